@@ -1,0 +1,328 @@
+"""Every setting: name, default and one sentence, once. A YAML file sets a run and a flag overrides it.
+
+Flags keep the names and the meaning of the public reference implementation. Rules between settings are in
+``hyvideo.plan``, which also prints the arithmetic of a run.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+
+def _setting(default, sentence: str):
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": sentence})
+    return field(default=default, metadata={"help": sentence})
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    pretrained_model_root: str = _setting(
+        "./ckpts", "Folder of the checkpoints, in the original or diffusers layout."
+    )
+    transformer_version: str = _setting("480p_t2v", "Which transformer under <root>/transformer to train.")
+    dtype: Literal["bf16", "fp32"] = _setting(
+        "bf16", "Precision in which the transformer and text encoder compute."
+    )
+    vae_dtype: Literal["fp16", "bf16", "fp32"] = _setting("fp16", "Precision in which videos are decoded.")
+    random_weights: bool = _setting(
+        False, "Draw weights at random and read configurations only, for smoke tests."
+    )
+    device: Literal["auto", "cuda", "cpu"] = _setting(
+        "auto", "Where to compute; auto takes a GPU if there is one."
+    )
+    num_threads: int = _setting(0, "CPU threads of a process; 0 leaves the choice to torch.")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    prompts_csv: str = _setting("", "CSV with a column `prompt`: what to train on.")
+    valid_video_csv: str = _setting("", "CSV with a column `prompt`: what to validate on; none by default.")
+    height: int = _setting(352, "Height of a rollout in pixels.")
+    width: int = _setting(624, "Width of a rollout in pixels.")
+    sample_n_frames: int = _setting(81, "Frames of a rollout; 4n + 1.")
+    fps: float = _setting(24.0, "Frames per second of the videos, for files and the reward.")
+    seed: int = _setting(42, "Seed of the run; every random number is derived from it.")
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    batch_size: int = _setting(2, "Rollouts of a data-parallel replica in one batch.")
+    num_generations: int = _setting(4, "Group size: rollouts of one prompt.")
+    gradient_accumulation_steps: int = _setting(
+        1, "Batches of rollouts that one iteration samples and trains on."
+    )
+    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = _setting(
+        "sage_grpo", "The stochastic sampler."
+    )
+    eta: float = _setting(0.5, "Exploration scale of the sampler.")
+    grpo_sampling_steps: int = _setting(20, "Denoising steps of a rollout.")
+    shift: float = _setting(5.0, "Shift of the noise schedule.")
+    cfg_scale: float = _setting(
+        6.0, "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch."
+    )
+    batch_guidance: bool = _setting(
+        True, "Run both guidance branches as one batch of two; false saves memory."
+    )
+    last_step: Literal["stochastic", "deterministic"] = _setting(
+        "stochastic",
+        "Whether the last step leaves its noise in the video, or takes the mean and is not trained.",
+    )
+    use_same_noise: bool = _setting(False, "Rollouts of a group share their initial noise.")
+    decode_batch_size: int = _setting(1, "Videos that the VAE decodes together.")
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    reward_model: str = _setting("videoalign", "Which scorer gives the reward.")
+    reward_weights: str = _setting(
+        "alignment",
+        "Weights of VQ, MQ and TA: `averaged` (1, 1, 1), `alignment` (0.5, 0.5, 1), or a JSON object.",
+    )
+    advantage_clip: float = _setting(5.0, "Advantages are clipped to plus or minus this.")
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    clip_range: float = _setting(1e-4, "Ratios are clipped to 1 plus or minus this.")
+    use_grad_balancing: bool = _setting(True, "Weight the steps by the temporal gradient equalizer.")
+    enable_timestep_permutation: bool = _setting(
+        True, "Visit the denoising steps of each rollout in a random order."
+    )
+    timestep_fraction: float = _setting(1.0, "Fraction of the stochastic steps that an update trains.")
+    num_updates_per_rollout: int = _setting(
+        1, "Optimizer updates per iteration, on mini-batches of whole groups."
+    )
+    mini_batch_size_per_update: int = _setting(1, "Rollouts in one training forward.")
+
+
+@dataclass(frozen=True)
+class TrustRegionSettings:
+    kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = (
+        _setting(
+            "flags",
+            "Which distances hold the policy; `flags` derives it from kl_weight, use_moving_KL and use_dual_kl.",
+        )
+    )
+    use_moving_KL: bool = _setting(True, "The anchor moves with the policy.")
+    use_dual_kl: bool = _setting(True, "Hold position (anchor) and velocity (last policy) together.")
+    update_ref_model_step: int = _setting(10, "Optimizer updates between two refreshes of a moving anchor.")
+    dual_kl_moving_weight: float = _setting(1.0, "Weight of the position distance in dual strategies.")
+    dual_kl_step_weight: float = _setting(0.1, "Weight of the velocity distance in dual strategies.")
+    kl_velocity: Literal["log_ratio", "gaussian"] = _setting(
+        "log_ratio",
+        "Velocity distance: mean log-ratio of the drawn actions, or closed form between the means.",
+    )
+    kl_weight: float = _setting(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
+    kl_coef: float = _setting(1e-7, "Coefficient at the start.")
+    kl_min_coef: float = _setting(1e-7, "Smallest coefficient.")
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = _setting(
+        "adaptive", "Rule of the coefficient."
+    )
+    kl_feedback: Literal["paper", "lagrangian"] = _setting(
+        "paper", "Whether a KL above the target lowers the coefficient (paper) or raises it."
+    )
+    kl_warmup_updates: int = _setting(100, "Updates over which the coefficient rises to kl_weight.")
+    kl_window: int = _setting(10, "Updates whose KL the feedback averages.")
+    kl_gain: float = _setting(0.1, "Strength of the feedback.")
+    kl_target: float | None = _setting(None, "KL that the feedback aims at; kl_weight by default.")
+    kl_compute_mode: Literal["rollout_phase", "training_phase"] = _setting(
+        "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update."
+    )
+    reference_mode_offload: bool = _setting(False, "Keep the anchor on the CPU while it is not used.")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    max_steps: int = _setting(10000, "Iterations: rounds of rollouts and their training.")
+    learning_rate: float = _setting(1e-5, "Learning rate.")
+    weight_decay: float = _setting(0.01, "Decoupled weight decay.")
+    adam_beta1: float = _setting(0.9, "AdamW's decay of the mean.")
+    adam_beta2: float = _setting(0.999, "AdamW's decay of the variance.")
+    adam_epsilon: float = _setting(1e-8, "AdamW's epsilon.")
+    max_grad_norm: float = _setting(1.0, "Gradients are clipped to this global norm.")
+    warmup_steps: int = _setting(0, "Updates over which the learning rate rises to its value.")
+    use_muon: bool = _setting(False, "Train matrices with Muon; AdamW is the only optimizer of this version.")
+
+
+@dataclass(frozen=True)
+class DistributedSettings:
+    sp_size: int = _setting(1, "Ranks that share one video by sequence parallelism.")
+    enable_fsdp: bool = _setting(False, "Shard parameters, gradients and optimizer state over the ranks.")
+    enable_gradient_checkpointing: bool = _setting(False, "Recompute activations in the backward pass.")
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    output_dir: str = _setting("./outputs", "Where the run leaves everything.")
+    report_to: list[str] = _setting(
+        ["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none."
+    )
+    save_interval: int = _setting(50, "Iterations between checkpoints; the last iteration is always saved.")
+    save_total_limit: int = _setting(3, "Checkpoints to keep; 0 keeps all.")
+    resume_from_checkpoint: str = _setting(
+        "", "Folder of a checkpoint, or `latest` for the newest of output_dir."
+    )
+    log_video_interval: int = _setting(
+        10, "Iterations between two that keep some of their videos; 0 keeps none."
+    )
+    log_num_videos: int = _setting(4, "Videos to keep of an iteration or validation.")
+    validation_interval: int = _setting(
+        50, "Iterations between validations; also before the first and after the last."
+    )
+    validation_steps: int = _setting(40, "Denoising steps of a validation video, without noise.")
+    validation_seed: int = _setting(930, "Seed of the validation noise, the same every time.")
+    validation_repeats: int = _setting(1, "Videos per validation prompt.")
+    validation_batch_size: int = _setting(1, "Videos sampled together in a validation.")
+    validation_height: int = _setting(0, "Height of a validation video; that of a rollout by default.")
+    validation_width: int = _setting(0, "Width of a validation video; that of a rollout by default.")
+
+
+SECTIONS = {
+    "model": ModelSettings,
+    "data": DataSettings,
+    "rollout": RolloutSettings,
+    "reward": RewardSettings,
+    "loss": LossSettings,
+    "trust_region": TrustRegionSettings,
+    "optimizer": OptimizerSettings,
+    "distributed": DistributedSettings,
+    "record": RecordSettings,
+}
+
+REWARD_PRESETS = {
+    "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
+    "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of a run, by section."""
+
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
+    loss: LossSettings = LossSettings()
+    trust_region: TrustRegionSettings = TrustRegionSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    distributed: DistributedSettings = DistributedSettings()
+    record: RecordSettings = field(default_factory=RecordSettings)
+
+    def flat(self) -> dict:
+        """All settings in one dict, by flag name."""
+        return {
+            name: value for section in dataclasses.asdict(self).values() for name, value in section.items()
+        }
+
+    def with_settings(self, **changes) -> "Config":
+        """A copy in which the named settings have other values."""
+        owner = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
+        by_section: dict[str, dict] = {}
+        for name, value in changes.items():
+            by_section.setdefault(owner[name], {})[name] = value
+        sections = {
+            section: dataclasses.replace(getattr(self, section), **values)
+            for section, values in by_section.items()
+        }
+        return dataclasses.replace(self, **sections)
+
+    @property
+    def kl_strategy(self) -> str:
+        """The strategy by its own name, whichever flags said it."""
+        settings = self.trust_region
+        if settings.kl_weight == 0:
+            return "none"
+        if settings.kl_strategy != "flags":
+            return settings.kl_strategy
+        moving = "moving" if settings.use_moving_KL else "fixed"
+        return f"dual_{moving}" if settings.use_dual_kl else moving
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weight of each reward dimension."""
+        text = self.reward.reward_weights
+        return REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What was asked for: the settings, and whether to print them and stop."""
+
+    config: Config
+    print_config: bool
+
+
+def parse(argv: list[str] | None = None) -> CommandLine:
+    """Settings from ``--config file.yaml`` and flags, which win.
+
+    Ends the program with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    first.add_argument("--print_config", action="store_true")
+    chosen, flags = first.parse_known_args(argv)
+    parser = _settings_parser()
+    from_file = _flags_of_yaml(Path(chosen.config), parser) if chosen.config else []
+    sections = parser.parse_args_into_dataclasses(args=from_file + flags, look_for_args_file=False)
+    return CommandLine(Config(*sections), chosen.print_config)
+
+
+def load_config(path: str | Path, **overrides) -> Config:
+    """The settings of a YAML file, with some of them changed."""
+    parser = _settings_parser()
+    sections = parser.parse_args_into_dataclasses(
+        args=_flags_of_yaml(Path(path), parser), look_for_args_file=False
+    )
+    return Config(*sections).with_settings(**overrides)
+
+
+def _settings_parser():
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(
+        list(SECTIONS.values()),
+        description="Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
+        "--print_config shows the resolved settings and the arithmetic of the run.",
+        allow_abbrev=False,
+    )
+    return parser
+
+
+def _flags_of_yaml(path: Path, parser: argparse.ArgumentParser) -> list[str]:
+    """The file's settings as command-line flags, so that file and flags go through the same checks."""
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        parser.error(f"--config must name a readable YAML file, got {path} ({error.strerror})")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        parser.error(f"--config {path} is not valid YAML: {' '.join(str(error).split())}")
+    if not isinstance(settings, dict):
+        parser.error(f"--config {path} must hold `name: value` lines, got {type(settings).__name__}")
+    known = {f.name: f for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+    flags: list[str] = []
+    settings.pop("environment", None)  # of the config.yaml that a run leaves
+    for name, value in settings.items():
+        if name not in known:
+            parser.error(f"{path}: unknown setting {name!r}; --help lists the settings")
+        flags += _flag(name, value, path, parser)
+    return flags
+
+
+def _flag(name: str, value, path: Path, parser: argparse.ArgumentParser) -> list[str]:
+    if name == "reward_weights" and isinstance(value, dict):
+        return [f"--{name}={json.dumps(value)}"]
+    if isinstance(value, dict) or value is None or (isinstance(value, list) and name != "report_to"):
+        kind = {dict: "a mapping", list: "a list"}.get(type(value), "nothing")
+        parser.error(f"{path}: setting {name!r} takes one value, got {kind}; leave it out for its default")
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}={value}"]

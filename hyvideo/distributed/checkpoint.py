@@ -1,0 +1,107 @@
+"""Checkpoints: written aside, made visible by one rename, and everything needed to go on.
+
+    checkpoints/000010/transformer/      weights in float32, as diffusers' ``from_pretrained`` reads them
+    checkpoints/000010/anchor.safetensors  only if the anchor differs from the policy
+    checkpoints/000010/optimizer.pt
+    checkpoints/000010/state.json        counters, anchor's age, adaptive coefficient, settings
+    checkpoints/latest                   name of the newest complete one
+
+Random state is not stored: it is derived from seed and iteration.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hyvideo.models.loading import load_transformer_weights
+
+FOLDER = "checkpoints"
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run knows besides the policy's weights."""
+
+    state: dict  # JSON: counters and small values
+    optimizer: dict
+    anchor: dict[str, Tensor] | None  # None where it equals the policy, or there is none
+
+
+def save(
+    output_dir: Path, iteration: int, transformer: nn.Module, training: TrainingState, *, keep: int
+) -> Path:
+    """Writes the checkpoint of ``iteration``, then drops the oldest beyond ``keep`` (0 keeps all)."""
+    root = output_dir / FOLDER
+    target = root / name_of(iteration)
+    aside = root / f".{target.name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    transformer.save_pretrained(aside / "transformer")
+    if training.anchor is not None:
+        save_file(
+            {name: tensor.contiguous() for name, tensor in training.anchor.items()},
+            aside / "anchor.safetensors",
+        )
+    torch.save(training.optimizer, aside / "optimizer.pt")
+    (aside / "state.json").write_text(json.dumps(training.state, indent=2))
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(aside, target)
+    _point_latest_at(root, target.name)
+    for old in complete(output_dir)[:-keep] if keep else []:
+        shutil.rmtree(old)
+    return target
+
+
+def load(folder: Path, device: torch.device) -> TrainingState:
+    """The training state of a checkpoint. Raises ValueError where a file is missing or broken."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        optimizer = torch.load(folder / "optimizer.pt", map_location=device, weights_only=True)
+    except (OSError, json.JSONDecodeError, RuntimeError) as error:
+        raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
+    anchor_file = folder / "anchor.safetensors"
+    return TrainingState(state, optimizer, load_file(anchor_file) if anchor_file.is_file() else None)
+
+
+def load_policy(transformer: nn.Module, folder: Path) -> None:
+    """Puts a checkpoint's weights into the transformer, strictly."""
+    load_transformer_weights(transformer, folder / "transformer")
+
+
+def find(output_dir: Path, wanted: str) -> Path | None:
+    """The checkpoint that ``resume_from_checkpoint`` names, or None where ``latest`` finds none yet.
+
+    Raises: ValueError for a folder that is not a checkpoint.
+    """
+    if wanted != LATEST:
+        if not (Path(wanted) / "state.json").is_file():
+            raise ValueError(
+                f"resume_from_checkpoint must be `latest` or a checkpoint folder, got {wanted!r}"
+            )
+        return Path(wanted)
+    found = complete(output_dir)
+    return found[-1] if found else None
+
+
+def complete(output_dir: Path) -> list[Path]:
+    """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen."""
+    root = output_dir / FOLDER
+    return sorted(path for path in root.glob("[0-9]*") if (path / "state.json").is_file())
+
+
+def name_of(iteration: int) -> str:
+    return f"{iteration:06d}"
+
+
+def _point_latest_at(root: Path, name: str) -> None:
+    aside = root / f".{LATEST}.partial"
+    aside.write_text(name + "\n")
+    os.replace(aside, root / LATEST)

@@ -1,0 +1,54 @@
+"""What ranks tell each other: a few rewards, sums of metrics, gradients. With one process each is the identity."""
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hyvideo.distributed.mesh import Mesh
+
+
+def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
+    """A vector of every data-parallel replica, in their order. Shape: (n,) to (replicas, n).
+
+    Ranks of one sequence-parallel group hold the same values; the first of each speaks for it.
+    """
+    if mesh.world_size == 1:
+        return values[None]
+    parts = [torch.empty_like(values) for _ in range(mesh.world_size)]
+    dist.all_gather(parts, values.contiguous())
+    return torch.stack(parts[:: mesh.sp_size])
+
+
+def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
+    """Sum over the data-parallel replicas, equal on all ranks."""
+    return gather_replicas(values, mesh).sum(0)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
+    """Mean of the gradients over the ranks, in place, as one message."""
+    if mesh.world_size == 1:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat)
+    flat /= mesh.world_size
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        gradient.copy_(part.view_as(gradient))
+
+
+def broadcast_parameters(module: nn.Module, mesh: Mesh) -> None:
+    """Every rank starts from the weights of the first."""
+    if mesh.world_size > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+@contextmanager
+def main_first(mesh: Mesh):
+    """The main rank runs the block, then the others go on; for writing files that the others read."""
+    yield mesh.is_main
+    if mesh.world_size > 1:
+        dist.barrier()

@@ -1,0 +1,132 @@
+"""The trust region: distance to an anchor (position), distance to the rollout policy (velocity), and its coefficient.
+
+Source: method.md, 7 and 8.
+"""
+
+import math
+from collections import deque
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+STRATEGIES = ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")
+SCHEDULES = ("constant", "two_stage", "adaptive")
+FEEDBACKS = ("paper", "lagrangian")
+
+
+def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
+    """KL of two Gaussians of equal variance: mean over elements of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
+
+    Args:
+        mean, anchor_mean: Shape: (batch, ...).
+        std: Shape: (batch, 1, ..., 1).
+
+    Returns: Shape: (batch,).
+    """
+    return ((mean - anchor_mean) ** 2 / (2 * std**2 + 1e-6)).flatten(1).mean(1)
+
+
+def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """``log_prob_rollout - log_prob_new``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
+
+    With one update per round it is 0, with a gradient that is zero on average; the closed form is
+    ``position_kl(mean, rollout_mean, std)``.
+    """
+    return old_log_prob - log_prob
+
+
+@dataclass(frozen=True)
+class KLWeights:
+    """What a strategy adds to the loss: ``position * KL_pos + velocity * KL_vel``."""
+
+    position: float
+    velocity: float
+    anchor_moves: bool
+
+    @property
+    def needs_anchor(self) -> bool:
+        return self.position > 0
+
+
+def kl_weights(strategy: str, *, dual_position: float = 1.0, dual_velocity: float = 0.1) -> KLWeights:
+    """Weights of the two distances under a strategy's name."""
+    weights = {
+        "none": KLWeights(0.0, 0.0, False),
+        "fixed": KLWeights(1.0, 0.0, False),
+        "stepwise": KLWeights(0.0, 1.0, False),
+        "moving": KLWeights(1.0, 0.0, True),
+        "dual_moving": KLWeights(dual_position, dual_velocity, True),
+        "dual_fixed": KLWeights(dual_position, dual_velocity, False),
+    }
+    if strategy not in weights:
+        raise ValueError(f"the KL strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    return weights[strategy]
+
+
+@dataclass(frozen=True)
+class KLScheduleSettings:
+    """Rule of the coefficient beta of the KL term, which lies in [minimum, maximum] and starts at ``initial``."""
+
+    schedule: str = "adaptive"
+    feedback: str = "paper"
+    initial: float = 1e-7
+    minimum: float = 1e-7
+    maximum: float = 1e-5
+    warmup_updates: int = 100
+    window: int = 10
+    gain: float = 0.1
+    target: float = 1e-5
+
+
+class KLCoefficient:
+    """The coefficient beta over the updates of a run.
+
+    ``constant`` stays at the maximum. ``two_stage`` rises linearly over the warm-up and stays. ``adaptive`` rises
+    likewise and then follows the mean m of the last KL values with ``e = (m - target) / target``:
+    ``beta <- clip(beta (1 - gain e))``; the paper lowers beta where the KL is large, ``lagrangian`` raises it. One
+    update changes beta by at most a factor of 2.
+    """
+
+    def __init__(self, settings: KLScheduleSettings):
+        self.settings = settings
+        self.num_updates = 0
+        self.recent: deque[float] = deque(maxlen=settings.window)
+        self.value = settings.maximum if settings.schedule == "constant" else self._clip(settings.initial)
+
+    def observe(self, kl: float) -> None:
+        """Counts one update, given the KL averaged over its ranks, samples and steps."""
+        self.num_updates += 1
+        if math.isfinite(kl):
+            self.recent.append(kl)
+        if self.settings.schedule == "constant":
+            return
+        if self.num_updates <= self.settings.warmup_updates:
+            self.value = self._warming_up()
+        elif self.settings.schedule == "adaptive" and self.recent:
+            self.value = self._clip(self.value * self._feedback_factor())
+
+    def _warming_up(self) -> float:
+        start = self._clip(self.settings.initial)
+        return start + (self.settings.maximum - start) * self.num_updates / self.settings.warmup_updates
+
+    def _feedback_factor(self) -> float:
+        error = (sum(self.recent) / len(self.recent) - self.settings.target) / self.settings.target
+        change = self.settings.gain * error
+        factor = 1 - change if self.settings.feedback == "paper" else 1 + change
+        return min(2.0, max(0.5, factor))
+
+    def _clip(self, value: float) -> float:
+        return min(self.settings.maximum, max(self.settings.minimum, value))
+
+    def state_dict(self) -> dict:
+        return {
+            "value": self.value,
+            "num_updates": self.num_updates,
+            "recent": list(self.recent),
+            "settings": asdict(self.settings),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.value = state["value"]
+        self.num_updates = state["num_updates"]
+        self.recent = deque(state["recent"], maxlen=self.settings.window)

@@ -1,0 +1,266 @@
+"""Makes the miniature checkpoint from nothing: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
+
+Four stages: a random frozen text encoder, a VAE trained on rendered clips, a base policy trained by flow matching on
+lying captions and corrupted clips, and the statistics of real clips that the held-out Frechet distance compares with.
+The folder has the layout of the released checkpoints. Everything is drawn from ``--seed``, so the same machine with
+the same number of threads builds the same files.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from hyvideo.components import prepare_transformer
+from hyvideo.distributed.randomness import generator
+from hyvideo.miniature import world
+from hyvideo.miniature.architecture import TRANSFORMER_CONFIG, VAE_CONFIG, VERSION, save_text_encoder
+from hyvideo.miniature.measures import features, measure, moments
+from hyvideo.miniature.reward import REFERENCE_STATISTICS
+from hyvideo.models.attention import install_causal_mask, text_is_full
+from hyvideo.models.loading import (
+    draw_tensor,
+    load_text_encoder,
+    load_vae,
+    save_transformer_original,
+    save_vae_original,
+)
+from hyvideo.models.original_checkpoint import (
+    transformer_config_to_diffusers,
+    transformer_to_original,
+    vae_config_to_diffusers,
+)
+from hyvideo.pipelines.conditioning import Conditions, PromptEncoder
+from hyvideo.video_io import to_uint8
+
+# Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
+KL_WEIGHT = 5e-2
+DRAWN_PARTS = ("context_embedder_2.", "image_embedder.")
+
+
+class MuonAndAdamW:
+    """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
+
+    Both with a learning rate that warms up, stays, and falls linearly. At these sizes it needs about a third of the
+    steps that AdamW alone needs.
+    """
+
+    def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.parameters = trained
+        self.matrices = [(p, nn.Parameter(p.detach().view(p.shape[0], -1))) for p in trained if p.ndim >= 2]
+        vectors = [p for p in trained if p.ndim < 2]
+        self.muon = torch.optim.Muon([m for _, m in self.matrices], lr=2e-2, weight_decay=0.0)
+        self.adamw = torch.optim.AdamW(vectors, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+        def scale(step: int) -> float:
+            rest = (num_steps - step) / (num_steps * (1 - decay_from))
+            return min(1.0, (step + 1) / warmup) * min(1.0, max(0.01, rest))
+
+        optimizers = (self.muon, self.adamw)
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, scale) for optimizer in optimizers]
+
+    def step(self, loss: Tensor) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for parameter, matrix in self.matrices:
+            matrix.grad = None if parameter.grad is None else parameter.grad.view_as(matrix)
+        self.muon.step()
+        self.adamw.step()
+        for schedule in self.schedules:
+            schedule.step()
+
+
+def steps(num_steps: int, title: str) -> Iterator[tuple[int, tqdm]]:
+    bar = tqdm(range(num_steps), desc=title, unit="step", mininterval=1.0 if sys.stderr.isatty() else 30.0)
+    for step in bar:
+        yield step, bar
+
+
+# --- VAE -----------------------------------------------------------------------------------------------------------
+
+
+def build_vae(out: Path, *, num_steps: int, batch_size: int, seed: int) -> None:
+    """Trains the VAE and writes it with the scale that makes its latents unit variance."""
+    torch.manual_seed(seed)
+    vae = _new_vae()
+    optimizer = MuonAndAdamW(vae, num_steps=num_steps, warmup=20, decay_from=0.4, adamw_lr=3e-3)
+    rng = generator(seed, "vae")
+    for _, bar in steps(num_steps, "VAE"):
+        labels = world.LABELS[torch.from_numpy(rng.integers(len(world.LABELS), size=batch_size))]
+        strength = torch.from_numpy((rng.random(batch_size) < 0.35) * rng.random(batch_size)).float()
+        videos = world.render(labels, rng, strength)
+        posterior = vae.encode(videos).latent_dist
+        latents = posterior.mean + posterior.std * torch.from_numpy(
+            rng.standard_normal(posterior.mean.shape, dtype="float32")
+        )
+        reconstruction = vae.decode(latents).sample
+        error, loss = _vae_loss(videos, reconstruction, posterior)
+        optimizer.step(loss)
+        bar.set_postfix(error=f"{error:.4f}", refresh=False)
+    scale = 1 / _clean_latents(vae, seed).std().item()
+    vae.register_to_config(scaling_factor=scale)
+    save_vae_original(vae, out / "vae")
+
+
+def _new_vae() -> nn.Module:
+    from diffusers import AutoencoderKLHunyuanVideo15
+
+    vae = AutoencoderKLHunyuanVideo15(**vae_config_to_diffusers(VAE_CONFIG))
+    install_causal_mask(vae)
+    with torch.no_grad():
+        # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
+        # of 3e-3 is unstable.
+        vae.encoder.conv_out.conv.bias[VAE_CONFIG["latent_channels"] :] -= 5.0
+        for name, parameter in vae.named_parameters():
+            if "conv2.conv" in name or "proj_out" in name:
+                parameter.zero_()
+    return vae
+
+
+def _vae_loss(videos: Tensor, reconstruction: Tensor, posterior) -> tuple[Tensor, Tensor]:
+    """Squared error of the pixels with the object counted seven times, and the whole loss."""
+    colourful = videos.amax(1, keepdim=True) - videos.amin(1, keepdim=True) > 0.3
+    error = ((1 + 6 * colourful) * (videos - reconstruction) ** 2).mean()
+    divergence = posterior.kl().mean() / videos[0].numel()
+    return error.detach(), error + 0.3 * (videos - reconstruction).abs().mean() + KL_WEIGHT * divergence
+
+
+@torch.no_grad()
+def _clean_latents(vae: nn.Module, seed: int) -> Tensor:
+    return vae.encode(world.render(world.LABELS, generator(seed, "scale"))).latent_dist.mode()
+
+
+# --- base policy -----------------------------------------------------------------------------------------------------
+
+
+def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, seed: int) -> None:
+    """Trains the transformer by flow matching on web data and writes the average of its last weights."""
+    from diffusers import HunyuanVideo15Transformer3DModel
+
+    vae = load_vae(out, dtype=torch.float32, device="cpu")
+    tokenizer, text_encoder = load_text_encoder(out, dtype=torch.float32, device="cpu")
+    encoder = PromptEncoder(tokenizer, text_encoder, image_width=TRANSFORMER_CONFIG["vision_states_dim"])
+    conditions = encoder([*world.CAPTIONS, ""])
+    latents, captions = _web_data(vae, num_clips, seed)
+
+    torch.manual_seed(seed)
+    transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(TRANSFORMER_CONFIG))
+    _draw_unused_parts(transformer, seed)
+    prepare_transformer(transformer, recompute=False)
+    optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
+    average = [p.detach().clone() for p in optimizer.parameters]
+    rng = generator(seed, "base")
+    running = None
+    for step, bar in steps(num_steps, "base policy"):
+        rows = torch.from_numpy(rng.integers(len(latents), size=batch_size))
+        told = captions[rows].clone()
+        told[torch.from_numpy(rng.random(batch_size) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
+        loss = _flow_matching_loss(transformer, latents[rows], conditions.select(told.tolist()), rng)
+        optimizer.step(loss)
+        decay = min(0.998, (1 + step) / (10 + step))
+        torch._foreach_lerp_(average, [p.detach() for p in optimizer.parameters], 1 - decay)
+        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
+        bar.set_postfix(loss=f"{running:.4f}", refresh=False)
+    with torch.no_grad():
+        torch._foreach_copy_(optimizer.parameters, average)
+    drawn = {part: seed for part in DRAWN_PARTS}
+    save_transformer_original(transformer, out / "transformer" / VERSION, drawn=drawn)
+
+
+@torch.no_grad()
+def _draw_unused_parts(transformer: nn.Module, seed: int) -> None:
+    for name, tensor in transformer_to_original(transformer.state_dict()).items():
+        if name.startswith(DRAWN_PARTS):
+            tensor.copy_(draw_tensor(seed, name, tuple(tensor.shape)))
+
+
+@torch.no_grad()
+def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Latents of corrupted clips (clips, channels, frames, height, width) and index of their lying caption (clips,)."""
+    rng = generator(seed, "web")
+    labels = world.LABELS.repeat(num_clips // len(world.LABELS), 1)
+    told = world.web_labels(labels, rng)
+    strength = world.corruption_strengths(len(labels), rng)
+    latents = []
+    for part, corruption in tqdm(
+        list(zip(labels.split(48), strength.split(48))), desc="web clips", unit="batch"
+    ):
+        videos = world.render(part, rng, corruption)
+        latents.append(vae.encode(videos).latent_dist.mode() * vae.config.scaling_factor)
+    return torch.cat(latents), (told[:, 0] * 3 + told[:, 1]) * 4 + told[:, 2]
+
+
+def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Conditions, rng) -> Tensor:
+    """Squared error of the predicted velocity at noise levels spread evenly over a schedule of shift 3."""
+    batch = len(clean)
+    uniform = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
+    sigma = 3 * uniform / (1 + 2 * uniform)
+    noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype="float32"))
+    level = sigma.view(-1, 1, 1, 1, 1)
+    noisy = (1 - level) * clean + level * noise
+    with text_is_full(transformer, conditions.text_is_full):
+        velocity = transformer(
+            hidden_states=torch.cat([noisy, torch.zeros_like(noisy), torch.zeros_like(noisy[:, :1])], dim=1),
+            timestep=1000 * sigma,
+            encoder_hidden_states=conditions.text,
+            encoder_attention_mask=conditions.text_mask,
+            encoder_hidden_states_2=conditions.glyph,
+            encoder_attention_mask_2=conditions.glyph.new_zeros(batch, 0),
+            image_embeds=conditions.image_embeds,
+            return_dict=False,
+        )[0]
+    return ((velocity - (noise - clean)) ** 2).mean()
+
+
+# --- held-out reference ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def build_reference_statistics(out: Path, seed: int) -> None:
+    """Feature statistics of clean clips that went through the VAE, for the held-out Frechet distance."""
+    vae = load_vae(out, dtype=torch.float32, device="cpu")
+    videos = world.render(world.LABELS.repeat(8, 1), generator(seed, "reference"))
+    decoded = torch.cat([vae.decode(vae.encode(part).latent_dist.mode()).sample for part in videos.split(48)])
+    mean, covariance = moments(features(to_uint8(decoded).transpose(1, 2)))
+    save_file({"mean": mean, "covariance": covariance}, out / REFERENCE_STATISTICS)
+    shown = measure(to_uint8(decoded).transpose(1, 2), world.LABELS.repeat(8, 1))
+    print(
+        f"clips through the VAE: VQ {shown.visual_quality.mean():.3f} MQ {shown.motion_quality.mean():.3f} "
+        f"TA {shown.text_alignment.mean():.3f}, read back right {shown.all_correct.mean():.1%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vae_steps", type=int, default=1000)
+    parser.add_argument("--base_steps", type=int, default=8000)
+    parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES, help="which parts to make")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if "text_encoder" in options.stages:
+        save_text_encoder(options.out / "text_encoder" / "llm", options.seed)
+    if "vae" in options.stages:
+        build_vae(options.out, num_steps=options.vae_steps, batch_size=8, seed=options.seed)
+    if "statistics" in options.stages:
+        build_reference_statistics(options.out, options.seed)
+    if "base" in options.stages:
+        build_base(
+            options.out, num_steps=options.base_steps, batch_size=48, num_clips=48 * 400, seed=options.seed
+        )
+    print(f"wrote {options.out}")
+
+
+STAGES = ["text_encoder", "vae", "statistics", "base"]
+
+if __name__ == "__main__":
+    main()

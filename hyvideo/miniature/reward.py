@@ -1,0 +1,49 @@
+"""The miniature world's judge: what a clip truly shows, in the role of VideoAlign."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hyvideo.miniature.measures import features, frechet_distance, measure, moments
+from hyvideo.miniature.world import labels_of
+
+REFERENCE_STATISTICS = "reference_statistics.safetensors"
+
+
+class MiniatureScorer:
+    """VQ, MQ and TA in [0, 1] by analysis of the pixels; the Frechet distance to clean clips is held out.
+
+    Args:
+        root: The checkpoint folder. Without reference statistics there is no Frechet distance.
+    """
+
+    def __init__(self, root: str | Path):
+        path = Path(root) / REFERENCE_STATISTICS
+        self.reference = None
+        if path.is_file():
+            statistics = load_file(path)
+            self.reference = statistics["mean"], statistics["covariance"]
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
+        shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
+        columns = (shown.visual_quality, shown.motion_quality, shown.text_alignment)
+        return [dict(zip(("VQ", "MQ", "TA"), row)) for row in zip(*(column.tolist() for column in columns))]
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        labels_of(prompts)
+
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
+        """Share of clips whose colour, shape, direction are right, and the Frechet distance of the whole set."""
+        clips = torch.stack(videos).cpu()
+        shown = measure(clips, labels_of(prompts))
+        result = {
+            "color_correct": shown.color_correct.mean().item(),
+            "shape_correct": shown.shape_correct.mean().item(),
+            "direction_correct": shown.direction_correct.mean().item(),
+            "all_correct": shown.all_correct.mean().item(),
+        }
+        if self.reference is not None and len(videos) > 1:
+            result["frechet_distance"] = frechet_distance(moments(features(clips)), self.reference)
+        return result

@@ -1,0 +1,152 @@
+"""Captioned clips of moving coloured shapes: a video world small enough to learn on a laptop's CPU.
+
+A clip has 9 frames of 32 x 32 pixels at 8 fps. Its caption says colour, shape and direction; there are 48 captions.
+The "web data" that the base policy learns from is made worse on purpose: captions lie and clips are corrupted, so that
+the base is sensible but often wrong, which is what leaves GRPO something to do.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+COLORS = {
+    "red": (0.92, 0.12, 0.12),
+    "green": (0.12, 0.78, 0.20),
+    "blue": (0.18, 0.32, 0.96),
+    "yellow": (0.95, 0.85, 0.12),
+}
+SHAPES = ("circle", "square", "triangle")
+DIRECTIONS = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "down": (0.0, 1.0), "up": (0.0, -1.0)}
+
+NUM_FRAMES = 9
+SIZE = 32
+FPS = 8.0
+
+PALETTE = torch.tensor(list(COLORS.values()))  # (colors, 3)
+HEADINGS = torch.tensor(list(DIRECTIONS.values()))  # (directions, 2), x to the right and y down
+LABELS = torch.tensor(list(itertools.product(range(4), range(3), range(4))))  # (captions, 3)
+
+# How often a web caption's attribute is replaced by a random one, and how often a clip is corrupted.
+CAPTION_NOISE = {"color": 0.35, "shape": 0.35, "direction": 0.5}
+CORRUPTED_FRACTION = 0.5
+
+
+def caption(label: Tensor) -> str:
+    color, shape, direction = label.tolist()
+    return f"a {list(COLORS)[color]} {SHAPES[shape]} moves {list(DIRECTIONS)[direction]}"
+
+
+CAPTIONS = [caption(label) for label in LABELS]
+_LABEL_OF = dict(zip(CAPTIONS, LABELS))
+
+
+def labels_of(captions: list[str]) -> Tensor:
+    """Colour, shape and direction index of each caption. Shape: (batch, 3).
+
+    Raises ValueError for a sentence that the world cannot show.
+    """
+    unknown = [text for text in captions if text.strip().lower() not in _LABEL_OF]
+    if unknown:
+        raise ValueError(
+            f"the miniature world knows captions like {CAPTIONS[0]!r} (colours {', '.join(COLORS)}; "
+            f"shapes {', '.join(SHAPES)}; directions {', '.join(DIRECTIONS)}), got {unknown[0]!r}"
+        )
+    return torch.stack([_LABEL_OF[text.strip().lower()] for text in captions])
+
+
+def pixel_grid(size: int) -> tuple[Tensor, Tensor]:
+    """x and y of the pixel centres. Shape: (size, size) each."""
+    centres = torch.arange(size) + 0.5
+    y, x = torch.meshgrid(centres, centres, indexing="ij")
+    return x, y
+
+
+def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
+    """Signed distance to each of the three shapes of equal area, negative inside. Shape: (shapes, ...)."""
+    circle = (dx**2 + dy**2).sqrt() - radius
+    square = torch.maximum(dx.abs(), dy.abs()) - radius * math.sqrt(math.pi) / 2
+    inradius = radius * math.sqrt(math.pi / (3 * math.sqrt(3)))
+    left_side = -0.5 * dy - dx * math.sqrt(3) / 2
+    right_side = -0.5 * dy + dx * math.sqrt(3) / 2
+    triangle = torch.maximum(dy, torch.maximum(left_side, right_side)) - inradius
+    return torch.stack([circle, square, triangle])
+
+
+def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
+    """The labels as the web would caption them: each attribute is sometimes a random one. Shape: (batch, 3)."""
+    labels = labels.clone()
+    for column, probability in enumerate(CAPTION_NOISE.values()):
+        num_values = int(LABELS[:, column].max()) + 1
+        wrong = torch.from_numpy(rng.random(len(labels)) < probability)
+        guess = torch.from_numpy(rng.integers(num_values, size=len(labels)))
+        labels[:, column] = torch.where(wrong, guess, labels[:, column])
+    return labels
+
+
+def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
+    """0 for a clean clip, else 0.4 to 1. Shape: (batch,)."""
+    corrupted = rng.random(batch) < CORRUPTED_FRACTION
+    return _tensor(corrupted * rng.uniform(0.4, 1.0, batch))
+
+
+def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | None = None) -> Tensor:
+    """Draws one clip per label.
+
+    Args:
+        labels: Colour, shape and direction indices. Shape: (batch, 3).
+        rng: Source of size, place, speed, tint and corruption.
+        corruption: Strength from 0 (clean) to 1 of one of four defects, chosen at random per clip: pixel noise, blur,
+            a jittering path, a flickering size. Shape: (batch,).
+
+    Returns: values in [-1, 1]. Shape: (batch, channels, frames, height, width).
+    """
+    batch = len(labels)
+    strength = torch.zeros(batch) if corruption is None else corruption
+    noise, blur, jitter, flicker = _one_defect_each(strength, rng)
+
+    centres = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(
+        rng.standard_normal((batch, NUM_FRAMES, 2))
+    )
+    radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))
+    scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
+    radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)
+
+    x, y = pixel_grid(SIZE)
+    dx, dy = x - centres[..., 0, None, None], y - centres[..., 1, None, None]
+    distances = signed_distances(dx, dy, radius[..., None, None])  # (shapes, batch, frames, height, width)
+    distance = distances[labels[:, 1], torch.arange(batch)]
+    softness = (0.5 + 2.5 * blur)[:, None, None, None]
+    cover = torch.sigmoid(-distance / softness)[:, None]  # (batch, 1, frames, height, width)
+
+    tint = PALETTE[labels[:, 0]] + 0.04 * _tensor(rng.standard_normal((batch, 3)))
+    tint = tint.clamp(0, 1)[:, :, None, None, None]
+    background = _tensor(rng.uniform(0.05, 0.17, (batch, 1, 1, 1, 1)))
+    video = background * (1 - cover) + tint * cover
+    grain = _tensor(rng.standard_normal(video.shape, dtype=np.float32))
+    video = video + noise[:, None, None, None, None] * 0.18 * grain
+    return video.clamp(0, 1) * 2 - 1
+
+
+def _path(labels: Tensor, rng: np.random.Generator) -> Tensor:
+    """Centre of the object in each frame, in pixels: a straight line through about the middle. (batch, frames, 2)"""
+    batch = len(labels)
+    heading = HEADINGS[labels[:, 2]]
+    sideways = heading.flip(1).abs()
+    distance = _tensor(rng.uniform(10, 13, (batch, 1, 1)))
+    middle = SIZE / 2 + heading * _tensor(rng.uniform(-1.5, 1.5, (batch, 1)))
+    middle = middle + sideways * _tensor(rng.uniform(-5, 5, (batch, 1)))
+    time = torch.linspace(-0.5, 0.5, NUM_FRAMES)[None, :, None]
+    return middle[:, None] + heading[:, None] * distance * time
+
+
+def _one_defect_each(strength: Tensor, rng: np.random.Generator) -> list[Tensor]:
+    """Splits each clip's strength into (noise, blur, jitter, flicker), of which one is not zero. (batch,) each"""
+    kind = torch.from_numpy(rng.integers(4, size=len(strength)))
+    return [strength * (kind == k) for k in range(4)]
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float32))

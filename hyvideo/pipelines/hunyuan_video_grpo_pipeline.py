@@ -1,0 +1,238 @@
+"""Conditions to rollouts to videos: one sampler for the rollout, validation and generation (eta = 0).
+
+The policy is the guided model: its velocity enters the sampler after guidance, in the rollout, in the update and for
+the anchor alike. Latents stay float32 whatever the model's precision.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.models.attention import text_is_full
+from hyvideo.pipelines.conditioning import Conditions
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput
+from hyvideo.video_io import to_uint8
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What sampling a batch of videos left behind: enough to give every step's probability again."""
+
+    latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to what is decoded
+    means: Tensor  # (batch, steps, channels, frames, height, width), of the transition that was drawn from
+    log_probs: Tensor  # (batch, steps), 0 at deterministic steps
+
+    @property
+    def final(self) -> Tensor:
+        """The latents to decode. Shape: (batch, channels, frames, height, width)."""
+        return self.latents[:, -1]
+
+    @staticmethod
+    def cat(parts: list["Rollout"]) -> "Rollout":
+        return Rollout(
+            torch.cat([part.latents for part in parts]),
+            torch.cat([part.means for part in parts]),
+            torch.cat([part.log_probs for part in parts]),
+        )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the sampler walks, besides the schedule."""
+
+    sde_type: str = "sage_grpo"
+    eta: float = 0.5
+    guidance_scale: float = 6.0
+    batch_guidance: bool = True  # both branches in one batch of two
+
+
+class HunyuanVideoGRPOPipeline:
+    """The models of a run and the ways to call them. Knows no rank and no training.
+
+    Args:
+        unconditional: Conditions of the empty prompt, one row; needed when the guidance scale is above 1.
+        compute_dtype: Autocast precision of the transformer; float32 turns autocast off.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        vae: nn.Module,
+        scheduler: FlowMatchDiscreteScheduler,
+        *,
+        sampling: Sampling,
+        unconditional: Conditions | None = None,
+        compute_dtype: torch.dtype = torch.float32,
+    ):
+        if sampling.guidance_scale > 1 and unconditional is None:
+            raise ValueError(
+                f"guidance of {sampling.guidance_scale} needs the conditions of the empty prompt"
+            )
+        self.transformer = transformer
+        self.vae = vae
+        self.scheduler = scheduler
+        self.sampling = sampling
+        self.unconditional = unconditional
+        self.compute_dtype = compute_dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.vae.device
+
+    def with_steps(self, num_steps: int) -> "HunyuanVideoGRPOPipeline":
+        """The same models under a schedule of another number of steps."""
+        scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config)
+        scheduler.set_timesteps(num_steps)
+        return HunyuanVideoGRPOPipeline(
+            self.transformer,
+            self.vae,
+            scheduler,
+            sampling=self.sampling,
+            unconditional=self.unconditional,
+            compute_dtype=self.compute_dtype,
+        )
+
+    def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Shape of one video's latents: (channels, frames, height, width)."""
+        config = self.vae.config
+        spatial, temporal = config.spatial_compression_ratio, config.temporal_compression_ratio
+        patch = self.transformer.config.patch_size
+        multiple = spatial * patch
+        if height % multiple or width % multiple:
+            raise ValueError(f"height and width must be multiples of {multiple}, got {height} x {width}")
+        if num_frames % temporal != 1:
+            raise ValueError(f"the number of frames must be {temporal}n + 1, got {num_frames}")
+        return config.latent_channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
+
+    def sample(
+        self,
+        conditions: Conditions,
+        noise: Tensor,
+        step_noise: Callable[[int], Tensor],
+        *,
+        with_progress=iter,
+    ) -> Rollout:
+        """Draws one rollout per condition, without gradient.
+
+        Args:
+            noise: Initial latents. Shape: (batch, channels, frames, height, width).
+            step_noise: Gives the noise of a stochastic step, of the same shape.
+            with_progress: Wraps the loop over the steps, e.g. in a progress bar.
+        """
+        latents, means, log_probs = [noise.float()], [], []
+        for step in self._walk(conditions, noise, step_noise, self.sampling.eta, with_progress):
+            latents.append(step.prev_sample)
+            means.append(step.prev_sample_mean)
+            log_probs.append(step.log_prob)
+        return Rollout(torch.stack(latents, 1), torch.stack(means, 1), torch.stack(log_probs, 1))
+
+    def sample_ode(self, conditions: Conditions, noise: Tensor, *, with_progress=iter) -> Tensor:
+        """The final latents of sampling without noise, keeping no trajectory. Shape: that of ``noise``."""
+        for step in self._walk(conditions, noise, None, 0.0, with_progress):
+            latents = step.prev_sample
+        return latents
+
+    @torch.no_grad()
+    def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, with_progress):
+        latents = noise.float()
+        stochastic = set(self.scheduler.stochastic_steps(eta=eta, sde_type=self.sampling.sde_type))
+        for i in with_progress(range(len(self.scheduler.timesteps))):
+            timestep = self.scheduler.timesteps[i].expand(len(latents))
+            step = self.scheduler.sde_step_with_logprob(
+                self.velocity(latents, timestep, conditions),
+                latents,
+                timestep,
+                eta=eta,
+                sde_type=self.sampling.sde_type,
+                noise=step_noise(i) if i in stochastic else None,
+            )
+            latents = step.prev_sample
+            yield step
+
+    def replay(
+        self,
+        sample: Tensor,
+        prev_sample: Tensor,
+        timestep: Tensor,
+        conditions: Conditions,
+        *,
+        transformer: nn.Module | None = None,
+    ) -> SdeStepOutput:
+        """Probability of stored transitions under the policy, or under another transformer such as the anchor.
+
+        Args:
+            sample, prev_sample: Latents before and after the step. Shape: (batch, channels, frames, height, width).
+            timestep: A different one per sample is allowed. On the CPU. Shape: (batch,).
+        """
+        return self.scheduler.sde_step_with_logprob(
+            self.velocity(sample, timestep, conditions, transformer=transformer),
+            sample,
+            timestep,
+            eta=self.sampling.eta,
+            sde_type=self.sampling.sde_type,
+            prev_sample=prev_sample,
+        )
+
+    def velocity(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        conditions: Conditions,
+        *,
+        transformer: nn.Module | None = None,
+    ) -> Tensor:
+        """The guided velocity, float32: ``v_uncond + scale (v_cond - v_uncond)``; one branch for a scale up to 1.
+
+        Args:
+            latents: Shape: (batch, channels, frames, height, width).
+            timestep: ``1000 sigma`` of each sample, float32. Shape: (batch,).
+        """
+        transformer = self.transformer if transformer is None else transformer
+        scale = self.sampling.guidance_scale
+        if scale <= 1:
+            return self._branch(transformer, latents, timestep, conditions)
+        empty = self.unconditional.select([0] * len(conditions))
+        if self.sampling.batch_guidance:
+            both = Conditions.cat([empty, conditions])
+            doubled = self._branch(transformer, latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), both)
+            unconditional, conditional = doubled.chunk(2)
+        else:
+            unconditional = self._branch(transformer, latents, timestep, empty)
+            conditional = self._branch(transformer, latents, timestep, conditions)
+        return unconditional + scale * (conditional - unconditional)
+
+    def _branch(
+        self, transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Conditions
+    ) -> Tensor:
+        """One forward of the transformer for text-to-video: no condition latents, mask 0."""
+        batch = len(latents)
+        empty = torch.zeros_like(latents)
+        is_mixed = self.compute_dtype != torch.float32
+        autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
+        with autocast, text_is_full(transformer, conditions.text_is_full):
+            velocity = transformer(
+                hidden_states=torch.cat([latents, empty, empty[:, :1]], dim=1),
+                timestep=timestep.to(latents.device, torch.float32, non_blocking=True),
+                encoder_hidden_states=conditions.text,
+                encoder_attention_mask=conditions.text_mask,
+                encoder_hidden_states_2=conditions.glyph,
+                encoder_attention_mask_2=conditions.glyph.new_zeros(batch, conditions.glyph.shape[1]),
+                image_embeds=conditions.image_embeds,
+                return_dict=False,
+            )[0]
+        return velocity.float()
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor]:
+        """Videos on the CPU, uint8. Shape of each: (frames, channels, height, width)."""
+        videos: list[Tensor] = []
+        for part in latents.split(batch_size):
+            scaled = (part / self.vae.config.scaling_factor).to(self.vae.dtype)
+            decoded = self.vae.decode(scaled, return_dict=False)[0]
+            videos += to_uint8(decoded).transpose(1, 2).cpu().unbind(0)
+        return videos

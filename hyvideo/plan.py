@@ -1,0 +1,245 @@
+"""Rules between settings, and the arithmetic of a run: checked and printed before anything is loaded.
+
+Imports neither torch nor a model, so a mistake is told in the first second.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.config import REWARD_PRESETS, Config
+from hyvideo.schedulers.transitions import schedule, shifted_levels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many of what a run makes in one iteration."""
+
+    replicas: int  # data-parallel replicas
+    rollouts: int
+    groups: int  # prompts
+    updates: int
+    stochastic_steps: int
+    trained_steps: int  # of each rollout, in one update
+    forwards_per_rollout: (
+        float  # transformer evaluations, a training forward-backward counted as 3, or 4 if recomputed
+    )
+    ratio_must_be_one: bool
+    clip_can_bind: bool
+
+
+def make_plan(config: Config, world_size: int = 1) -> Plan:
+    """The arithmetic of a run on ``world_size`` ranks. Call ``check`` first."""
+    rollout, loss = config.rollout, config.loss
+    replicas = world_size // config.distributed.sp_size
+    rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
+    stochastic = num_stochastic_steps(config)
+    trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
+    branches = 2 if rollout.cfg_scale > 1 else 1
+    training = 4 if config.distributed.enable_gradient_checkpointing else 3
+    anchor = stochastic if needs_anchor(config) else 0
+    return Plan(
+        replicas=replicas,
+        rollouts=rollouts,
+        groups=rollouts // rollout.num_generations,
+        updates=loss.num_updates_per_rollout,
+        stochastic_steps=stochastic,
+        trained_steps=trained,
+        forwards_per_rollout=branches * (rollout.grpo_sampling_steps + training * trained + anchor),
+        ratio_must_be_one=loss.num_updates_per_rollout == 1,
+        clip_can_bind=loss.num_updates_per_rollout > 1,
+    )
+
+
+def num_stochastic_steps(config: Config) -> int:
+    rollout = config.rollout
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
+    return sum(step.is_stochastic for step in steps)
+
+
+def needs_anchor(config: Config) -> bool:
+    dual_without_position = (
+        config.kl_strategy.startswith("dual") and config.trust_region.dual_kl_moving_weight == 0
+    )
+    return config.kl_strategy not in ("none", "stepwise") and not dual_without_position
+
+
+def describe(config: Config, plan: Plan) -> str:
+    """The arithmetic in words, a line each."""
+    loss = config.loss
+    ratio = "1 for every rollout" if plan.ratio_must_be_one else "1 in the first update of a round, then free"
+    return "\n".join(
+        [
+            f"replicas               {plan.replicas} (sp_size {config.distributed.sp_size})",
+            f"rollouts per iteration {plan.rollouts} = {plan.groups} prompts x {config.rollout.num_generations}",
+            f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups",
+            f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic, "
+            f"{plan.trained_steps} trained",
+            f"forwards per rollout   {plan.forwards_per_rollout:g} transformer evaluations",
+            f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient",
+            f"ratios                 {ratio}",
+            f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
+        ]
+    )
+
+
+def check(config: Config, world_size: int = 1) -> None:
+    """Raises ValueError that lists every rule the settings break."""
+    problems = [*_range_problems(config)]
+    if not problems:  # what follows calculates with the numbers
+        problems = [*_batch_problems(config, world_size), *_method_problems(config), *_path_problems(config)]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _range_problems(config: Config) -> Iterator[str]:
+    values = config.flat()
+    at_least_one = (
+        "height width sample_n_frames batch_size num_generations gradient_accumulation_steps grpo_sampling_steps "
+        "decode_batch_size num_updates_per_rollout mini_batch_size_per_update update_ref_model_step kl_window max_steps "
+        "sp_size save_interval validation_interval validation_steps validation_repeats validation_batch_size"
+    ).split()
+    not_negative = (
+        "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
+        "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
+        "validation_width seed validation_seed"
+    ).split()
+    positive = "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction".split()
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name} must be a finite number, got {value}"
+        elif name in at_least_one and value < 1:
+            yield f"{name} must be at least 1, got {value}"
+        elif name in not_negative and value < 0:
+            yield f"{name} must not be negative, got {value}"
+        elif name in positive and not value > 0:
+            yield f"{name} must be positive, got {value}"
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= values[name] < 1:
+            yield f"{name} must lie in [0, 1), got {values[name]}"
+    if values["timestep_fraction"] > 1:
+        yield f"timestep_fraction must be at most 1, got {values['timestep_fraction']}"
+    if values["sde_type"] == "cps" and values["eta"] > 1:
+        yield f"eta must be within [0, 1] for cps, got {values['eta']}"
+    if values["sample_n_frames"] % 4 != 1:
+        yield f"sample_n_frames must be 4n + 1, got {values['sample_n_frames']}"
+
+
+def _batch_problems(config: Config, world_size: int) -> Iterator[str]:
+    batch, group = config.rollout.batch_size, config.rollout.num_generations
+    sp_size = config.distributed.sp_size
+    if world_size % sp_size:
+        yield f"the number of processes must be a multiple of sp_size, got {world_size} and sp_size {sp_size}"
+        return
+    replicas = world_size // sp_size
+    if (batch * replicas) % group:
+        yield (
+            f"the rollouts of a batch must be whole groups: batch_size {batch} x {replicas} replicas = "
+            f"{batch * replicas} is not a multiple of num_generations {group}"
+        )
+    elif batch % group and group % batch:
+        yield (
+            f"a replica must hold whole groups, or a group whole replicas: of batch_size {batch} and num_generations "
+            f"{group} one must be a multiple of the other"
+        )
+    else:
+        groups = batch * replicas * config.rollout.gradient_accumulation_steps // group
+        updates = config.loss.num_updates_per_rollout
+        if groups % updates:
+            yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {updates}"
+    if group < 2:
+        yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
+
+
+def _method_problems(config: Config) -> Iterator[str]:
+    settings, rollout = config.trust_region, config.rollout
+    if settings.kl_strategy not in ("flags", "none") and settings.kl_weight == 0:
+        yield f"kl_strategy {settings.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or take kl_strategy none"
+    if settings.kl_strategy == "none" and settings.kl_weight > 0:
+        yield f"kl_strategy none means kl_weight 0, got kl_weight {settings.kl_weight}; set it to 0"
+    if config.kl_strategy != "none" and not settings.kl_min_coef <= settings.kl_coef <= settings.kl_weight:
+        yield (
+            f"need kl_min_coef <= kl_coef <= kl_weight, got {settings.kl_min_coef:g}, {settings.kl_coef:g} and "
+            f"{settings.kl_weight:g}"
+        )
+    if settings.kl_target is not None and not settings.kl_target > 0:
+        yield f"kl_target must be positive, got {settings.kl_target}"
+    if num_stochastic_steps(config) == 0:
+        yield (
+            f"the sampler must have at least one stochastic step, or there is nothing to train: sde_type "
+            f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
+            f"{rollout.last_step} has none; raise eta or the number of steps"
+        )
+    unknown = set(config.record.report_to) - {"tensorboard", "wandb", "none"}
+    if unknown:
+        yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
+    yield from _reward_problems(config)
+    yield from _missing_features(config)
+
+
+def _reward_problems(config: Config) -> Iterator[str]:
+    from hyvideo.models.reward_models.rewards import SCORERS
+
+    if config.reward.reward_model not in SCORERS:
+        yield f"reward_model must be one of {', '.join(SCORERS)}, got {config.reward.reward_model!r}"
+    text = config.reward.reward_weights
+    if text in REWARD_PRESETS:
+        return
+    try:
+        weights = json.loads(text)
+    except json.JSONDecodeError:
+        weights = None
+    is_number = isinstance(weights, dict) and all(
+        isinstance(w, (int, float)) and not isinstance(w, bool) and math.isfinite(w) for w in weights.values()
+    )
+    if not is_number or not weights or not set(weights) <= {"VQ", "MQ", "TA"} or not any(weights.values()):
+        yield (
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers for VQ, MQ and TA with one "
+            f"not 0, got {text!r}"
+        )
+
+
+def _missing_features(config: Config) -> Iterator[str]:
+    """What the reference has and this version does not have yet: said, never ignored."""
+    if config.distributed.sp_size > 1:
+        yield f"sequence parallelism is not available in this version: sp_size must be 1, got {config.distributed.sp_size}"
+    if config.distributed.enable_fsdp:
+        yield "FSDP is not available in this version: leave out enable_fsdp"
+    if config.optimizer.use_muon:
+        yield "Muon is not available in this version: set use_muon false to train with AdamW"
+
+
+def _path_problems(config: Config) -> Iterator[str]:
+    from hyvideo.data import read_prompts
+
+    if not config.data.prompts_csv:
+        yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
+    for path in filter(None, (config.data.prompts_csv, config.data.valid_video_csv)):
+        try:
+            read_prompts(path)
+        except ValueError as error:
+            yield str(error)
+    if not Path(config.model.pretrained_model_root).is_dir():
+        yield (
+            f"pretrained_model_root must be a folder of checkpoints, got {config.model.pretrained_model_root!r}, which is "
+            f"not there; download_weights.sh fetches HunyuanVideo-1.5, configs/miniature.yaml needs no download"
+        )
+    problem = _unwritable(Path(config.record.output_dir))
+    if problem:
+        yield f"output_dir must be a folder that can be written to, got {config.record.output_dir!r}: {problem}"
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why nothing can be written there, or None. Makes nothing."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"no permission to write in {existing}"
+    return None

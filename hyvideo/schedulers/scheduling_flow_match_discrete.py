@@ -1,0 +1,209 @@
+"""The flow-matching schedule and the stochastic sampler that knows its own log-probability.
+
+``x = (1 - sigma) x0 + sigma x1`` with data x0 and noise x1; sigma runs from 1 to 0 over
+``shift u / (1 + (shift - 1) u)`` of an even grid; the model sees ``timestep = 1000 sigma`` and predicts ``x1 - x0``.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import Tensor
+
+from hyvideo.grpo.equalizer import balancing_factors
+from hyvideo.schedulers.transitions import (
+    SDE_TYPES,
+    Transition,
+    log_prob_grad_norm,
+    ode_transition,
+    schedule,
+    shifted_levels,
+)
+
+NUM_TRAIN_TIMESTEPS = 1000
+
+
+@dataclass(frozen=True)
+class SdeStepOutput:
+    """One step of a batch; all tensors are float32.
+
+    A sample whose step is deterministic has ``std_dev_t`` 0, ``prev_sample`` equal to the mean, and no
+    log-probability: its ``log_prob`` reads 0 and carries no gradient.
+    """
+
+    prev_sample: Tensor  # (batch, ...), the latent at the next, smaller sigma
+    log_prob: Tensor  # (batch,), mean over the elements of a sample
+    prev_sample_mean: Tensor  # (batch, ...)
+    std_dev_t: Tensor  # (batch, 1, ..., 1)
+    pred_original_sample: Tensor  # (batch, ...), x0_hat = x - sigma v
+
+
+class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
+    """Sigmas with shift, and the transitions of ``sage_grpo``, ``flow_grpo``, ``dance_grpo`` and ``cps``.
+
+    Args:
+        shift: How far the even grid is moved towards noise.
+        last_step: ``stochastic`` leaves the noise of the last step in the latent, as the paper's configurations do;
+            ``deterministic`` ends at x0_hat, and the step is not trained.
+    """
+
+    order = 1
+
+    @register_to_config
+    def __init__(self, shift: float = 5.0, last_step: str = "stochastic"):
+        if not shift > 0:
+            raise ValueError(f"shift must be positive, got {shift}")
+        if last_step not in ("stochastic", "deterministic"):
+            raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
+        self._levels: tuple[float, ...] = ()
+        self._tables: dict[tuple[str, float], tuple[Transition, ...]] = {}
+
+    def set_timesteps(self, num_inference_steps: int, device: str | torch.device = "cpu") -> None:
+        """Sets ``sigmas`` (steps + 1,) and ``timesteps`` (steps,), both float32 on ``device``."""
+        if num_inference_steps < 1:
+            raise ValueError(f"the number of denoising steps must be at least 1, got {num_inference_steps}")
+        self._levels = shifted_levels(num_inference_steps, self.config.shift)
+        self.num_inference_steps = num_inference_steps
+        self.sigmas = torch.tensor(self._levels, dtype=torch.float32, device=device)
+        self.timesteps = self.sigmas[:-1] * NUM_TRAIN_TIMESTEPS
+        self._tables = {}
+
+    def stochastic_steps(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> list[int]:
+        """Places in the schedule whose step has noise and so a log-probability."""
+        return [i for i, step in enumerate(self._transitions(sde_type, eta)) if step.is_stochastic]
+
+    def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
+        """Standard deviation of each step, 0 where it is deterministic. Shape: (steps,)."""
+        return torch.tensor([step.std for step in self._transitions(sde_type, eta)])
+
+    def sde_step_with_logprob(
+        self,
+        model_output: Tensor,
+        sample: Tensor,
+        timestep: Tensor | float,
+        *,
+        eta: float = 0.5,
+        sde_type: str = "sage_grpo",
+        prev_sample: Tensor | None = None,
+        noise: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> SdeStepOutput:
+        """Takes one step, or gives the log-probability of one that was taken.
+
+        The law is in ``transitions``; ``log_prob`` is the mean over the elements of a sample of the normal
+        log-density, for cps of ``-(x' - mean)^2`` (method.md, 3), with x' detached.
+
+        Args:
+            model_output: Velocity after guidance. Shape: (batch, ...).
+            sample: Noisy latent. Shape: (batch, ...).
+            timestep: One of ``timesteps`` for the batch, or one for each sample. Shape: () or (batch,).
+            prev_sample: The latent that the step led to, to be scored. By default a new one is drawn.
+            noise: Standard normal numbers to draw with. By default they come from ``generator``.
+            deterministic: Take the Euler step of the ODE instead.
+
+        Raises: ValueError for shapes that differ, a timestep that is not in the schedule, an unknown ``sde_type``.
+        """
+        if model_output.shape != sample.shape:
+            raise ValueError(
+                f"model_output and sample must have one shape, got {tuple(model_output.shape)} and {tuple(sample.shape)}"
+            )
+        if prev_sample is not None and noise is not None:
+            raise ValueError(
+                "prev_sample is to be scored and noise is to be drawn with: give one of them, got both"
+            )
+        velocity, sample = model_output.float(), sample.float()
+        indices = self._indices(timestep, len(sample))
+        table = self._ode_transitions() if deterministic else self._transitions(sde_type, eta)
+        chosen = [table[i] for i in indices]
+        a, b, std = (_per_sample(values, sample) for values in zip(*((t.a, t.b, t.std) for t in chosen)))
+        sigma = _per_sample([self._levels[i] for i in indices], sample)
+
+        mean = a * sample + b * velocity
+        if prev_sample is None:
+            if any(step.is_stochastic for step in chosen):
+                noise = _draw(mean, generator) if noise is None else noise
+                prev_sample = mean + std * noise
+            else:
+                prev_sample = mean
+        return SdeStepOutput(
+            prev_sample=prev_sample.float(),
+            log_prob=_log_prob(prev_sample.float().detach(), mean, std, normalised=sde_type != "cps"),
+            prev_sample_mean=mean,
+            std_dev_t=std,
+            pred_original_sample=sample - sigma * velocity,
+        )
+
+    def compute_log_prob_grad_norms(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
+        """Scale of the log-probability's gradient at each step, 0 at deterministic steps. Shape: (steps,)."""
+        norms = [log_prob_grad_norm(sde_type, step) for step in self._transitions(sde_type, eta)]
+        return torch.tensor(norms, dtype=torch.float32)
+
+    def compute_grad_balancing_factors(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
+        """Factors of the temporal gradient equalizer, 0 at deterministic steps. Shape: (steps,)."""
+        return balancing_factors(self.compute_log_prob_grad_norms(eta=eta, sde_type=sde_type))
+
+    def _transitions(self, sde_type: str, eta: float) -> tuple[Transition, ...]:
+        self._check_ready()
+        if sde_type not in SDE_TYPES:
+            raise ValueError(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {sde_type!r}")
+        if not 0 <= eta < math.inf or (sde_type == "cps" and eta > 1):
+            rule = "within [0, 1] for cps" if sde_type == "cps" else "finite and not negative"
+            raise ValueError(f"eta must be {rule}, got {eta}")
+        if (sde_type, eta) not in self._tables:
+            self._tables[sde_type, eta] = schedule(sde_type, self._levels, eta, self.config.last_step)
+        return self._tables[sde_type, eta]
+
+    def _ode_transitions(self) -> list[Transition]:
+        self._check_ready()
+        return [ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
+
+    def _check_ready(self) -> None:
+        if not self._levels:
+            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
+
+    def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
+        """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""
+        self._check_ready()
+        values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
+        if len(values) not in (1, batch):
+            raise ValueError(
+                f"timestep must be one number or one for each of {batch} samples, got {len(values)}"
+            )
+        places = [self._place_of(value) for value in values]
+        return places * batch if len(places) == 1 else places
+
+    def _place_of(self, value: float) -> int:
+        place = min(
+            range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value)
+        )
+        if abs(self._levels[place] * NUM_TRAIN_TIMESTEPS - value) > 1e-3:
+            raise ValueError(
+                f"timestep {value} is not in the schedule of {self.num_inference_steps} steps with shift "
+                f"{self.config.shift}; take one of scheduler.timesteps, in float32"
+            )
+        return place
+
+
+def _per_sample(values, sample: Tensor) -> Tensor:
+    """Numbers of the samples, shaped to broadcast over them: (batch, 1, ..., 1)."""
+    shape = (len(sample), *[1] * (sample.ndim - 1))
+    return torch.tensor(values, dtype=torch.float32).reshape(shape).to(sample.device, non_blocking=True)
+
+
+def _draw(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = like.device if generator is None else generator.device
+    return torch.randn(like.shape, generator=generator, device=device).to(like.device)
+
+
+def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
+    """Mean over the elements of a sample, 0 where std is 0. Shape: (batch,)."""
+    is_stochastic = std > 0
+    squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)
+    if not normalised:
+        return -squared.flatten(1).mean(1)
+    safe_std = torch.where(is_stochastic, std, 1.0)
+    elementwise = -squared / (2 * safe_std**2) - safe_std.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(is_stochastic, elementwise, 0.0).flatten(1).mean(1)

@@ -1,0 +1,165 @@
+"""Videos of the same prompts and seeds, sampled without noise: how far the policy has come."""
+
+import json
+import statistics
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyvideo.config import Config
+from hyvideo.data import read_prompts
+from hyvideo.distributed.collectives import gather_replicas
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.randomness import normal
+from hyvideo.models.reward_models.rewards import Reward, Scorer, rewards_of
+from hyvideo.pictures import before_after
+from hyvideo.pipelines.conditioning import PromptEncoder
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.records import evenly_spaced, score_entry, write_json, write_videos
+from hyvideo.video_io import read_video
+
+FOLDER = "samples"
+DIMENSIONS = ("VQ", "MQ", "TA")
+
+
+class Validation:
+    """Samples, scores and records the validation set. The replicas share the videos.
+
+    Held-out measures are taken over the videos of the main replica.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        pipeline: HunyuanVideoGRPOPipeline,
+        encoder: PromptEncoder,
+        scorer: Scorer,
+    ):
+        self.config, self.mesh, self.scorer, self.encoder = config, mesh, scorer, encoder
+        self.pipeline = pipeline.with_steps(config.record.validation_steps)
+        prompts = read_prompts(config.data.valid_video_csv)
+        self.prompts = [prompt for prompt in prompts for _ in range(config.record.validation_repeats)]
+        self.output = Path(config.record.output_dir) / FOLDER
+        height = config.record.validation_height or config.data.height
+        width = config.record.validation_width or config.data.width
+        self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, height, width)
+
+    def run(self, iteration: int) -> dict[str, float]:
+        """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
+        rows = self._rows()
+        videos = self._videos(rows)
+        prompts = [self.prompts[row] for row in rows]
+        scores = self.scorer.score(videos, prompts, fps=self.config.data.fps)
+        rewards = self._gather(rewards_of(scores, self.config.reward_weights))
+        measures = summarise(rewards) | self.scorer.held_out(videos, prompts)
+        if self.mesh.is_main:
+            self._record(iteration, rewards, dict(zip(rows, videos)), measures)
+        return {f"validation/{name}": value for name, value in measures.items()}
+
+    def folder(self, iteration: int) -> Path:
+        return self.output / f"{iteration:06d}"
+
+    def measures(self, iteration: int) -> dict[str, float]:
+        """The measures of an earlier validation, as recorded."""
+        return json.loads((self.folder(iteration) / "measures.json").read_text())
+
+    def picture(self, iteration: int) -> Path | None:
+        """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""
+        pairs = [self._recorded(0), self._recorded(iteration)]
+        files = sorted(pairs[0].keys() & pairs[1].keys())
+        if not files:
+            return None
+        before, after = ([read_video(self.folder(k) / name)[0] for name in files] for k in (0, iteration))
+        entries = [(pairs[0][name], pairs[1][name]) for name in files]
+        path = self.output.parent / "before_after.png"
+        before_after(
+            path,
+            [old["prompt"] for old, _ in entries],
+            before,
+            after,
+            captions=[f"{_shown(old['reward'])} -> {_shown(new['reward'])}" for old, new in entries],
+        )
+        return path
+
+    def _rows(self) -> list[int]:
+        """This replica's videos; the last ones may be done twice so that all replicas do the same work."""
+        count = -(-len(self.prompts) // self.mesh.num_replicas)
+        last = len(self.prompts) - 1
+        return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
+
+    def _videos(self, rows: list[int]) -> list[Tensor]:
+        batch_size = self.config.record.validation_batch_size
+        videos: list[Tensor] = []
+        for start in range(0, len(rows), batch_size):
+            part = rows[start : start + batch_size]
+            conditions = self.encoder([self.prompts[row] for row in part]).to(self.pipeline.device)
+            noise = torch.stack([self._noise(row) for row in part]).to(self.pipeline.device)
+            latents = self.pipeline.sample_ode(conditions, noise)
+            videos += self.pipeline.decode(latents, batch_size=self.config.rollout.decode_batch_size)
+        return videos
+
+    def _noise(self, row: int) -> Tensor:
+        prompt, repeat = divmod(row, self.config.record.validation_repeats)
+        return normal(
+            self.latent_shape, self.config.record.validation_seed, "validation noise", prompt, repeat
+        )
+
+    def _gather(self, rewards: list[Reward]) -> list[Reward]:
+        """The rewards of all validation videos, in their order."""
+        own = torch.tensor(
+            [[reward.total, *(reward.scores[name] for name in DIMENSIONS)] for reward in rewards],
+            dtype=torch.float64,
+        )
+        everyone = gather_replicas(own.flatten(), self.mesh).view(
+            self.mesh.num_replicas, -1, 1 + len(DIMENSIONS)
+        )
+        in_order = everyone.transpose(0, 1).flatten(0, 1)[: len(self.prompts)].tolist()
+        return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
+
+    def _record(
+        self, iteration: int, rewards: list[Reward], videos: dict[int, Tensor], measures: dict[str, float]
+    ) -> None:
+        folder = self.folder(iteration)
+        kept = set(evenly_spaced(self.config.record.log_num_videos, len(self.prompts)))
+        shown = {row: video for row, video in videos.items() if row in kept}
+        names = write_videos(folder, shown, self.config.data.fps)
+        repeats = self.config.record.validation_repeats
+        entries = [
+            score_entry(
+                self.prompts[row],
+                self.config.record.validation_seed,
+                row // repeats,
+                reward,
+                file=names.get(row),
+                advantage=float("nan"),
+            )
+            for row, reward in enumerate(rewards)
+        ]
+        write_json(folder / "scores.json", entries)
+        write_json(folder / "measures.json", measures)
+
+    def _recorded(self, iteration: int) -> dict[str, dict]:
+        entries = json.loads((self.folder(iteration) / "scores.json").read_text())
+        return {entry["file"]: entry for entry in entries if entry["file"]}
+
+
+def summarise(rewards: list[Reward]) -> dict[str, float]:
+    """Mean and spread over the videos that were scored, and how many were not."""
+    scored = [reward for reward in rewards if not reward.is_missing]
+    if not scored:
+        raise ValueError("no validation video could be scored; see scores.json of the run")
+    totals = [reward.total for reward in scored]
+    means = {name: statistics.fmean(reward.scores[name] for reward in scored) for name in DIMENSIONS}
+    return {
+        "reward": statistics.fmean(totals),
+        "reward_std": statistics.pstdev(totals),
+        **means,
+        "overall": statistics.fmean(reward.overall for reward in scored),
+        "missing": float(len(rewards) - len(scored)),
+    }
+
+
+def _shown(value: float | None) -> str:
+    return "missing" if value is None else f"{value:.2f}"

@@ -1,0 +1,166 @@
+"""Clips to files and back: H.264 mp4 for scorers and people, GIF for TensorBoard.
+
+A clip is a uint8 tensor (frames, channels, height, width), RGB. Encoding happens in this process (PyAV
+through imageio), so that no ffmpeg program has to be installed.
+"""
+
+import io
+import itertools
+import math
+import os
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+MIN_MP4_SIDE = 256  # pixels
+GIF_SIDES = (128, 320)  # pixels: least shorter side, greatest longer side
+
+
+def to_uint8(video: Tensor) -> Tensor:
+    """Pixels of a decoded clip, [-1, 1] -> 0..255, rounded; what lies outside is clamped. Shape: as given.
+
+    Raises ValueError for integers and for NaN or inf, which have no colour: the policy or the VAE has
+    diverged.
+    """
+    if not video.is_floating_point():
+        raise ValueError(
+            f"to_uint8 takes floats in [-1, 1], got {video.dtype}; a uint8 clip needs no conversion"
+        )
+    video = video.float()
+    if not video.isfinite().all():
+        num_broken = (~video.isfinite()).sum().item()
+        raise ValueError(
+            f"a clip must be finite, got {num_broken} NaN or inf values of {video.numel()}; "
+            "look for a diverged policy or an overflow in the VAE (decode in bfloat16 or float32)"
+        )
+    return ((video.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
+def check_clip(video: Tensor) -> None:
+    """Raises ValueError unless ``video`` is a uint8 RGB clip with at least one frame."""
+    if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3 or 0 in video.shape:
+        raise ValueError(
+            "a clip is a uint8 tensor (frames, 3, height, width) with at least one frame, "
+            f"got {video.dtype} {tuple(video.shape)}; to_uint8 converts floats in [-1, 1]"
+        )
+
+
+def check_fps(fps: float) -> None:
+    """Raises ValueError unless ``fps``, in frames per second, is a positive number."""
+    if not (math.isfinite(fps) and fps > 0):
+        raise ValueError(f"fps must be a positive number of frames per second, got {fps}")
+
+
+def enlarge(video: Tensor, factor: int) -> Tensor:
+    """Every pixel becomes ``factor`` x ``factor`` pixels. Shape: (..., factor * height, factor * width)."""
+    return video.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)
+
+
+def mp4_factor(height: int, width: int) -> int:
+    """The integer by which ``write_video`` enlarges a clip; 1 from 256 pixels on the shorter side upwards.
+
+    yuv420p keeps one colour for 2 x 2 pixels, which at 32 x 32 changes what a scorer sees; enlarged, a pixel
+    covers whole chroma samples. The factor is even where a side is odd, as yuv420p has no odd sizes.
+    """
+    shorter = min(height, width)
+    if shorter >= MIN_MP4_SIDE:
+        return 1
+    factor = math.ceil(MIN_MP4_SIDE / shorter)
+    return factor + factor % 2 if (height % 2 or width % 2) else factor
+
+
+def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
+    """Writes a clip, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
+
+    Clips under 256 pixels on the shorter side are stored enlarged by ``mp4_factor``. The file is written
+    aside and renamed, so that it is complete or absent even after a crash.
+
+    Raises ValueError for what is not a clip, a name that does not end in .mp4 and odd sizes from 256 pixels
+    upwards, and FileNotFoundError where the folder is missing.
+    """
+    path = Path(path)
+    check_clip(video)
+    check_fps(fps)
+    if path.suffix != ".mp4":
+        raise ValueError(f"a video's file name must end in .mp4, got {path.name!r}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {path} does not exist; make it first")
+    factor = mp4_factor(*video.shape[-2:])
+    pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)  # (frames, height, width, channels)
+    if pixels.shape[1] % 2 or pixels.shape[2] % 2:
+        raise ValueError(
+            f"H.264 in yuv420p needs an even height and width, got {video.shape[-2]} x "
+            f"{video.shape[-1]}; crop the clip"
+        )
+    # The extension chooses the container, so the temporary name keeps it; the process id parts two writers.
+    aside = path.with_name(f".{path.stem}.{os.getpid()}.part.mp4")
+    try:
+        iio.imwrite(
+            aside, pixels.numpy(), plugin="pyav", codec="libx264", fps=float(fps), out_pixel_format="yuv420p"
+        )
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def frame_rate(file) -> float | None:
+    """Frames per second of a file opened by imageio's pyav plugin, None where the file does not say."""
+    try:
+        fps = float(file.metadata()["fps"])
+    except TypeError:  # imageio takes float() of PyAV's answer, which is None for an unknown rate
+        return None
+    return fps if fps > 0 else None
+
+
+def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
+    """A video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
+
+    Frames come in the size of the file: a clip that ``write_video`` enlarged stays enlarged.
+
+    Raises FileNotFoundError, and ValueError where the file has no video, no frame rate or fewer frames than
+    it says.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no video file {path}")
+    try:
+        file = iio.imopen(path, "r", plugin="pyav")
+    except OSError as error:  # imageio's one answer to every file that it cannot open as video
+        raise ValueError(f"{path} is not a video: it is damaged, cut short or has no video stream") from error
+    with file:
+        fps = frame_rate(file)
+        num_frames = file.properties().shape[0]  # as the container says; 0: it does not say
+        # One by one: reading the batch would return uninitialised memory in place of frames that are missing.
+        frames = list(file.iter())
+    if not frames or len(frames) < num_frames:
+        raise ValueError(
+            f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again"
+        )
+    if fps is None:
+        raise ValueError(f"{path} has no frame rate; write it again with one")
+    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
+
+
+def write_gif_bytes(video: Tensor, fps: float) -> bytes:
+    """A clip as an endless animated GIF, sized for a web page. ``video``: uint8 (frames, 3, height, width).
+
+    Small clips are enlarged by an integer to 128 pixels on the shorter side, large ones shrunk to 320 on the
+    longer. GIF counts in 1/100 s: frame ends are rounded, so that the whole clip keeps its length. Frames
+    that equal the one before lengthen that one instead.
+    """
+    check_clip(video)
+    check_fps(fps)
+    least, greatest = GIF_SIDES
+    video = enlarge(video.detach().cpu(), max(1, math.ceil(least / min(video.shape[-2:]))))
+    images = [Image.fromarray(frame) for frame in video.permute(0, 2, 3, 1).numpy()]
+    for image in images:
+        image.thumbnail((greatest, greatest), Image.Resampling.LANCZOS)
+    ends = [round(100 * count / fps) for count in range(len(images) + 1)]  # 1/100 s
+    durations = [10 * (end - start) for start, end in itertools.pairwise(ends)]  # ms
+    buffer = io.BytesIO()
+    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+    return buffer.getvalue()

@@ -1,0 +1,486 @@
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from conftest import GOLDEN, VERSION, seeded_normal
+from safetensors.torch import load_file, save_file
+
+from hyvideo.models.loading import (
+    check_checkpoint,
+    draw_tensor,
+    load_text_encoder,
+    load_transformer,
+    load_transformer_weights,
+    load_vae,
+    save_transformer_original,
+    save_vae_original,
+)
+
+TENSOR = "double_blocks.1.img_mlp.fc1.weight"
+FILE = "diffusion_pytorch_model.safetensors"
+
+
+def transformer_file(root):
+    return root / "transformer" / VERSION / FILE
+
+
+def rewrite(path, change):
+    """Applies `change` to the dict of tensors in a file."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def rewrite_config(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def assert_same_model(model, expected):
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+
+
+def golden_clip():
+    return seeded_normal("clip17", 1, 3, 17, 64, 96).clamp(-1, 1)
+
+
+def tokens():
+    return torch.tensor([[5, 9, 2, 44, 7]])
+
+
+# --- transformer -------------------------------------------------------------------------------
+
+
+def test_a_transformer_is_loaded_from_the_original_layout(root, original_transformer):
+    transformer = load_transformer(root, VERSION)
+    assert torch.equal(transformer.proj_out.weight, original_transformer[1]["final_layer.linear.weight"])
+    assert transformer.config.in_channels == 9
+    assert not transformer.training
+    assert all(parameter.requires_grad for parameter in transformer.parameters())
+
+
+@pytest.mark.parametrize("max_shard_size", ["1GB", "10MB"])
+def test_both_layouts_and_a_folder_alone_give_the_same_transformer(
+    root, transformer, tmp_path, max_shard_size
+):
+    transformer.save_pretrained(tmp_path / "transformer", max_shard_size=max_shard_size)
+    assert_same_model(load_transformer(tmp_path, VERSION), transformer)
+    assert_same_model(load_transformer(tmp_path / "transformer", None), transformer)
+    assert load_transformer(tmp_path, None).config.rope_axes_dim == transformer.config.rope_axes_dim
+
+
+def test_weights_arrive_in_the_dtype_asked_for(root, transformer):
+    half = load_transformer(root, VERSION, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    assert_same_model(half, transformer.to(torch.bfloat16))
+
+
+def test_a_loaded_model_does_not_hang_on_its_file(own_root):
+    transformer = load_transformer(own_root, VERSION)
+    before = transformer.proj_out.weight.clone()
+    size = transformer_file(own_root).stat().st_size
+    with transformer_file(own_root).open("r+b") as file:
+        file.write(b"\0" * size)
+    assert torch.equal(transformer.proj_out.weight, before)
+
+
+def test_no_two_parameters_share_memory(transformer):
+    storages = [parameter.untyped_storage().data_ptr() for parameter in transformer.parameters()]
+    assert len(set(storages)) == len(storages)
+
+
+def test_loading_leaves_the_random_state_alone(root):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    load_transformer(root, VERSION, random_weights_seed=0)
+    load_vae(root, random_weights_seed=0)
+    load_text_encoder(root, random_weights_seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- what does not fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda tensors: tensors.pop(TENSOR), "missing"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "'extra'.*unexpected"),
+        (lambda tensors: tensors.update({TENSOR: torch.zeros(256, 63)}), r"\(256, 63\).*\(256, 64\)"),
+    ],
+    ids=["missing", "unexpected", "misshapen"],
+)
+def test_a_tensor_that_does_not_fit_is_refused_with_tensor_file_and_version(own_root, change, message):
+    rewrite(transformer_file(own_root), change)
+    with pytest.raises(ValueError, match=message) as error:
+        load_transformer(own_root, VERSION)
+    for part in (FILE, repr(VERSION)):
+        assert part in str(error.value)
+    assert TENSOR in str(error.value) or "'extra'" in str(error.value)
+    assert len(check_checkpoint(own_root, VERSION)) == 1
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_a_few_lines(own_root):
+    rewrite_config(own_root / "transformer" / VERSION / "config.json", mm_double_blocks_depth=5)
+    with pytest.raises(ValueError, match="and 46 more"):
+        load_transformer(own_root, VERSION)
+    assert len(check_checkpoint(own_root, VERSION)) == 11
+
+
+def test_a_truncated_file_is_refused_by_its_header(own_root):
+    path = transformer_file(own_root)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=f"{FILE} is truncated"):
+        load_transformer(own_root, VERSION)
+
+
+def test_a_file_that_git_lfs_left_as_a_pointer_is_refused(own_root):
+    transformer_file(own_root).write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ValueError, match="download it again"):
+        load_transformer(own_root, VERSION)
+
+
+def test_an_unknown_version_is_answered_with_those_that_exist(root):
+    with pytest.raises(ValueError, match=rf"'720p_i2v'.*versions there: \['{VERSION}'\]"):
+        load_transformer(root, "720p_i2v")
+
+
+def test_an_empty_root_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="neither a folder transformer nor"):
+        load_transformer(tmp_path, VERSION)
+
+
+def test_a_missing_shard_is_refused(transformer, tmp_path):
+    transformer.save_pretrained(tmp_path, max_shard_size="10MB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[0]
+    shard.unlink()
+    with pytest.raises(ValueError, match=shard.name):
+        load_transformer(tmp_path, None)
+
+
+def test_a_config_that_diffusers_cannot_express_is_refused_with_its_file(own_root):
+    rewrite_config(own_root / "transformer" / VERSION / "config.json", guidance_embed=True)
+    with pytest.raises(ValueError, match=r"config\.json: config key 'guidance_embed'"):
+        load_transformer(own_root, VERSION)
+
+
+def test_a_misspelled_key_of_a_diffusers_config_is_refused(transformer, tmp_path):
+    transformer.save_pretrained(tmp_path)
+    rewrite_config(tmp_path / "config.json", num_layer=3)
+    with pytest.raises(ValueError, match="num_layer"):
+        load_transformer(tmp_path, None)
+
+
+# --- drawn tensors -----------------------------------------------------------------------------
+
+
+def test_drawn_bits_never_change():
+    drawn = draw_tensor(7, "byt5_in.fc1.weight", (2, 3))
+    assert drawn.dtype == torch.float32
+    assert drawn.flatten().tolist() == [
+        -0.9862674474716187,
+        0.4907204210758209,
+        0.36618345975875854,
+        -0.21101674437522888,
+        0.12356385588645935,
+        0.2923842668533325,
+    ]
+
+
+def test_drawn_weights_have_variance_one_over_fan_in():
+    assert draw_tensor(0, "a.weight", (300, 20, 5)).std().item() == pytest.approx(0.1, rel=0.02)
+    assert draw_tensor(0, "embed_tokens.weight", (300, 100)).std().item() == pytest.approx(1, rel=0.02)
+    assert torch.equal(draw_tensor(0, "norm.weight", (4,)), torch.ones(4))
+    assert torch.equal(draw_tensor(0, "norm.gamma", (4, 1, 1)), torch.ones(4, 1, 1))
+    assert torch.equal(draw_tensor(0, "norm.bias", (4,)), torch.zeros(4))
+
+
+def test_draws_differ_by_seed_and_by_name():
+    drawn = draw_tensor(0, "a.weight", (2, 2))
+    assert torch.equal(drawn, draw_tensor(0, "a.weight", (2, 2)))
+    assert not torch.equal(drawn, draw_tensor(1, "a.weight", (2, 2)))
+    assert not torch.equal(drawn, draw_tensor(0, "b.weight", (2, 2)))
+
+
+def test_a_random_transformer_needs_a_config_only_and_passes_its_signal_on(own_root):
+    transformer_file(own_root).unlink()
+    transformer = load_transformer(own_root, VERSION, random_weights_seed=1)
+    for name in ("proj_out", "transformer_blocks.0.norm1.linear", "norm_out.linear"):
+        assert transformer.get_submodule(name).weight.all()
+    assert_same_model(load_transformer(own_root, VERSION, random_weights_seed=1), transformer)
+    other = load_transformer(own_root, VERSION, random_weights_seed=2)
+    assert not torch.equal(other.proj_out.weight, transformer.proj_out.weight)
+
+
+def test_a_random_model_is_the_same_in_both_layouts(root, tmp_path):
+    load_transformer(root, VERSION).save_pretrained(tmp_path / "transformer")
+    load_vae(root).save_pretrained(tmp_path / "vae")
+    for load in (partial(load_transformer, version=VERSION), load_vae):
+        assert_same_model(load(tmp_path, random_weights_seed=4), load(root, random_weights_seed=4))
+
+
+def test_a_compact_checkpoint_draws_what_it_leaves_out(root, tmp_path):
+    transformer = load_transformer(root, VERSION, random_weights_seed=5)
+    with torch.no_grad():
+        transformer.proj_out.weight.mul_(0.5)
+    folder = tmp_path / "transformer" / "small"
+    save_transformer_original(
+        transformer,
+        folder,
+        drawn={"byt5_in.": 5, "vision_in.": 5},
+        dtype=torch.float32,
+        config_extra={"note": "x"},
+    )
+    assert (folder / FILE).stat().st_size < 4e6
+    assert not any(name.startswith(("byt5_in", "vision_in")) for name in load_file(folder / FILE))
+    assert json.loads((folder / "config.json").read_text())["note"] == "x"
+    assert_same_model(load_transformer(tmp_path, "small"), transformer)
+
+
+def test_a_tensor_missing_beside_the_drawn_ones_is_still_refused(root, tmp_path):
+    transformer = load_transformer(root, VERSION, random_weights_seed=5)
+    folder = tmp_path / "transformer" / "small"
+    save_transformer_original(transformer, folder, drawn={"byt5_in.": 5})
+    tensors = load_file(folder / FILE)
+    del tensors[TENSOR]
+    save_file(tensors, folder / FILE, metadata={"drawn": json.dumps({"byt5_in.": 5})})
+    with pytest.raises(ValueError, match=f"'{TENSOR}'.*missing"):
+        load_transformer(tmp_path, "small")
+
+
+def test_a_tensor_that_was_trained_cannot_be_left_out(root, tmp_path):
+    transformer = load_transformer(root, VERSION, random_weights_seed=5)
+    with pytest.raises(ValueError, match="'byt5_in.fc1.weight' is not what seed 6 draws"):
+        save_transformer_original(transformer, tmp_path, drawn={"byt5_in.": 6})
+
+
+# --- saving ------------------------------------------------------------------------------------
+
+
+def test_a_saved_transformer_is_the_file_it_was_loaded_from(
+    root, transformer, original_transformer, tmp_path
+):
+    config, state = original_transformer
+    save_transformer_original(transformer, tmp_path, dtype=torch.float32)
+    saved = load_file(tmp_path / FILE)
+    assert saved.keys() == state.keys()
+    assert all(torch.equal(saved[name], state[name]) for name in state)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: written[key] for key in config} == config
+
+
+def test_a_model_can_be_saved_over_its_own_file(own_root):
+    transformer = load_transformer(own_root, VERSION)
+    save_transformer_original(transformer, own_root / "transformer" / VERSION, dtype=torch.float32)
+    assert_same_model(load_transformer(own_root, VERSION), transformer)
+    assert sorted(path.name for path in (own_root / "transformer" / VERSION).iterdir()) == [
+        "config.json",
+        FILE,
+    ]
+
+
+def test_a_saved_vae_comes_back_rounded_to_half_precision(root, tmp_path):
+    vae = load_vae(root)
+    save_vae_original(vae, tmp_path / "vae")
+    back = load_vae(tmp_path)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "vae" / FILE).values()} == {torch.float16}
+    assert_same_model(back, vae.half().float())
+    assert back.config.scaling_factor == 1.03682
+
+
+def test_a_weight_too_large_for_half_precision_is_refused(transformer, tmp_path):
+    with torch.no_grad():
+        transformer.proj_out.bias[0] = 1e5
+    with pytest.raises(ValueError, match=r"final_layer\.linear\.bias"):
+        save_transformer_original(transformer, tmp_path)
+
+
+def test_extra_config_keys_may_not_change_the_model(transformer, tmp_path):
+    with pytest.raises(ValueError, match="num_layers is 3 in the model and 4"):
+        save_transformer_original(transformer, tmp_path, config_extra={"mm_double_blocks_depth": 4})
+
+
+# --- weights of our checkpoints ----------------------------------------------------------------
+
+
+def test_the_weights_of_a_checkpoint_are_put_into_a_model_in_its_own_dtype(root, transformer, tmp_path):
+    load_transformer(root, VERSION, random_weights_seed=1).save_pretrained(tmp_path)
+    place = transformer.to(torch.bfloat16).proj_out.weight.data_ptr()
+    load_transformer_weights(transformer, tmp_path)
+    assert transformer.proj_out.weight.data_ptr() == place
+    assert_same_model(transformer, load_transformer(tmp_path, None, dtype=torch.bfloat16))
+
+
+def test_the_weights_of_an_original_folder_are_put_into_a_model(root):
+    transformer = load_transformer(root, VERSION, random_weights_seed=1)
+    load_transformer_weights(transformer, root / "transformer" / VERSION)
+    assert_same_model(transformer, load_transformer(root, VERSION))
+
+
+def test_weights_trained_with_other_settings_are_refused(transformer, tmp_path):
+    transformer.save_pretrained(tmp_path)
+    rewrite_config(tmp_path / "config.json", rope_theta=10.0, target_size=960)
+    with pytest.raises(ValueError, match=r"rope_theta is 256.0 in the model and 10.0") as error:
+        load_transformer_weights(transformer, tmp_path)
+    assert "target_size" not in str(error.value)
+
+
+def test_incomplete_weights_leave_the_model_as_it_was(root, transformer, tmp_path):
+    load_transformer(root, VERSION, random_weights_seed=1).save_pretrained(tmp_path)
+    rewrite(tmp_path / FILE, lambda tensors: tensors.pop("proj_out.bias"))
+    with pytest.raises(ValueError, match=r"proj_out\.bias"):
+        load_transformer_weights(transformer, tmp_path)
+    assert_same_model(transformer, load_transformer(root, VERSION))
+
+
+# --- VAE ---------------------------------------------------------------------------------------
+
+
+def test_the_vae_gives_the_original_latents_and_frames(root):
+    golden = load_file(GOLDEN / "vae.safetensors")
+    mean, logvar, frames_0_8 = (golden[f"clip17/{what}"] for what in ("mean", "logvar", "decoded_frames_0_8"))
+    vae = load_vae(root)
+    with torch.no_grad():
+        posterior = vae.encode(golden_clip()).latent_dist
+        frames = vae.decode(posterior.mean).sample
+    for actual, expected in (
+        (posterior.mean, mean),
+        (posterior.logvar, logvar),
+        (frames[:, :, [0, 8]], frames_0_8),
+    ):
+        assert (actual - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+def test_the_vae_keeps_the_scaling_factor_of_its_config(own_root):
+    rewrite_config(own_root / "vae" / "config.json", scaling_factor=0.7)
+    assert load_vae(own_root).config.scaling_factor == 0.7
+
+
+def test_a_batch_is_encoded_and_decoded_as_one_by_one(root):
+    vae = load_vae(root)
+    clips = torch.randn(3, 3, 5, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        latents = vae.encode(clips).latent_dist.mode()
+        frames = vae.decode(latents).sample
+        for i in range(3):
+            torch.testing.assert_close(vae.encode(clips[i : i + 1]).latent_dist.mode(), latents[i : i + 1])
+            torch.testing.assert_close(vae.decode(latents[i : i + 1]).sample, frames[i : i + 1])
+
+
+def test_a_decoder_used_in_inference_mode_can_be_trained_after(root):
+    vae = load_vae(root)
+    latents = torch.randn(2, 4, 2, 2, 3)
+    with torch.inference_mode():
+        vae.decode(latents)
+    vae.decode(latents).sample.sum().backward()
+    assert vae.decoder.mid_block.attentions[0].to_q.weight.grad.abs().sum() > 0
+
+
+def test_other_vaes_keep_diffusers_mask(root):
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+
+    load_vae(root)
+    mask = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(1, 2, torch.float32, "cpu", batch_size=3)
+    assert mask.shape == (3, 2, 2)
+
+
+# --- text encoder ------------------------------------------------------------------------------
+
+
+def test_the_text_encoder_is_loaded_frozen_with_its_tokenizer(root):
+    from transformers import Qwen2_5_VLTextModel
+
+    tokenizer, model = load_text_encoder(root)
+    reference = Qwen2_5_VLTextModel.from_pretrained(root / "text_encoder" / "llm")
+    assert_same_model(model, reference)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert tokenizer("ab")["input_ids"] == [tokenizer.convert_tokens_to_ids(letter) for letter in "ab"]
+
+
+def test_the_published_names_of_a_full_checkpoint_are_understood(own_root):
+    _, before = load_text_encoder(own_root)
+    path = own_root / "text_encoder" / "llm" / "model.safetensors"
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file(
+        tensors | {"visual.patch_embed.proj.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)},
+        path,
+        metadata={"format": "pt"},
+    )
+    assert check_checkpoint(own_root, VERSION) == []
+    assert_same_model(load_text_encoder(own_root)[1], before)
+
+
+def test_the_diffusers_layout_has_its_tokenizer_beside_the_text_encoder(root, tmp_path):
+    shutil.copytree(root / "text_encoder" / "llm", tmp_path / "text_encoder")
+    (tmp_path / "tokenizer").mkdir()
+    for path in (tmp_path / "text_encoder").glob("token*"):
+        path.rename(tmp_path / "tokenizer" / path.name)
+    tokenizer, model = load_text_encoder(tmp_path)
+    assert tokenizer("a")["input_ids"] == load_text_encoder(root)[0]("a")["input_ids"]
+    assert_same_model(model, load_text_encoder(root)[1])
+
+
+def test_a_random_text_encoder_needs_no_weights_and_repeats_itself(own_root):
+    (own_root / "text_encoder" / "llm" / "model.safetensors").unlink()
+    _, model = load_text_encoder(own_root, random_weights_seed=3, dtype=torch.bfloat16)
+    _, again = load_text_encoder(own_root, random_weights_seed=3, dtype=torch.bfloat16)
+    assert_same_model(again, model)
+    assert model.embed_tokens.weight.float().std() == pytest.approx(1, rel=0.05)
+    assert model.rotary_emb.inv_freq.dtype == torch.float32
+    with torch.no_grad():
+        assert model(input_ids=tokens()).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda tensors: tensors.pop("layers.0.mlp.up_proj.weight"),
+            "up_proj.weight' of shape .* is missing",
+        ),
+        (lambda tensors: tensors.update({"norm.weight": torch.ones(3)}), r"norm.weight.*\(3,\)"),
+    ],
+    ids=["missing", "misshapen"],
+)
+def test_a_text_encoder_that_does_not_fit_is_refused(own_root, change, message):
+    rewrite(own_root / "text_encoder" / "llm" / "model.safetensors", change)
+    with pytest.raises(ValueError, match=message):
+        load_text_encoder(own_root)
+    assert len(check_checkpoint(own_root, VERSION)) == 1
+
+
+# --- the check at the start --------------------------------------------------------------------
+
+
+def test_a_complete_checkpoint_has_no_problems(root):
+    assert check_checkpoint(root, VERSION) == []
+
+
+def test_every_broken_component_is_named_at_once(own_root):
+    (own_root / "vae" / "config.json").write_text("{")
+    shutil.rmtree(own_root / "text_encoder")
+    transformer, vae, text_encoder = check_checkpoint(own_root, "720p_t2v")
+    assert "720p_t2v" in transformer
+    assert VERSION in transformer
+    assert "not JSON" in vae
+    assert "text encoder" in text_encoder
+
+
+def test_random_weights_need_no_files_but_the_configs(own_root):
+    for path in own_root.rglob("*.safetensors"):
+        path.unlink()
+    assert len(check_checkpoint(own_root, VERSION)) == 3
+    assert check_checkpoint(own_root, VERSION, weights_needed=False) == []
+
+
+def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
+    code = "import sys, hyvideo.models.loading; print({'diffusers', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

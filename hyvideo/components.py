@@ -28,9 +28,7 @@ class Components:
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """``auto`` takes this process's GPU if there is one. Raises ValueError where cuda is asked for and absent."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "device cuda needs a GPU that torch can use, and there is none; set device auto or cpu"
-        )
+        raise ValueError("device cuda needs a GPU that torch can use, and there is none; set device auto or cpu")
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 

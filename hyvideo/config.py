@@ -23,20 +23,12 @@ def _setting(default, sentence: str):
 
 @dataclass(frozen=True)
 class ModelSettings:
-    pretrained_model_root: str = _setting(
-        "./ckpts", "Folder of the checkpoints, in the original or diffusers layout."
-    )
+    pretrained_model_root: str = _setting("./ckpts", "Folder of the checkpoints, in the original or diffusers layout.")
     transformer_version: str = _setting("480p_t2v", "Which transformer under <root>/transformer to train.")
-    dtype: Literal["bf16", "fp32"] = _setting(
-        "bf16", "Precision in which the transformer and text encoder compute."
-    )
+    dtype: Literal["bf16", "fp32"] = _setting("bf16", "Precision in which the transformer and text encoder compute.")
     vae_dtype: Literal["fp16", "bf16", "fp32"] = _setting("fp16", "Precision in which videos are decoded.")
-    random_weights: bool = _setting(
-        False, "Draw weights at random and read configurations only, for smoke tests."
-    )
-    device: Literal["auto", "cuda", "cpu"] = _setting(
-        "auto", "Where to compute; auto takes a GPU if there is one."
-    )
+    random_weights: bool = _setting(False, "Draw weights at random and read configurations only, for smoke tests.")
+    device: Literal["auto", "cuda", "cpu"] = _setting("auto", "Where to compute; auto takes a GPU if there is one.")
     num_threads: int = _setting(0, "CPU threads of a process; 0 leaves the choice to torch.")
 
 
@@ -55,21 +47,13 @@ class DataSettings:
 class RolloutSettings:
     batch_size: int = _setting(2, "Rollouts of a data-parallel replica in one batch.")
     num_generations: int = _setting(4, "Group size: rollouts of one prompt.")
-    gradient_accumulation_steps: int = _setting(
-        1, "Batches of rollouts that one iteration samples and trains on."
-    )
-    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = _setting(
-        "sage_grpo", "The stochastic sampler."
-    )
+    gradient_accumulation_steps: int = _setting(1, "Batches of rollouts that one iteration samples and trains on.")
+    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = _setting("sage_grpo", "The stochastic sampler.")
     eta: float = _setting(0.5, "Exploration scale of the sampler.")
     grpo_sampling_steps: int = _setting(20, "Denoising steps of a rollout.")
     shift: float = _setting(5.0, "Shift of the noise schedule.")
-    cfg_scale: float = _setting(
-        6.0, "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch."
-    )
-    batch_guidance: bool = _setting(
-        True, "Run both guidance branches as one batch of two; false saves memory."
-    )
+    cfg_scale: float = _setting(6.0, "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch.")
+    batch_guidance: bool = _setting(True, "Run both guidance branches as one batch of two; false saves memory.")
     last_step: Literal["stochastic", "deterministic"] = _setting(
         "stochastic",
         "Whether the last step leaves its noise in the video, or takes the mean and is not trained.",
@@ -92,23 +76,17 @@ class RewardSettings:
 class LossSettings:
     clip_range: float = _setting(1e-4, "Ratios are clipped to 1 plus or minus this.")
     use_grad_balancing: bool = _setting(True, "Weight the steps by the temporal gradient equalizer.")
-    enable_timestep_permutation: bool = _setting(
-        True, "Visit the denoising steps of each rollout in a random order."
-    )
+    enable_timestep_permutation: bool = _setting(True, "Visit the denoising steps of each rollout in a random order.")
     timestep_fraction: float = _setting(1.0, "Fraction of the stochastic steps that an update trains.")
-    num_updates_per_rollout: int = _setting(
-        1, "Optimizer updates per iteration, on mini-batches of whole groups."
-    )
+    num_updates_per_rollout: int = _setting(1, "Optimizer updates per iteration, on mini-batches of whole groups.")
     mini_batch_size_per_update: int = _setting(1, "Rollouts in one training forward.")
 
 
 @dataclass(frozen=True)
 class TrustRegionSettings:
-    kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = (
-        _setting(
-            "flags",
-            "Which distances hold the policy; `flags` derives it from kl_weight, use_moving_KL and use_dual_kl.",
-        )
+    kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = _setting(
+        "flags",
+        "Which distances hold the policy; `flags` derives it from kl_weight, use_moving_KL and use_dual_kl.",
     )
     use_moving_KL: bool = _setting(True, "The anchor moves with the policy.")
     use_dual_kl: bool = _setting(True, "Hold position (anchor) and velocity (last policy) together.")
@@ -122,9 +100,7 @@ class TrustRegionSettings:
     kl_weight: float = _setting(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
     kl_coef: float = _setting(1e-7, "Coefficient at the start.")
     kl_min_coef: float = _setting(1e-7, "Smallest coefficient.")
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = _setting(
-        "adaptive", "Rule of the coefficient."
-    )
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = _setting("adaptive", "Rule of the coefficient.")
     kl_feedback: Literal["paper", "lagrangian"] = _setting(
         "paper", "Whether a KL above the target lowers the coefficient (paper) or raises it."
     )
@@ -161,21 +137,13 @@ class DistributedSettings:
 @dataclass(frozen=True)
 class RecordSettings:
     output_dir: str = _setting("./outputs", "Where the run leaves everything.")
-    report_to: list[str] = _setting(
-        ["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none."
-    )
+    report_to: list[str] = _setting(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
     save_interval: int = _setting(50, "Iterations between checkpoints; the last iteration is always saved.")
     save_total_limit: int = _setting(3, "Checkpoints to keep; 0 keeps all.")
-    resume_from_checkpoint: str = _setting(
-        "", "Folder of a checkpoint, or `latest` for the newest of output_dir."
-    )
-    log_video_interval: int = _setting(
-        10, "Iterations between two that keep some of their videos; 0 keeps none."
-    )
+    resume_from_checkpoint: str = _setting("", "Folder of a checkpoint, or `latest` for the newest of output_dir.")
+    log_video_interval: int = _setting(10, "Iterations between two that keep some of their videos; 0 keeps none.")
     log_num_videos: int = _setting(4, "Videos to keep of an iteration or validation.")
-    validation_interval: int = _setting(
-        50, "Iterations between validations; also before the first and after the last."
-    )
+    validation_interval: int = _setting(50, "Iterations between validations; also before the first and after the last.")
     validation_steps: int = _setting(40, "Denoising steps of a validation video, without noise.")
     validation_seed: int = _setting(930, "Seed of the validation noise, the same every time.")
     validation_repeats: int = _setting(1, "Videos per validation prompt.")
@@ -218,9 +186,7 @@ class Config:
 
     def flat(self) -> dict:
         """All settings in one dict, by flag name."""
-        return {
-            name: value for section in dataclasses.asdict(self).values() for name, value in section.items()
-        }
+        return {name: value for section in dataclasses.asdict(self).values() for name, value in section.items()}
 
     def with_settings(self, **changes) -> "Config":
         """A copy in which the named settings have other values."""
@@ -229,8 +195,7 @@ class Config:
         for name, value in changes.items():
             by_section.setdefault(owner[name], {})[name] = value
         sections = {
-            section: dataclasses.replace(getattr(self, section), **values)
-            for section, values in by_section.items()
+            section: dataclasses.replace(getattr(self, section), **values) for section, values in by_section.items()
         }
         return dataclasses.replace(self, **sections)
 
@@ -279,9 +244,7 @@ def parse(argv: list[str] | None = None) -> CommandLine:
 def load_config(path: str | Path, **overrides) -> Config:
     """The settings of a YAML file, with some of them changed."""
     parser = _settings_parser()
-    sections = parser.parse_args_into_dataclasses(
-        args=_flags_of_yaml(Path(path), parser), look_for_args_file=False
-    )
+    sections = parser.parse_args_into_dataclasses(args=_flags_of_yaml(Path(path), parser), look_for_args_file=False)
     return Config(*sections).with_settings(**overrides)
 
 

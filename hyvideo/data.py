@@ -23,19 +23,13 @@ def read_prompts(path: str | Path) -> list[str]:
                 raise ValueError(f"a prompts CSV needs a column named `prompt`, got {columns} in {path}")
             prompts = [(row["prompt"] or "").strip() for row in reader]
     except OSError as error:
-        raise ValueError(
-            f"a prompts CSV must be a readable file, got {str(path)!r} ({error.strerror})"
-        ) from error
+        raise ValueError(f"a prompts CSV must be a readable file, got {str(path)!r} ({error.strerror})") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"a prompts CSV must be UTF-8 text in CSV form, got {str(path)!r} ({error})"
-        ) from error
+        raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {str(path)!r} ({error})") from error
     if not prompts:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {path}")
     if "" in prompts:
-        raise ValueError(
-            f"every row of a prompts CSV needs a prompt, row {prompts.index('') + 1} of {path} has none"
-        )
+        raise ValueError(f"every row of a prompts CSV needs a prompt, row {prompts.index('') + 1} of {path} has none")
     return prompts
 
 

@@ -54,13 +54,9 @@ def drop_after(path: Path, resume_iteration: int) -> None:
     iterations = [iteration_of(line) for line in lines]
     if None in iterations[:-1]:
         number = iterations.index(None) + 1
-        raise ValueError(
-            f"line {number} of {path} is not a JSON object with an iteration; repair or remove it"
-        )
+        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove it")
     kept = [
-        line
-        for line, iteration in zip(lines, iterations)
-        if iteration is not None and iteration <= resume_iteration
+        line for line, iteration in zip(lines, iterations) if iteration is not None and iteration <= resume_iteration
     ]
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -176,9 +172,7 @@ def import_wandb():
         wandb = None
     # Where wandb is not installed, a folder ./wandb left by an earlier run is imported as an empty module.
     if not hasattr(wandb, "init"):
-        raise ValueError(
-            'report_to has "wandb", which is not installed; pip install wandb or take it out of report_to'
-        )
+        raise ValueError('report_to has "wandb", which is not installed; pip install wandb or take it out of report_to')
     return wandb
 
 
@@ -224,9 +218,7 @@ class MetricsWriter:
     def log(self, metrics: dict[str, float], iteration: int) -> None:
         """The metrics of one iteration. Raises ValueError where it has been logged before."""
         if self.last_iteration is not None and iteration <= self.last_iteration:
-            raise ValueError(
-                f"iterations are logged once and in order: {iteration} after {self.last_iteration}"
-            )
+            raise ValueError(f"iterations are logged once and in order: {iteration} after {self.last_iteration}")
         self.lines.write(as_json_line(metrics, iteration) + "\n")
         self.last_iteration = iteration
         numbers = {name: float(value) for name, value in metrics.items() if name != "iteration"}
@@ -282,9 +274,7 @@ class ProgressBar:
         total: iterations of the whole run; ``initial`` of them were done before it was resumed.
     """
 
-    def __init__(
-        self, total: int, *, initial: int = 0, every_seconds: float = 30.0, stream: TextIO | None = None
-    ):
+    def __init__(self, total: int, *, initial: int = 0, every_seconds: float = 30.0, stream: TextIO | None = None):
         self.total, self.initial, self.iteration = total, initial, initial
         self.stream = sys.stderr if stream is None else stream
         self.every_seconds = every_seconds

@@ -189,9 +189,7 @@ def before_after(
     """
     check_rows(prompts, before, after, captions)
     if num_frames < 1 or frame_height < 1:
-        raise ValueError(
-            f"num_frames and frame_height must be at least 1, got {num_frames} and {frame_height} pixels"
-        )
+        raise ValueError(f"num_frames and frame_height must be at least 1, got {num_frames} and {frame_height} pixels")
     fonts = load_fonts(font_file)
     rows = [
         tuple([fit_frame(frame, frame_height) for frame in even_frames(clip, num_frames)] for clip in pair)

@@ -24,9 +24,7 @@ class Plan:
     updates: int
     stochastic_steps: int
     trained_steps: int  # of each rollout, in one update
-    forwards_per_rollout: (
-        float  # transformer evaluations, a training forward-backward counted as 3, or 4 if recomputed
-    )
+    forwards_per_rollout: float  # transformer evaluations, a training forward-backward counted as 3, or 4 if recomputed
     ratio_must_be_one: bool
     clip_can_bind: bool
 
@@ -62,9 +60,7 @@ def num_stochastic_steps(config: Config) -> int:
 
 
 def needs_anchor(config: Config) -> bool:
-    dual_without_position = (
-        config.kl_strategy.startswith("dual") and config.trust_region.dual_kl_moving_weight == 0
-    )
+    dual_without_position = config.kl_strategy.startswith("dual") and config.trust_region.dual_kl_moving_weight == 0
     return config.kl_strategy not in ("none", "stepwise") and not dual_without_position
 
 

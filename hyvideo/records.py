@@ -56,21 +56,15 @@ def write_config(output_dir: Path, config: Config, device: torch.device, world_s
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "processes": world_size,
         "threads": torch.get_num_threads(),
     }
     settings = {name: value for name, value in config.flat().items() if value is not None}
-    write_text(
-        output_dir / "config.yaml", yaml.safe_dump(settings | {"environment": environment}, sort_keys=False)
-    )
+    write_text(output_dir / "config.yaml", yaml.safe_dump(settings | {"environment": environment}, sort_keys=False))
 
 
-def score_entry(
-    prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float
-) -> dict:
+def score_entry(prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float) -> dict:
     """One object of scores.json. A number that is not there is null."""
     scores = {name: _or_none(value) for name, value in reward.scores.items()}
     return {

@@ -64,9 +64,7 @@ def step_noise(config: Config, iteration: int, place: Place, step: int, shape: t
     return normal(shape, config.data.seed, "step noise", iteration, place.group, place.member, step)
 
 
-def visiting_orders(
-    config: Config, iteration: int, places: list[Place], steps: list[int], count: int
-) -> Tensor:
+def visiting_orders(config: Config, iteration: int, places: list[Place], steps: list[int], count: int) -> Tensor:
     """Which stochastic steps of each rollout are trained, and in which order. Shape: (rollouts, count)."""
     if not config.loss.enable_timestep_permutation:
         return torch.tensor([steps[:count]] * len(places))

@@ -82,9 +82,7 @@ class Trainer:
         scheduler = self.pipeline.scheduler
         self.stochastic_steps = scheduler.stochastic_steps(**sampler)
         balancing = scheduler.compute_grad_balancing_factors(**sampler)
-        self.step_weights = (balancing if config.loss.use_grad_balancing else (balancing > 0).float()).to(
-            device
-        )
+        self.step_weights = (balancing if config.loss.use_grad_balancing else (balancing > 0).float()).to(device)
 
         settings = config.trust_region
         self.kl_weights = kl_weights(
@@ -118,9 +116,7 @@ class Trainer:
             self.validation.run(0)
         with (
             writer or nullcontext(),
-            ProgressBar(config.optimizer.max_steps, initial=self.iteration)
-            if writer
-            else nullcontext() as bar,
+            ProgressBar(config.optimizer.max_steps, initial=self.iteration) if writer else nullcontext() as bar,
         ):
             while self.iteration < config.optimizer.max_steps:
                 self.iteration += 1
@@ -151,9 +147,7 @@ class Trainer:
             scores = self.scorer.score(videos, prompts, fps=self.config.data.fps)
             rewards = rewards_of(scores, self.config.reward_weights)
         advantages, reward_metrics = self.advantages(rewards)
-        visits = visiting_orders(
-            self.config, self.iteration, places, self.stochastic_steps, self.plan.trained_steps
-        )
+        visits = visiting_orders(self.config, self.iteration, places, self.stochastic_steps, self.plan.trained_steps)
         round_ = Round(places, prompts, conditions, rollout, rewards, advantages, visits)
         with timer("anchor"):
             anchor_means = self.anchor_means(round_)
@@ -179,15 +173,11 @@ class Trainer:
         parts = []
         for start in range(0, len(places), size):
             part = places[start : start + size]
-            noise = self._stack_noise(
-                [initial_noise(self.config, self.iteration, p, self.latent_shape) for p in part]
-            )
+            noise = self._stack_noise([initial_noise(self.config, self.iteration, p, self.latent_shape) for p in part])
 
             def draw(step: int, part=part) -> Tensor:
                 shape = self.latent_shape
-                return self._stack_noise(
-                    [step_noise(self.config, self.iteration, p, step, shape) for p in part]
-                )
+                return self._stack_noise([step_noise(self.config, self.iteration, p, step, shape) for p in part])
 
             rows = list(range(start, start + len(part)))
             parts.append(self.pipeline.sample(conditions.select(rows), noise, draw))
@@ -197,10 +187,7 @@ class Trainer:
     def advantages(self, rewards: list[Reward]) -> tuple[Tensor, dict[str, float]]:
         """Advantages of this replica's rollouts (rollouts,), normalised over the whole groups of all replicas."""
         own = torch.tensor(
-            [
-                [reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)]
-                for reward in rewards
-            ],
+            [[reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)] for reward in rewards],
             dtype=torch.float64,
         )
         batches, size = self.config.rollout.gradient_accumulation_steps, self.config.rollout.batch_size
@@ -423,18 +410,14 @@ class Trainer:
         kept = {i: videos[i] for i in evenly_spaced(record.log_num_videos, len(videos))}
         names = write_videos(folder, kept, self.config.data.fps)
         entries = [
-            score_entry(
-                prompt, self.config.data.seed, place.group, reward, file=names.get(i), advantage=advantage
-            )
+            score_entry(prompt, self.config.data.seed, place.group, reward, file=names.get(i), advantage=advantage)
             for i, (prompt, place, reward, advantage) in enumerate(
                 zip(round_.prompts, round_.places, round_.rewards, round_.advantages.tolist())
             )
         ]
         write_json(folder / "scores.json", entries)
         for i, video in kept.items():
-            writer.add_video(
-                f"rollout/{i}", video, self.config.data.fps, self.iteration, file=folder / names[i]
-            )
+            writer.add_video(f"rollout/{i}", video, self.config.data.fps, self.iteration, file=folder / names[i])
 
     def _is_due(self, interval: int) -> bool:
         return self.iteration % interval == 0 or self.iteration == self.config.optimizer.max_steps

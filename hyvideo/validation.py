@@ -102,9 +102,7 @@ class Validation:
 
     def _noise(self, row: int) -> Tensor:
         prompt, repeat = divmod(row, self.config.record.validation_repeats)
-        return normal(
-            self.latent_shape, self.config.record.validation_seed, "validation noise", prompt, repeat
-        )
+        return normal(self.latent_shape, self.config.record.validation_seed, "validation noise", prompt, repeat)
 
     def _gather(self, rewards: list[Reward]) -> list[Reward]:
         """The rewards of all validation videos, in their order."""
@@ -112,9 +110,7 @@ class Validation:
             [[reward.total, *(reward.scores[name] for name in DIMENSIONS)] for reward in rewards],
             dtype=torch.float64,
         )
-        everyone = gather_replicas(own.flatten(), self.mesh).view(
-            self.mesh.num_replicas, -1, 1 + len(DIMENSIONS)
-        )
+        everyone = gather_replicas(own.flatten(), self.mesh).view(self.mesh.num_replicas, -1, 1 + len(DIMENSIONS))
         in_order = everyone.transpose(0, 1).flatten(0, 1)[: len(self.prompts)].tolist()
         return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
 

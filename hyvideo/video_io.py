@@ -27,9 +27,7 @@ def to_uint8(video: Tensor) -> Tensor:
     diverged.
     """
     if not video.is_floating_point():
-        raise ValueError(
-            f"to_uint8 takes floats in [-1, 1], got {video.dtype}; a uint8 clip needs no conversion"
-        )
+        raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}; a uint8 clip needs no conversion")
     video = video.float()
     if not video.isfinite().all():
         num_broken = (~video.isfinite()).sum().item()
@@ -93,15 +91,12 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)  # (frames, height, width, channels)
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
         raise ValueError(
-            f"H.264 in yuv420p needs an even height and width, got {video.shape[-2]} x "
-            f"{video.shape[-1]}; crop the clip"
+            f"H.264 in yuv420p needs an even height and width, got {video.shape[-2]} x {video.shape[-1]}; crop the clip"
         )
     # The extension chooses the container, so the temporary name keeps it; the process id parts two writers.
     aside = path.with_name(f".{path.stem}.{os.getpid()}.part.mp4")
     try:
-        iio.imwrite(
-            aside, pixels.numpy(), plugin="pyav", codec="libx264", fps=float(fps), out_pixel_format="yuv420p"
-        )
+        iio.imwrite(aside, pixels.numpy(), plugin="pyav", codec="libx264", fps=float(fps), out_pixel_format="yuv420p")
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -137,9 +132,7 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
         # One by one: reading the batch would return uninitialised memory in place of frames that are missing.
         frames = list(file.iter())
     if not frames or len(frames) < num_frames:
-        raise ValueError(
-            f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again"
-        )
+        raise ValueError(f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again")
     if fps is None:
         raise ValueError(f"{path} has no frame rate; write it again with one")
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps

@@ -68,9 +68,7 @@ def test_a_line_is_on_disk_before_the_writer_is_closed(tmp_path):
 
 def test_what_is_not_finite_becomes_null_in_strict_json(tmp_path):
     with writer(tmp_path) as metrics:
-        metrics.log(
-            {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.float32("nan"), "e": 0.0}, 1
-        )
+        metrics.log({"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.float32("nan"), "e": 0.0}, 1)
     assert lines(tmp_path) == [{"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.0}]
 
 
@@ -92,9 +90,7 @@ def test_a_resumed_run_drops_later_lines_and_a_torn_last_one(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize(
-    "tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00", b'{"iteration": 3, "a": "\xe2\x82', b"3"]
-)
+@pytest.mark.parametrize("tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00", b'{"iteration": 3, "a": "\xe2\x82', b"3"])
 def test_a_torn_last_line_is_dropped_when_nothing_else_is(tmp_path, tail):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}\n' + tail)
     with writer(tmp_path, resume_iteration=2) as metrics:
@@ -167,9 +163,7 @@ def test_unknown_reporters_are_refused_before_anything_is_written(tmp_path):
 
 @pytest.mark.parametrize("module", [None, types.ModuleType("wandb")])
 def test_wandb_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, monkeypatch, module):
-    monkeypatch.setitem(
-        sys.modules, "wandb", module
-    )  # None: import fails; empty: a folder ./wandb of an earlier run
+    monkeypatch.setitem(sys.modules, "wandb", module)  # None: import fails; empty: a folder ./wandb of an earlier run
     with pytest.raises(ValueError, match="pip install wandb"):
         writer(tmp_path / "run", ["wandb"])
     assert not (tmp_path / "run").exists()

@@ -9,9 +9,7 @@ from hyvideo.pictures import before_after, even_frames, fit_frame, wrap
 from hyvideo.video_io import enlarge
 
 
-def plain_clip(
-    color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32
-) -> torch.Tensor:
+def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
     return torch.tensor(color, dtype=torch.uint8)[None, :, None, None].repeat(num_frames, 1, height, width)
 
 

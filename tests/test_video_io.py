@@ -130,9 +130,7 @@ def test_a_wrong_name_and_a_missing_folder_are_refused(tmp_path):
 def write_sound(path) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=16000)
-        frame = av.AudioFrame.from_ndarray(
-            np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono"
-        )
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
         frame.sample_rate = 16000
         for packet in [*stream.encode(frame), *stream.encode()]:
             container.mux(packet)

@@ -34,9 +34,7 @@ class TrainingState:
     anchor: dict[str, Tensor] | None  # None where it equals the policy, or there is none
 
 
-def save(
-    output_dir: Path, iteration: int, transformer: nn.Module, training: TrainingState, *, keep: int
-) -> Path:
+def save(output_dir: Path, iteration: int, transformer: nn.Module, training: TrainingState, *, keep: int) -> Path:
     """Writes the checkpoint of ``iteration``, then drops the oldest beyond ``keep`` (0 keeps all)."""
     root = output_dir / FOLDER
     target = root / name_of(iteration)
@@ -83,9 +81,7 @@ def find(output_dir: Path, wanted: str) -> Path | None:
     """
     if wanted != LATEST:
         if not (Path(wanted) / "state.json").is_file():
-            raise ValueError(
-                f"resume_from_checkpoint must be `latest` or a checkpoint folder, got {wanted!r}"
-            )
+            raise ValueError(f"resume_from_checkpoint must be `latest` or a checkpoint folder, got {wanted!r}")
         return Path(wanted)
     found = complete(output_dir)
     return found[-1] if found else None

@@ -14,7 +14,6 @@ class Mesh:
     rank: int
     world_size: int
     sp_size: int
-    local_rank: int
 
     @property
     def num_replicas(self) -> int:
@@ -34,19 +33,22 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """Number of this process on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def start(sp_size: int, device: torch.device) -> Mesh:
     """Joins the process group, if torchrun started several processes, and gives this one's place."""
     num_processes = world_size()
-    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    rank = int(os.environ.get("RANK", "0"))
     if num_processes % sp_size:
-        raise ValueError(
-            f"the number of processes must be a multiple of sp_size, got {num_processes} and {sp_size}"
-        )
+        raise ValueError(f"the number of processes must be a multiple of sp_size, got {num_processes} and {sp_size}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if num_processes > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Mesh(rank, num_processes, sp_size, local_rank)
+    return Mesh(rank, num_processes, sp_size)
 
 
 def stop() -> None:

@@ -20,9 +20,7 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
     Returns: Shape and dtype of ``rewards``.
     """
     if group_size < 1 or rewards.ndim != 1 or len(rewards) % group_size:
-        raise ValueError(
-            f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}"
-        )
+        raise ValueError(f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}")
     # Float64: the rounding of a mean of equal float32 numbers is as large as epsilon.
     groups = rewards.detach().double().view(-1, group_size)
     scored = groups.isfinite()

@@ -107,9 +107,7 @@ def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | None =
     strength = torch.zeros(batch) if corruption is None else corruption
     noise, blur, jitter, flicker = _one_defect_each(strength, rng)
 
-    centres = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(
-        rng.standard_normal((batch, NUM_FRAMES, 2))
-    )
+    centres = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(rng.standard_normal((batch, NUM_FRAMES, 2)))
     radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))
     scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
     radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)

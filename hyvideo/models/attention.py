@@ -130,9 +130,7 @@ def install(transformer: nn.Module) -> None:
         transformer.rope.register_forward_hook(_append_text_is_full)
 
 
-def _append_text_is_full(
-    rope: nn.Module, inputs: tuple[Tensor], tables: tuple[Tensor, Tensor]
-) -> RotaryTables:
+def _append_text_is_full(rope: nn.Module, inputs: tuple[Tensor], tables: tuple[Tensor, Tensor]) -> RotaryTables:
     return (*tables, rope.text_is_full)
 
 
@@ -148,9 +146,7 @@ def text_is_full(transformer: nn.Module, full: bool) -> Iterator[None]:
         ValueError: `install` has not been called on the transformer.
     """
     if not hasattr(transformer.rope, "text_is_full"):
-        raise ValueError(
-            "text_is_full needs a transformer prepared by hyvideo.models.attention.install; call it first"
-        )
+        raise ValueError("text_is_full needs a transformer prepared by hyvideo.models.attention.install; call it first")
     before = transformer.rope.text_is_full
     transformer.rope.text_is_full = bool(full)
     try:

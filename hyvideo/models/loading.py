@@ -141,9 +141,7 @@ def load_vae(
     """
     from hyvideo.models.attention import install_causal_mask
 
-    vae = _load(
-        _VAE, _vae_folder(Path(root)), dtype=dtype, device=device, random_weights_seed=random_weights_seed
-    )
+    vae = _load(_VAE, _vae_folder(Path(root)), dtype=dtype, device=device, random_weights_seed=random_weights_seed)
     install_causal_mask(vae)
     return vae
 
@@ -168,7 +166,7 @@ def load_text_encoder(
     folder, tokenizer_folder = _text_encoder_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     if random_weights_seed is not None:
-        model = _random_text_encoder(folder, random_weights_seed)
+        model = _random_text_encoder(folder, random_weights_seed, dtype)
     else:
         _refuse(folder, _text_encoder_problems(folder))
         # transformers knows how to rename old checkpoints; that it found everything was just made sure of.
@@ -176,7 +174,8 @@ def load_text_encoder(
             folder.path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
         assert not report["missing_keys"], report["missing_keys"]
-    return tokenizer, model.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
+    return tokenizer, model.to(device).requires_grad_(False).eval()
 
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
@@ -291,9 +290,7 @@ def _load(
     state = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
     model.load_state_dict(component.to_diffusers(state) if is_original else state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
-    assert not any(tensor.is_meta for _, tensor in tensors), (
-        "a tensor outside the state dict was left without memory"
-    )
+    assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict was left without memory"
     return model.eval()
 
 
@@ -306,17 +303,16 @@ def _build_without_memory(component: _Component, folder: _Folder) -> tuple[nn.Mo
         return getattr(diffusers, component.class_name)(**arguments), is_original
 
 
-def _random_text_encoder(folder: _Folder, seed: int) -> nn.Module:
+def _random_text_encoder(folder: _Folder, seed: int, dtype: torch.dtype) -> nn.Module:
     from transformers import Qwen2_5_VLTextModel
 
     # Built with memory: the rotary frequencies are computed at construction and not in the state dict. The
     # first initialisation is thrown away and must not move the caller's random state.
     with torch.random.fork_rng(devices=[]):
-        model = Qwen2_5_VLTextModel(_text_config(folder)).float()
+        model = Qwen2_5_VLTextModel(_text_config(folder))
     shapes = _shapes(model.state_dict())
-    model.load_state_dict(
-        {name: draw_tensor(seed, name, shape) for name, shape in shapes.items()}, strict=True
-    )
+    state = {name: draw_tensor(seed, name, shape).to(dtype) for name, shape in shapes.items()}
+    model.load_state_dict(state, strict=True, assign=True)
     return model
 
 
@@ -357,9 +353,7 @@ def _save_original(
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     stored = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
     if not stored.isfinite().all():
-        raise ValueError(
-            f"tensor {name!r} has values that are not finite in {dtype}; save with dtype=torch.float32"
-        )
+        raise ValueError(f"tensor {name!r} has values that are not finite in {dtype}; save with dtype=torch.float32")
     return stored
 
 
@@ -371,14 +365,10 @@ def _transformer_folder(root: Path, version: str | None) -> _Folder:
             return _Folder(folder, label)
     if versions.is_dir():
         found = sorted(path.parent.name for path in versions.glob("*/config.json"))
-        raise ValueError(
-            f"{label}: {versions} has no such folder with a config.json; versions there: {found}"
-        )
+        raise ValueError(f"{label}: {versions} has no such folder with a config.json; versions there: {found}")
     if (root / "config.json").is_file():
         return _Folder(root, label)
-    raise ValueError(
-        f"{label}: {root} has neither a folder transformer nor a config.json; set pretrained_model_root"
-    )
+    raise ValueError(f"{label}: {root} has neither a folder transformer nor a config.json; set pretrained_model_root")
 
 
 def _vae_folder(root: Path) -> _Folder:
@@ -528,9 +518,7 @@ def _tensor_problems(folder: _Folder, expected: Shapes, weights: _Weights) -> li
     return problems
 
 
-def _setting_problems(
-    own: Mapping[str, Any], other: Mapping[str, Any], ignored: Iterable[str] = ()
-) -> list[str]:
+def _setting_problems(own: Mapping[str, Any], other: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
     return [
         f"{key} is {own.get(key)!r} in the model and {other.get(key)!r} in config.json"
         for key in sorted((set(own) | set(other)) - set(ignored))

@@ -159,9 +159,7 @@ def _rename(state_dict: Mapping[str, Tensor], renamings: list[_Renaming], kind: 
     for name, tensor in state_dict.items():
         new_name = _new_name(name, renamings)
         if new_name is None:
-            raise ValueError(
-                f"tensor {name!r} with shape {tuple(tensor.shape)} is no tensor of {kind} checkpoint"
-            )
+            raise ValueError(f"tensor {name!r} with shape {tuple(tensor.shape)} is no tensor of {kind} checkpoint")
         renamed[new_name] = tensor
     return renamed
 
@@ -195,9 +193,7 @@ def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     fused = {}
     for name, tensor in state_dict.items():
         if _FUSED.fullmatch(name):
-            raise ValueError(
-                f"tensor {name!r} is fused already; call unfuse_qkv_projections() on the model first"
-            )
+            raise ValueError(f"tensor {name!r} is fused already; call unfuse_qkv_projections() on the model first")
         match = _SPLIT.fullmatch(name)
         if not match:
             fused[name] = tensor
@@ -267,13 +263,9 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     """
     for key, value in _ONLY_VALUES.items():
         if config.get(key, value) != value:
-            raise ValueError(
-                f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class"
-            )
+            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class")
     if config.get("attn_mode") == _SPARSE_ATTENTION:
-        raise ValueError(
-            f"config key 'attn_mode' is {_SPARSE_ATTENTION!r}: take a version without sparse attention"
-        )
+        raise ValueError(f"config key 'attn_mode' is {_SPARSE_ATTENTION!r}: take a version without sparse attention")
 
     hidden_size, num_heads = _integer(config, "hidden_size"), _integer(config, "heads_num")
     rope_dims = _integers(config, "rope_dim_list")
@@ -317,9 +309,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     resolution = {size: name for name, size in _TARGET_SIZES.items()}.get(config["target_size"])
     if resolution is None:
-        raise ValueError(
-            f"target_size must be one of {sorted(_TARGET_SIZES.values())}, got {config['target_size']}"
-        )
+        raise ValueError(f"target_size must be one of {sorted(_TARGET_SIZES.values())}, got {config['target_size']}")
     if config["text_embed_2_dim"] != _BYT5_STATES_DIM:
         raise ValueError(
             f"text_embed_2_dim must be {_BYT5_STATES_DIM}, which the original takes for granted, "
@@ -371,10 +361,11 @@ def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: A key is missing or of the wrong type, or latents are to be shifted.
     """
     if config.get("shift_factor"):
-        raise ValueError(
-            f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers"
-        )
-    arguments = {argument: _integer(config, key) for key, argument in _VAE_ARGUMENTS.items()}
+        raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")
+    arguments = {
+        argument: _integer(config, key, at_least=0 if key == "layers_per_block" else 1)
+        for key, argument in _VAE_ARGUMENTS.items()
+    }
     return arguments | {
         "block_out_channels": _integers(config, "block_out_channels"),
         "downsample_match_channel": bool(config.get("downsample_match_channel", True)),
@@ -400,26 +391,20 @@ def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _target_size(resolution: str) -> int:
     if resolution not in _TARGET_SIZES:
-        raise ValueError(
-            f"config key 'ideal_resolution' must be one of {list(_TARGET_SIZES)}, got {resolution!r}"
-        )
+        raise ValueError(f"config key 'ideal_resolution' must be one of {list(_TARGET_SIZES)}, got {resolution!r}")
     return _TARGET_SIZES[resolution]
 
 
-def _integer(config: Mapping[str, Any], key: str) -> int:
+def _integer(config: Mapping[str, Any], key: str, at_least: int = 1) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config key {key!r} must be a positive integer, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ValueError(f"config key {key!r} must be an integer of at least {at_least}, got {value!r}")
     return value
 
 
 def _integers(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     value = config.get(key)
-    if (
-        not isinstance(value, (list, tuple))
-        or not value
-        or not all(type(item) is int and item > 0 for item in value)
-    ):
+    if not isinstance(value, (list, tuple)) or not value or not all(type(item) is int and item > 0 for item in value):
         raise ValueError(f"config key {key!r} must be a list of positive integers, got {value!r}")
     return tuple(value)
 

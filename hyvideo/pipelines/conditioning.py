@@ -129,9 +129,7 @@ class PromptEncoder:
         self.crop_start = 10**9  # no truncation while it is unknown
         first, second = self._token_ids("a"), self._token_ids("b")
         crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
-        assert self.tokenizer.decode(first[:crop]).endswith("user\n"), (
-            "the crop must fall where the user's text begins"
-        )
+        assert self.tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
         return crop
 
     @staticmethod

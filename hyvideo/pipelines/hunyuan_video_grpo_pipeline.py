@@ -70,9 +70,7 @@ class HunyuanVideoGRPOPipeline:
         compute_dtype: torch.dtype = torch.float32,
     ):
         if sampling.guidance_scale > 1 and unconditional is None:
-            raise ValueError(
-                f"guidance of {sampling.guidance_scale} needs the conditions of the empty prompt"
-            )
+            raise ValueError(f"guidance of {sampling.guidance_scale} needs the conditions of the empty prompt")
         self.transformer = transformer
         self.vae = vae
         self.scheduler = scheduler
@@ -206,9 +204,7 @@ class HunyuanVideoGRPOPipeline:
             conditional = self._branch(transformer, latents, timestep, conditions)
         return unconditional + scale * (conditional - unconditional)
 
-    def _branch(
-        self, transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Conditions
-    ) -> Tensor:
+    def _branch(self, transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """One forward of the transformer for text-to-video: no condition latents, mask 0."""
         batch = len(latents)
         empty = torch.zeros_like(latents)

@@ -111,9 +111,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
                 f"model_output and sample must have one shape, got {tuple(model_output.shape)} and {tuple(sample.shape)}"
             )
         if prev_sample is not None and noise is not None:
-            raise ValueError(
-                "prev_sample is to be scored and noise is to be drawn with: give one of them, got both"
-            )
+            raise ValueError("prev_sample is to be scored and noise is to be drawn with: give one of them, got both")
         velocity, sample = model_output.float(), sample.float()
         indices = self._indices(timestep, len(sample))
         table = self._ode_transitions() if deterministic else self._transitions(sde_type, eta)
@@ -169,16 +167,12 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self._check_ready()
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
-            raise ValueError(
-                f"timestep must be one number or one for each of {batch} samples, got {len(values)}"
-            )
+            raise ValueError(f"timestep must be one number or one for each of {batch} samples, got {len(values)}")
         places = [self._place_of(value) for value in values]
         return places * batch if len(places) == 1 else places
 
     def _place_of(self, value: float) -> int:
-        place = min(
-            range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value)
-        )
+        place = min(range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value))
         if abs(self._levels[place] * NUM_TRAIN_TIMESTEPS - value) > 1e-3:
             raise ValueError(
                 f"timestep {value} is not in the schedule of {self.num_inference_steps} steps with shift "

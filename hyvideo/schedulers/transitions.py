@@ -59,9 +59,7 @@ VARIANCES = {"sage_grpo": sage_variance, "flow_grpo": flow_variance, "dance_grpo
 SDE_TYPES = (*VARIANCES, "cps")
 
 
-def transition(
-    sde_type: str, sigma: float, sigma_next: float, eta: float, sigma_after_first: float
-) -> Transition:
+def transition(sde_type: str, sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
     """The step of ``sde_type`` from ``sigma`` to ``sigma_next``.
 
     Args:

@@ -1,4 +1,4 @@
-"""A small checkpoint in the original layout, whose outputs in the original programs are stored in tests/golden."""
+"""A small checkpoint in the original layout; tests/golden has what the original programs made of it."""
 
 import json
 import shutil
@@ -48,9 +48,7 @@ def write_text_encoder(folder):
     from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2Tokenizer
 
     words = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
-    tokenizer = Qwen2Tokenizer(
-        vocab={word: i for i, word in enumerate(words)}, merges=[], pad_token="<|endoftext|>"
-    )
+    tokenizer = Qwen2Tokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], pad_token="<|endoftext|>")
     tokenizer.save_pretrained(folder)
     config = Qwen2_5_VLTextConfig(
         vocab_size=len(words),
@@ -102,6 +100,12 @@ def transformer(root):
 
 
 @pytest.fixture
+def golden_clip():
+    """The clip of the golden VAE outputs. Shape: (1, channels, frames, height, width)."""
+    return seeded_normal("clip17", 1, 3, 17, 64, 96).clamp(-1, 1)
+
+
+@pytest.fixture
 def golden_inputs():
     """Inputs of a golden case, padded as the original takes them. Keyword arguments of diffusers' forward."""
 
@@ -114,9 +118,7 @@ def golden_inputs():
             conditions[:, 4, 0] = 1
             image_embeds = seeded_normal(f"{case}/image_embeds", batch, 6, 20)
         return {
-            "hidden_states": torch.cat(
-                [seeded_normal(f"{case}/latents", batch, 4, 3, 4, 5), conditions], dim=1
-            ),
+            "hidden_states": torch.cat([seeded_normal(f"{case}/latents", batch, 4, 3, 4, 5), conditions], dim=1),
             "timestep": torch.tensor([991.7355, 412.25])[:batch],
             "encoder_hidden_states": seeded_normal(f"{case}/text", batch, 20, 24),
             "encoder_attention_mask": (torch.arange(20) < torch.tensor(lengths)[:, None]).float(),

@@ -1,21 +1,22 @@
 import copy
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import GOLDEN
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 from safetensors.torch import load_file
 
 from hyvideo.models import attention
 from hyvideo.models.attention import causal_mask, freeze_dead_parameters, install, text_is_full
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = {
     "t2v_plain": ((9, 17), (0, 0)),
     "t2v_quoted": ((9, 17), (5, 12)),
     "i2v_mixed": ((20, 11), (0, 7)),
 }
-# All relative to the largest value. The golden outputs come from another machine: at timestep 992 the rounding of
-# the embedding's float32 frequencies, exp() of the C library, is an angle of 6e-5 and alone moves them by 4.5e-6.
+# All relative to the largest value. The golden outputs come from another machine: at timestep 992 the
+# rounding of the embedding's float32 frequencies is an angle of 6e-5; alone it moves the output by 4.5e-6.
 GOLDEN_TOLERANCE = 8e-6
 OUTPUT_TOLERANCE = 2e-6
 GRADIENT_TOLERANCE = 1e-5
@@ -51,7 +52,7 @@ def forward(transformer, inputs):
 
 
 def gradients(transformer, inputs, *, full=None):
-    """Gradients of a fixed projection of the output, by parameter; the backward pass runs outside text_is_full."""
+    """Gradients of a projection of the output, by parameter; the backward pass runs outside text_is_full."""
     if full is None:
         out = forward(transformer, inputs)
     else:
@@ -99,9 +100,7 @@ def test_a_batch_of_unequal_texts_gives_the_original_output(transformer, golden_
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_full_text_without_any_mask_gives_the_original_output(
-    transformer, golden_inputs, masks_seen, case, index
-):
+def test_a_full_text_without_any_mask_gives_the_original_output(transformer, golden_inputs, masks_seen, case, index):
     expected = load_file(GOLDEN / "transformer.safetensors")[case][index]
     inputs = trimmed(sample(golden_inputs(case, *CASES[case]), index))
     install(transformer)

@@ -116,9 +116,7 @@ def test_a_vae_with_shortcut_convolutions_comes_back_bit_for_bit():
 
 
 def test_the_released_transformer_has_the_known_size_and_all_its_names_map():
-    state = meta_state(
-        "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers(RELEASED_TRANSFORMER)
-    )
+    state = meta_state("HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers(RELEASED_TRANSFORMER))
     original = transformer_to_original(state)
     assert (len(original), len(state)) == (1793, 1801)
     assert sum(tensor.numel() for tensor in state.values()) == 8_326_608_160
@@ -168,9 +166,7 @@ def test_an_unknown_name_is_refused_and_named(convert, name):
 def test_a_refiner_without_keys_cannot_be_fused():
     prefix = "context_embedder.token_refiner.refiner_blocks.0.attn"
     with pytest.raises(ValueError, match=r"to_k\.bias'\] is missing"):
-        transformer_to_original(
-            {f"{prefix}.to_q.bias": torch.zeros(2), f"{prefix}.to_v.bias": torch.zeros(2)}
-        )
+        transformer_to_original({f"{prefix}.to_q.bias": torch.zeros(2), f"{prefix}.to_v.bias": torch.zeros(2)})
 
 
 def test_a_model_with_fused_projections_is_refused():

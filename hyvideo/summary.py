@@ -1,0 +1,51 @@
+"""What a run says at its start and in the end."""
+
+import json
+import statistics
+from pathlib import Path
+
+from hyvideo.plan import describe
+from hyvideo.validation import Validation
+
+
+def print_start(trainer) -> None:
+    trained = sum(parameter.numel() for parameter in trainer.trained)
+    print(describe(trainer.config, trainer.plan))
+    print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
+    begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
+    print(f"output                 {trainer.output_dir}, {begin}", flush=True)
+
+
+def print_summary(trainer) -> None:
+    """Reward before and after with its spread, where the videos are, and a picture of both."""
+    print()
+    if trainer.validation:
+        print("\n".join(_validation_lines(trainer.validation, trainer.iteration)))
+    else:
+        print(_training_line(trainer.output_dir / "metrics.jsonl"))
+    print(f"metrics, videos and checkpoints are in {trainer.output_dir}")
+
+
+def _validation_lines(validation: Validation, iteration: int) -> list[str]:
+    before, after = validation.measures(0), validation.measures(iteration)
+    gain = after["reward"] - before["reward"]
+    in_spreads = f" = {gain / before['reward_std']:+.2f} of the base's spread" if before["reward_std"] > 0 else ""
+    lines = [
+        f"{len(validation.prompts)} validation videos, same prompts and seeds, iteration 0 -> {iteration}",
+        f"  reward {before['reward']:.3f} ± {before['reward_std']:.3f} -> {after['reward']:.3f} ± "
+        f"{after['reward_std']:.3f}   ({gain:+.3f}{in_spreads})",
+    ]
+    others = [name for name in after if name not in ("reward", "reward_std", "missing")]
+    lines += [f"  {name:<18} {before[name]:.3f} -> {after[name]:.3f}" for name in others]
+    picture = validation.picture(iteration)
+    if picture:
+        lines.append(f"pictures of both: {picture}")
+    lines.append(f"videos of both:   {validation.folder(0)} and {validation.folder(iteration)}")
+    return lines
+
+
+def _training_line(path: Path) -> str:
+    rewards = [json.loads(line)["reward/mean"] for line in path.read_text().splitlines()]
+    few = min(5, len(rewards))
+    first, last = statistics.fmean(rewards[:few]), statistics.fmean(rewards[-few:])
+    return f"reward of the rollouts: {first:.3f} in the first {few} iterations -> {last:.3f} in the last {few}"

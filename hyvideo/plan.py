@@ -96,8 +96,8 @@ def _range_problems(config: Config) -> Iterator[str]:
     values = config.flat()
     at_least_one = (
         "height width sample_n_frames batch_size num_generations gradient_accumulation_steps grpo_sampling_steps "
-        "decode_batch_size num_updates_per_rollout mini_batch_size_per_update update_ref_model_step kl_window max_steps "
-        "sp_size save_interval validation_interval validation_steps validation_repeats validation_batch_size"
+        "decode_batch_size num_updates_per_rollout mini_batch_size_per_update update_ref_model_step kl_window "
+        "max_steps sp_size save_interval validation_interval validation_steps validation_repeats validation_batch_size"
     ).split()
     not_negative = (
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
@@ -162,6 +162,12 @@ def _method_problems(config: Config) -> Iterator[str]:
             f"need kl_min_coef <= kl_coef <= kl_weight, got {settings.kl_min_coef:g}, {settings.kl_coef:g} and "
             f"{settings.kl_weight:g}"
         )
+    updates = config.loss.num_updates_per_rollout
+    if needs_anchor(config) and config.kl_strategy.endswith("moving") and settings.update_ref_model_step % updates:
+        yield (
+            "the anchor is refreshed between rounds: update_ref_model_step must be a multiple of "
+            f"num_updates_per_rollout, got {settings.update_ref_model_step} and {updates}"
+        )
     if settings.kl_target is not None and not settings.kl_target > 0:
         yield f"kl_target must be positive, got {settings.kl_target}"
     if num_stochastic_steps(config) == 0:
@@ -194,15 +200,15 @@ def _reward_problems(config: Config) -> Iterator[str]:
     )
     if not is_number or not weights or not set(weights) <= {"VQ", "MQ", "TA"} or not any(weights.values()):
         yield (
-            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers for VQ, MQ and TA with one "
-            f"not 0, got {text!r}"
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers for VQ, MQ and TA "
+            f"with one not 0, got {text!r}"
         )
 
 
 def _missing_features(config: Config) -> Iterator[str]:
     """What the reference has and this version does not have yet: said, never ignored."""
     if config.distributed.sp_size > 1:
-        yield f"sequence parallelism is not available in this version: sp_size must be 1, got {config.distributed.sp_size}"
+        yield f"sp_size must be 1 in this version, got {config.distributed.sp_size}: no sequence parallelism yet"
     if config.distributed.enable_fsdp:
         yield "FSDP is not available in this version: leave out enable_fsdp"
     if config.optimizer.use_muon:
@@ -221,8 +227,13 @@ def _path_problems(config: Config) -> Iterator[str]:
             yield str(error)
     if not Path(config.model.pretrained_model_root).is_dir():
         yield (
-            f"pretrained_model_root must be a folder of checkpoints, got {config.model.pretrained_model_root!r}, which is "
-            f"not there; download_weights.sh fetches HunyuanVideo-1.5, configs/miniature.yaml needs no download"
+            f"pretrained_model_root must be a folder of checkpoints, got {config.model.pretrained_model_root!r}, "
+            "which is not there; configs/miniature.yaml needs no download"
+        )
+    if (Path(config.record.output_dir) / "metrics.jsonl").exists() and not config.record.resume_from_checkpoint:
+        yield (
+            f"output_dir {config.record.output_dir!r} already holds a run; go on with it by --resume_from_checkpoint "
+            "latest, or name another output_dir"
         )
     problem = _unwritable(Path(config.record.output_dir))
     if problem:

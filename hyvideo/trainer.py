@@ -502,6 +502,8 @@ def _make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opt
 
 def _kl_schedule(config: Config) -> KLScheduleSettings:
     settings = config.trust_region
+    if config.kl_strategy == "none":
+        return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
         schedule=settings.kl_schedule,
         feedback=settings.kl_feedback,

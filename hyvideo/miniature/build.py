@@ -141,7 +141,7 @@ def _clean_latents(vae: nn.Module, seed: int) -> Tensor:
     return vae.encode(world.render(world.LABELS, generator(seed, "scale"))).latent_dist.mode()
 
 
-# --- base policy -----------------------------------------------------------------------------------------------------
+# --- base policy ---------------------------------------------------------------------------------------------------
 
 
 def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, seed: int) -> None:
@@ -223,7 +223,7 @@ def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Condi
     return ((velocity - (noise - clean)) ** 2).mean()
 
 
-# --- held-out reference ------------------------------------------------------------------------------------------------
+# --- held-out reference -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -107,7 +107,7 @@ def _shape_overlap(seen: _Object) -> tuple[Tensor, Tensor]:
 
 
 def _motion(seen: _Object) -> tuple[Tensor, Tensor]:
-    """Displacement over the clip by a straight-line fit (batch, 2), and rms distance from that line (batch,). Pixels."""
+    """Displacement over the clip by a line fit (batch, 2), and rms distance from that line (batch,). Pixels."""
     time = torch.linspace(-0.5, 0.5, seen.area.shape[1])
     path = torch.stack([seen.centre_x, seen.centre_y], dim=-1)  # (batch, frames, 2)
     velocity = (path * time[:, None]).sum(1) / (time**2).sum()

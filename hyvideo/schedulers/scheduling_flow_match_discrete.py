@@ -107,9 +107,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         Raises: ValueError for shapes that differ, a timestep that is not in the schedule, an unknown ``sde_type``.
         """
         if model_output.shape != sample.shape:
-            raise ValueError(
-                f"model_output and sample must have one shape, got {tuple(model_output.shape)} and {tuple(sample.shape)}"
-            )
+            shapes = f"{tuple(model_output.shape)} and {tuple(sample.shape)}"
+            raise ValueError(f"model_output and sample must have one shape, got {shapes}")
         if prev_sample is not None and noise is not None:
             raise ValueError("prev_sample is to be scored and noise is to be drawn with: give one of them, got both")
         velocity, sample = model_output.float(), sample.float()

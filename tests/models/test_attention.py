@@ -214,6 +214,15 @@ def test_under_autocast_the_output_stays_near_float32(transformer, golden_inputs
     assert_close_relative(out.float(), reference, 0.05)
 
 
+def test_under_autocast_queries_and_keys_are_rounded_before_attention(transformer):
+    attn = transformer.transformer_blocks[0].attn
+    tables = transformer.rope(torch.zeros(1, 9, 3, 4, 5))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        image = attention.project_image(attn, torch.randn(1, 60, 64), tables)
+        text = attention.project_text(attn, torch.randn(1, 7, 64))
+    assert {tensor.dtype for tensor in (*image, *text)} == {torch.bfloat16}
+
+
 # --- parameters that nothing reads -------------------------------------------------------------
 
 

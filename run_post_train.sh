@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Sets itself up and trains:  bash run_post_train.sh [--config FILE.yaml] [flags of post_train.py]
+# Without --config: HunyuanVideo-1.5 on all GPUs of this machine, or the miniature world where there is none.
+# NPROC sets the number of processes.
+set -euo pipefail
+cd "$(dirname "$0")"
+source scripts/setup.sh
+
+has_flag() {
+    local flag="$1" argument
+    shift
+    for argument in "$@"; do
+        case "$argument" in "$flag" | "$flag="*) return 0 ;; esac
+    done
+    return 1
+}
+
+first_free_folder() { # outputs/miniature, outputs/miniature-2, ...
+    local folder="$1" number=1
+    while [ -e "$folder" ]; do
+        number=$((number + 1))
+        folder="$1-$number"
+    done
+    echo "$folder"
+}
+
+num_gpus="$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)"
+arguments=("$@")
+if ! has_flag --config "$@"; then
+    if [ "$num_gpus" -gt 0 ]; then
+        if [ ! -d ckpts ] && ! has_flag --pretrained_model_root "$@"; then
+            echo "run_post_train.sh: ./ckpts with the HunyuanVideo-1.5 checkpoints is missing." >&2
+            echo "Fetch them, or name their folder with --pretrained_model_root; or train the miniature world, which needs" >&2
+            echo "no download: bash run_post_train.sh --config configs/miniature.yaml" >&2
+            exit 2
+        fi
+        arguments=(--config configs/hunyuanvideo15_480p_8gpu.yaml "$@")
+    else
+        arguments=(--config configs/miniature.yaml "$@")
+        if ! has_flag --output_dir "$@" && ! has_flag --resume_from_checkpoint "$@"; then
+            arguments+=(--output_dir "$(first_free_folder outputs/miniature)")
+        fi
+    fi
+fi
+
+processes="${NPROC:-$((num_gpus > 0 ? num_gpus : 1))}"
+case " ${arguments[*]} " in *configs/miniature.yaml* | *configs/smoke.yaml*) processes="${NPROC:-1}" ;; esac
+if [ "$processes" -gt 1 ]; then
+    exec torchrun --standalone --nproc_per_node="$processes" post_train.py "${arguments[@]}"
+fi
+exec python post_train.py "${arguments[@]}"

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Makes .venv in the repository from requirements.txt where it is not there or out of date; quick where it is.
+# Sourced by the other scripts:  source scripts/setup.sh
+set -euo pipefail
+
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="$repository/.venv"
+stamp="$venv/.requirements.sha256"
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "setup.sh: Python 3.11 or newer is needed and was not found; install it or set PYTHON" >&2
+    return 1
+}
+
+wanted="$(sha256sum "$repository/requirements.txt" | cut -d' ' -f1)"
+if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    python="$(find_python)"
+    echo "setup.sh: making .venv from requirements.txt with $("$python" --version); this takes a few minutes once" >&2
+    "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$repository/requirements.txt"
+    echo "$wanted" > "$stamp"
+    echo "setup.sh: done" >&2
+fi
+PATH="$venv/bin:$PATH"
+export PATH

@@ -1,0 +1,77 @@
+"""Tests of the group-relative advantages."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.grpo.advantages import group_advantages
+
+NAN = math.nan
+
+
+def test_advantages_are_standard_scores_with_the_population_deviation():
+    advantages = group_advantages(torch.tensor([1.0, 2.0, 3.0, 6.0]), 4)
+    expected = torch.tensor([-2.0, -1.0, 0.0, 3.0]) / math.sqrt(14 / 4)
+    torch.testing.assert_close(advantages, expected)
+
+
+def test_groups_are_consecutive_and_independent():
+    first, second = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([10.0, -3.0, 4.0])
+    together = group_advantages(torch.cat([first, second]), 3)
+    torch.testing.assert_close(together, torch.cat([group_advantages(first, 3), group_advantages(second, 3)]))
+
+
+def test_advantages_do_not_see_a_shift_or_a_positive_scale():
+    rewards = torch.tensor([1.0, 2.0, 5.0, -1.0], dtype=torch.float64)
+    torch.testing.assert_close(group_advantages(3 * rewards + 7, 4), group_advantages(rewards, 4))
+
+
+def test_a_better_rollout_has_a_larger_advantage():
+    advantages = group_advantages(torch.tensor([0.3, 0.1, 0.2, 0.4]), 4)
+    assert advantages.argsort().tolist() == [1, 2, 0, 3]
+    assert advantages.sum().abs() < 1e-6
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -0.7539, 1e6])
+def test_a_group_of_equal_rewards_has_advantage_0(value):
+    assert torch.equal(group_advantages(torch.full((7,), value), 7), torch.zeros(7))
+
+
+def test_advantages_are_clipped_on_both_sides():
+    rewards = torch.zeros(100)
+    rewards[3] = 1.0  # its standard score is sqrt(99)
+    assert group_advantages(rewards, 100)[3] == 5
+    assert group_advantages(-rewards, 100)[3] == -5
+    assert group_advantages(rewards, 100, clip=2.0)[3] == 2
+
+
+@pytest.mark.parametrize("missing", [NAN, math.inf, -math.inf])
+def test_a_missing_reward_is_left_out_of_its_group(missing):
+    advantages = group_advantages(torch.tensor([1.0, missing, 2.0, 6.0]), 4)
+    assert advantages[1].isnan()
+    torch.testing.assert_close(advantages[[0, 2, 3]], group_advantages(torch.tensor([1.0, 2.0, 6.0]), 3))
+
+
+@pytest.mark.parametrize("rewards", [[1.0, NAN, NAN], [NAN, NAN, NAN]])
+def test_a_group_with_fewer_than_two_rewards_is_left_out_whole(rewards):
+    advantages = group_advantages(torch.tensor([*rewards, 1.0, 2.0, 3.0]), 3)
+    assert advantages[:3].isnan().all()
+    assert advantages[3:].isfinite().all()
+
+
+def test_equal_rewards_beside_a_missing_one_have_advantage_0():
+    advantages = group_advantages(torch.tensor([0.1, NAN, 0.1]), 3)
+    assert advantages[0] == advantages[2] == 0 and advantages[1].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_and_shape_are_those_of_the_rewards(dtype):
+    advantages = group_advantages(torch.arange(8, dtype=dtype), 4)
+    assert advantages.dtype == dtype and advantages.shape == (8,)
+
+
+@pytest.mark.parametrize("shape, group_size", [((5,), 2), ((2, 2), 2), ((4,), 0)])
+def test_rewards_must_be_whole_groups(shape, group_size):
+    with pytest.raises(ValueError, match=f"vector of whole groups of {group_size}, got shape"):
+        group_advantages(torch.zeros(shape), group_size)

@@ -1,0 +1,187 @@
+"""Tests of the trust region: the two distances, the strategies, and the coefficient's schedules by hand."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.grpo.trust_region import (
+    STRATEGIES,
+    KLCoefficient,
+    KLScheduleSettings,
+    kl_weights,
+    position_kl,
+    velocity_kl,
+)
+
+LATENT = (2, 4, 3, 6, 8)
+
+
+@pytest.fixture
+def latent():
+    generator = torch.Generator().manual_seed(0)
+    return lambda shape=LATENT: torch.randn(shape, generator=generator)
+
+
+# --- distances ---------------------------------------------------------------------------------
+
+
+def test_position_kl_is_that_of_two_gaussians_of_equal_variance(latent):
+    mean, anchor, std = latent(), latent(), torch.tensor([0.5, 1.2]).view(2, 1, 1, 1, 1)
+    normal = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(normal(mean, std), normal(anchor, std)).mean(dim=(1, 2, 3, 4))
+    torch.testing.assert_close(position_kl(mean, anchor, std), expected, rtol=1e-5, atol=0)
+
+
+def test_position_kl_has_a_floor_under_the_variance():
+    one = torch.ones(1, 1, 1, 1, 1)
+    assert position_kl(2 * one, one, 1e-3 * one).item() == pytest.approx(1 / 3e-6)
+    assert position_kl(2 * one, one, 0 * one).item() == pytest.approx(1e6)
+
+
+def test_position_kl_and_its_gradient_are_exactly_0_at_the_anchor(latent):
+    anchor = latent()
+    mean = anchor.clone().requires_grad_()
+    distance = position_kl(mean, anchor, torch.full((2, 1, 1, 1, 1), 0.08))
+    (gradient,) = torch.autograd.grad(distance.sum(), mean)
+    assert torch.equal(distance, torch.zeros(2)) and torch.equal(gradient, torch.zeros(LATENT))
+
+
+def test_velocity_kl_is_the_rollout_log_prob_minus_the_new_one():
+    distance = velocity_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-0.5, -2.25]))
+    torch.testing.assert_close(distance, torch.tensor([0.5, -0.25]))
+
+
+def test_velocity_kl_estimates_the_kl_to_the_rollout_policy():
+    generator = torch.Generator().manual_seed(0)
+    old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.0)
+    outcomes = torch.randn(200_000, generator=generator)
+    estimate = velocity_kl(new.log_prob(outcomes), old.log_prob(outcomes)).mean()
+    torch.testing.assert_close(estimate, torch.distributions.kl_divergence(old, new), rtol=0, atol=3e-3)
+
+
+# --- strategies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "strategy, position, velocity, anchor_moves",
+    [
+        ("none", 0.0, 0.0, False),
+        ("fixed", 1.0, 0.0, False),
+        ("stepwise", 0.0, 1.0, False),
+        ("moving", 1.0, 0.0, True),
+        ("dual_moving", 1.0, 0.1, True),
+        ("dual_fixed", 1.0, 0.1, False),
+    ],
+)
+def test_strategies_weigh_the_two_distances(strategy, position, velocity, anchor_moves):
+    weights = kl_weights(strategy)
+    assert (weights.position, weights.velocity, weights.anchor_moves) == (position, velocity, anchor_moves)
+    assert weights.needs_anchor is (position > 0)
+
+
+def test_every_named_strategy_has_weights():
+    assert len(STRATEGIES) == 6 and all(kl_weights(strategy) for strategy in STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_only_dual_strategies_use_the_dual_weights(strategy):
+    weights = kl_weights(strategy, dual_position=0.3, dual_velocity=0.7)
+    if strategy.startswith("dual"):
+        assert (weights.position, weights.velocity) == (0.3, 0.7)
+    else:
+        assert weights == kl_weights(strategy)
+
+
+def test_strategy_must_be_known():
+    with pytest.raises(ValueError, match="must be one of none, fixed, .*, got 'proximal'"):
+        kl_weights("proximal")
+
+
+# --- coefficient -------------------------------------------------------------------------------
+
+
+def coefficient(**changes):
+    defaults = dict(initial=1.0, minimum=1.0, maximum=9.0, warmup_updates=4, window=2, gain=0.1, target=2.0)
+    return KLCoefficient(KLScheduleSettings(**{**defaults, **changes}))
+
+
+def values(beta, kls):
+    """The coefficient after each observed KL."""
+    seen = []
+    for kl in kls:
+        beta.observe(kl)
+        seen.append(beta.value)
+    return seen
+
+
+def test_constant_stays_at_the_maximum():
+    beta = coefficient(schedule="constant")
+    assert beta.value == 9
+    assert values(beta, [0.0, 100.0, 2.0, 2.0, 50.0]) == [9] * 5
+
+
+def test_two_stage_rises_linearly_and_stays():
+    beta = coefficient(schedule="two_stage")
+    assert beta.value == 1
+    assert values(beta, [100.0] * 6) == pytest.approx([3, 5, 7, 9, 9, 9])
+
+
+@pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
+def test_warm_up_starts_at_the_initial_value(schedule):
+    beta = coefficient(schedule=schedule, initial=5.0)
+    assert beta.value == 5
+    assert values(beta, [100.0] * 4) == pytest.approx([6, 7, 8, 9])
+
+
+def test_adaptive_follows_the_mean_of_the_window_by_hand():
+    """m = 2, 3, 5, 4.5 over the last two; e = (m - 2) / 2; beta <- beta (1 - 0.1 e)."""
+    beta = coefficient(schedule="adaptive")
+    seen = values(beta, [9.0, 9.0, 9.0, 2.0, 2.0, 4.0, 6.0, 3.0])
+    expected = [3, 5, 7, 9, 9, 9 * 0.95, 9 * 0.95 * 0.85, 9 * 0.95 * 0.85 * 0.875]
+    assert seen == pytest.approx(expected)
+
+
+def test_lagrangian_feedback_has_the_opposite_direction():
+    paper, lagrangian = coefficient(warmup_updates=0), coefficient(warmup_updates=0, feedback="lagrangian")
+    paper.value = lagrangian.value = 4.0
+    assert values(paper, [4.0]) == pytest.approx([4 * 0.9])
+    assert values(lagrangian, [4.0]) == pytest.approx([4 * 1.1])
+    paper.value = lagrangian.value = 4.0
+    paper.recent.clear(), lagrangian.recent.clear()
+    assert values(paper, [0.0]) == pytest.approx([4 * 1.1])
+    assert values(lagrangian, [0.0]) == pytest.approx([4 * 0.9])
+
+
+@pytest.mark.parametrize("feedback, large, small", [("paper", 2.0, 8.0), ("lagrangian", 8.0, 2.0)])
+def test_one_update_changes_beta_by_at_most_a_factor_of_2(feedback, large, small):
+    for kl, expected in [(1e6, large), (0.0, small)]:
+        beta = coefficient(feedback=feedback, warmup_updates=0, gain=5.0)
+        beta.value = 4.0
+        assert values(beta, [kl]) == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("kl, bound", [(1e6, 1.0), (0.0, 9.0)])
+def test_beta_stays_within_its_bounds(kl, bound):
+    assert values(coefficient(gain=5.0), [kl] * 12)[-1] == bound
+
+
+def test_initial_value_is_clipped_to_the_bounds():
+    assert coefficient(initial=0.1).value == 1 and coefficient(initial=100.0).value == 9
+
+
+def test_a_kl_that_is_not_finite_counts_as_an_update_but_is_not_averaged():
+    beta = coefficient(warmup_updates=1)
+    assert values(beta, [2.0, math.nan, math.inf, 4.0]) == pytest.approx([9, 9, 9, 9 * 0.95])
+    assert beta.num_updates == 4
+
+
+def test_a_resumed_coefficient_goes_on_as_if_never_stopped():
+    kls = [9.0, 1.0, 3.0, 2.5, 7.0, 0.5, 4.0, 6.0, 3.0]
+    whole = values(coefficient(), kls)
+    for stop in range(len(kls)):
+        first, second = coefficient(), coefficient()
+        values(first, kls[:stop])
+        second.load_state_dict(first.state_dict())
+        assert values(second, kls[stop:]) == whole[stop:]
+        assert second.state_dict()["recent"] == kls[-2:]

@@ -1,0 +1,159 @@
+"""Tests of the miniature's measures: clean clips score high, each defect lowers the score that stands for it."""
+
+import pytest
+import torch
+
+from hyvideo.distributed.randomness import generator, normal
+from hyvideo.miniature.measures import features, frechet_distance, measure, moments
+from hyvideo.miniature.world import LABELS, render
+
+SCORES = ("visual_quality", "motion_quality", "text_alignment")
+CORRECT = ("color_correct", "shape_correct", "direction_correct")
+
+
+def to_clips(videos):
+    """Values in [-1, 1] as uint8, frames before channels."""
+    return ((videos + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).transpose(1, 2)
+
+
+@pytest.fixture(scope="module")
+def videos():
+    return render(LABELS, generator(0, "test measures"))
+
+
+@pytest.fixture(scope="module")
+def clips(videos):
+    return to_clips(videos)
+
+
+@pytest.fixture(scope="module")
+def clean(clips):
+    return measure(clips, LABELS)
+
+
+# --- scores ------------------------------------------------------------------------------------
+
+
+def test_clean_clips_score_as_documented(clean):
+    means = [getattr(clean, name).mean().item() for name in SCORES]
+    assert means == pytest.approx([0.81, 0.99, 0.98], abs=0.01)
+    assert clean.all_correct.mean() == 1
+
+
+@pytest.mark.parametrize("column, name", enumerate(CORRECT))
+def test_a_lying_caption_lowers_alignment_by_a_third_and_its_attribute_is_wrong(clips, clean, column, name):
+    lies = LABELS.clone()
+    lies[:, column] = (lies[:, column] + 1) % (lies[:, column].max() + 1)
+    shown = measure(clips, lies)
+    assert getattr(shown, name).sum() == 0 and shown.all_correct.sum() == 0
+    for other in set(CORRECT) - {name}:
+        assert getattr(shown, other).mean() == 1
+    assert (clean.text_alignment - shown.text_alignment).mean().item() == pytest.approx(1 / 3, abs=0.02)
+    assert torch.equal(shown.visual_quality, clean.visual_quality)
+    assert torch.equal(shown.motion_quality, clean.motion_quality)
+
+
+def test_a_clip_played_backwards_moves_the_other_way(clips):
+    opposite = LABELS.clone()
+    opposite[:, 2] = torch.tensor([1, 0, 3, 2])[LABELS[:, 2]]
+    assert measure(clips.flip(1), opposite).direction_correct.mean() == 1
+    assert measure(clips.flip(1), LABELS).direction_correct.sum() == 0
+
+
+@pytest.mark.parametrize("value", [0, 20, 128, 255])
+def test_an_empty_clip_scores_nothing(value):
+    shown = measure(torch.full((48, 9, 3, 32, 32), value, dtype=torch.uint8), LABELS)
+    for name in SCORES:
+        assert getattr(shown, name).max() < 0.05
+    assert shown.all_correct.sum() == 0
+
+
+def test_noise_lowers_visual_quality(videos, clean):
+    noisy = videos + 0.2 * normal(videos.shape, 0, "test noise")
+    assert (measure(to_clips(noisy), LABELS).visual_quality < clean.visual_quality - 0.1).all()
+
+
+def test_blur_lowers_visual_quality(videos, clean):
+    blurred = torch.nn.functional.avg_pool3d(videos, (1, 9, 9), stride=1, padding=(0, 4, 4), count_include_pad=False)
+    assert (measure(to_clips(blurred), LABELS).visual_quality < clean.visual_quality).float().mean() > 0.9
+
+
+def test_a_jumping_path_lowers_motion_quality_alone(clips, clean):
+    jumping = clips.clone()
+    jumping[:, 1::2] = jumping[:, 1::2].roll((2, 2), dims=(3, 4))
+    shown = measure(jumping, LABELS)
+    assert (shown.motion_quality < clean.motion_quality - 0.1).all()
+    assert (shown.visual_quality - clean.visual_quality).abs().mean() < 0.05
+
+
+def test_a_still_clip_has_little_motion_quality_and_no_sure_direction(clips, clean):
+    shown = measure(clips[:, 4:5].expand(-1, 9, -1, -1, -1), LABELS)
+    assert (clean.motion_quality - shown.motion_quality).mean().item() == pytest.approx(1 / 3, abs=0.03)
+    assert (clean.text_alignment - shown.text_alignment).mean().item() == pytest.approx(0.25, abs=0.02)
+
+
+def test_corrupted_clips_score_less_on_average(clean):
+    shown = measure(to_clips(render(LABELS, generator(0, "test measures"), torch.ones(48))), LABELS)
+    assert shown.visual_quality.mean() < clean.visual_quality.mean() - 0.05
+    assert shown.motion_quality.mean() < clean.motion_quality.mean() - 0.05
+
+
+def test_scores_lie_within_the_unit_interval_whatever_the_pixels(clips):
+    random = torch.from_numpy(generator(0, "test pixels").integers(0, 256, size=clips.shape, dtype="uint8"))
+    for shown in (measure(random, LABELS), measure(clips, LABELS)):
+        for name in (*SCORES, *CORRECT):
+            assert getattr(shown, name).shape == (48,)
+            assert getattr(shown, name).min() >= 0 and getattr(shown, name).max() <= 1
+
+
+def test_each_clip_is_scored_by_itself(clips, clean):
+    for i in (0, 17, 47):
+        alone = measure(clips[i : i + 1], LABELS[i : i + 1])
+        for name in SCORES:
+            torch.testing.assert_close(getattr(alone, name)[0], getattr(clean, name)[i])
+
+
+# --- held-out distance -------------------------------------------------------------------------
+
+
+def test_features_are_deterministic_and_see_each_clip_by_itself(clips):
+    found = features(clips[:4])
+    assert found.shape == (4, 64) and found.dtype == torch.float64
+    torch.testing.assert_close(features(clips[2:3])[0], found[2], rtol=1e-5, atol=1e-6)
+
+
+def test_moments_are_those_of_the_sample():
+    samples = torch.tensor([[0.0, 1.0], [2.0, 5.0], [4.0, 3.0]], dtype=torch.float64)
+    mean, covariance = moments(samples)
+    assert mean.tolist() == [2, 3]
+    assert covariance.tolist() == [[4, 2], [2, 4]]
+
+
+def test_frechet_distance_of_diagonal_gaussians_is_the_sum_over_dimensions():
+    """Per dimension (m_a - m_b)^2 + (s_a - s_b)^2."""
+    a = torch.tensor([1.0, -2.0]).double(), torch.diag(torch.tensor([1.0, 9.0])).double()
+    b = torch.tensor([4.0, 0.0]).double(), torch.diag(torch.tensor([4.0, 1.0])).double()
+    assert frechet_distance(a, b) == pytest.approx((9 + 1) + (4 + 4))
+
+
+def test_frechet_distance_agrees_with_the_matrix_square_root():
+    """With the symmetric root: tr((C_a C_b)^(1/2)) = tr((C_a^(1/2) C_b C_a^(1/2))^(1/2))."""
+    a, b = (moments(normal((50, 5), 0, name).double() * scale) for name, scale in (("a", 1.0), ("b", 2.0)))
+    values, vectors = torch.linalg.eigh(a[1])
+    root = vectors @ values.sqrt().diag() @ vectors.T
+    root_trace = torch.linalg.eigvalsh(root @ b[1] @ root).sqrt().sum()
+    expected = (a[0] - b[0]).square().sum() + a[1].trace() + b[1].trace() - 2 * root_trace
+    assert frechet_distance(a, b) == pytest.approx(expected.item())
+    assert frechet_distance(a, b) == pytest.approx(frechet_distance(b, a))
+
+
+def test_frechet_distance_to_itself_is_0():
+    a = moments(normal((50, 5), 0, "a").double())
+    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
+
+
+def test_corrupted_clips_are_farther_from_clean_ones_than_other_clean_clips():
+    labels = LABELS.repeat(3, 1)
+    draw = [(generator(0, "frechet", i), torch.full((144,), strength)) for i, strength in enumerate((0, 0, 1.0))]
+    clean, other, corrupted = (moments(features(to_clips(render(labels, *arguments)))) for arguments in draw)
+    assert frechet_distance(corrupted, clean) > 2 * frechet_distance(other, clean)

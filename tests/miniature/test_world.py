@@ -1,0 +1,146 @@
+"""Tests of the miniature world: its captions, its shapes, and the clips it draws."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.distributed.randomness import generator
+from hyvideo.miniature.world import (
+    CAPTION_NOISE,
+    CAPTIONS,
+    CORRUPTED_FRACTION,
+    HEADINGS,
+    LABELS,
+    PALETTE,
+    caption,
+    corruption_strengths,
+    labels_of,
+    pixel_grid,
+    render,
+    signed_distances,
+    web_labels,
+)
+
+
+def rng(*key):
+    return generator(0, "test world", *key)
+
+
+def bright(videos):
+    """Weight of the object in each pixel. Shape: (batch, frames, height, width)."""
+    return ((videos.amax(1) - videos.amin(1)) / 2 - 0.3).clamp(min=0)
+
+
+# --- captions ----------------------------------------------------------------------------------
+
+
+def test_there_are_48_captions_and_each_leads_back_to_its_label():
+    assert len(set(CAPTIONS)) == len(CAPTIONS) == 48
+    assert CAPTIONS[0] == "a red circle moves right"
+    assert torch.equal(labels_of(CAPTIONS), LABELS)
+    assert [caption(label) for label in LABELS] == CAPTIONS
+
+
+def test_captions_are_read_whatever_their_case_and_spaces():
+    assert labels_of(["  A Yellow TRIANGLE moves up\n"]).tolist() == [[3, 2, 3]]
+
+
+def test_an_unknown_caption_is_refused_with_the_words_the_world_knows():
+    with pytest.raises(ValueError, match="colours red, .*; shapes circle, .*; directions right, .*, got 'a cat'"):
+        labels_of([CAPTIONS[0], "a cat"])
+
+
+def test_web_labels_lie_as_often_as_said():
+    labels = LABELS.repeat(400, 1)
+    before = labels.clone()
+    noisy = web_labels(labels, rng("web"))
+    assert torch.equal(labels, before)  # the truth is kept
+    for column, (probability, num_values) in enumerate(zip(CAPTION_NOISE.values(), (4, 3, 4))):
+        changed = (noisy[:, column] != labels[:, column]).float().mean().item()
+        assert changed == pytest.approx(probability * (1 - 1 / num_values), abs=0.015)
+        assert set(noisy[:, column].tolist()) == set(range(num_values))
+
+
+# --- shapes ------------------------------------------------------------------------------------
+
+
+def test_pixel_centres_lie_at_halves_with_x_to_the_right():
+    x, y = pixel_grid(3)
+    assert x[0].tolist() == y[:, 0].tolist() == [0.5, 1.5, 2.5]
+
+
+def test_the_three_shapes_have_the_area_of_the_circle():
+    side = torch.linspace(-3, 3, 1201)
+    dy, dx = torch.meshgrid(side, side, indexing="ij")
+    inside = signed_distances(dx, dy, torch.tensor(1.0)) < 0
+    areas = inside.sum((1, 2)) * (side[1] - side[0]) ** 2
+    torch.testing.assert_close(areas, torch.full((3,), math.pi), rtol=0.01, atol=0)
+
+
+def test_signed_distances_grow_at_unit_rate_along_the_axes():
+    radius = torch.tensor(2.0)
+    near = signed_distances(torch.tensor(0.0), torch.tensor(5.0), radius)
+    far = signed_distances(torch.tensor(0.0), torch.tensor(6.0), radius)
+    torch.testing.assert_close(far - near, torch.ones(3))
+    assert (signed_distances(torch.tensor(0.0), torch.tensor(0.0), radius) < 0).all()
+
+
+def test_the_triangle_points_up():
+    """y grows downwards: the tip is far above the centre, the base close below."""
+    up, down = (signed_distances(torch.tensor(0.0), torch.tensor(y), torch.tensor(2.0))[2] for y in (-2.5, 2.5))
+    assert up < 0 < down
+
+
+# --- clips -------------------------------------------------------------------------------------
+
+
+def test_clips_have_9_frames_of_32_pixels_within_the_unit_range():
+    videos = render(LABELS, rng("shape"), torch.ones(48))
+    assert videos.shape == (48, 3, 9, 32, 32) and videos.dtype == torch.float32
+    assert videos.min() >= -1 and videos.max() <= 1
+
+
+def test_the_same_generator_draws_the_same_clips():
+    assert torch.equal(render(LABELS[:4], rng("same")), render(LABELS[:4], rng("same")))
+    assert not torch.equal(render(LABELS[:4], rng("same")), render(LABELS[:4], rng("other")))
+
+
+def test_the_object_moves_where_its_caption_says():
+    weight = bright(render(LABELS, rng("move")))
+    x, y = pixel_grid(32)
+    mass = weight.sum((2, 3))
+    centre = torch.stack([(weight * x).sum((2, 3)) / mass, (weight * y).sum((2, 3)) / mass], dim=-1)
+    moved = centre[:, -1] - centre[:, 0]
+    heading = HEADINGS[LABELS[:, 2]]
+    along = (moved * heading).sum(1)
+    across = (moved * heading.flip(1)).sum(1)
+    assert (along > 8).all() and (along < 14).all()
+    assert across.abs().max() < 0.6
+
+
+def test_the_object_has_the_colour_of_its_caption():
+    videos = (render(LABELS, rng("color")) + 1) / 2
+    weight = bright(render(LABELS, rng("color"))) > 0.15
+    color = (videos * weight[:, None]).sum((2, 3, 4)) / weight.sum((1, 2, 3))[:, None]
+    assert torch.equal(torch.cdist(color, PALETTE).argmin(1), LABELS[:, 0])
+
+
+def test_strength_0_is_a_clean_clip():
+    assert torch.equal(render(LABELS, rng("clean")), render(LABELS, rng("clean"), torch.zeros(48)))
+
+
+def test_corruption_changes_a_clip_and_only_that_clip():
+    strength = torch.zeros(8)
+    strength[3] = 1.0
+    clean, corrupted = (render(LABELS[:8], rng("one"), s) for s in (torch.zeros(8), strength))
+    changed = [not torch.equal(a, b) for a, b in zip(clean, corrupted)]
+    assert changed == [i == 3 for i in range(8)]
+
+
+def test_half_of_the_clips_are_corrupted_by_at_least_0_4():
+    strength = corruption_strengths(4000, rng("strength"))
+    corrupted = strength[strength > 0]
+    assert len(corrupted) / 4000 == pytest.approx(CORRUPTED_FRACTION, abs=0.03)
+    assert corrupted.min() >= 0.4 and corrupted.max() <= 1
+    assert corrupted.mean().item() == pytest.approx(0.7, abs=0.02)

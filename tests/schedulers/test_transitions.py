@@ -1,0 +1,222 @@
+"""Tests of the four transitions: their closed forms, the marginals they keep, and their boundary rules."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.schedulers.transitions import (
+    SAGE_SIGMA_MAX,
+    SDE_TYPES,
+    VARIANCES,
+    log_prob_grad_norm,
+    ode_transition,
+    sage_variance,
+    schedule,
+    shifted_levels,
+    transition,
+)
+
+LEVELS = shifted_levels(20, 5.0)
+PLACES = (0, 1, 10, 19)  # first, second, middle and last step
+INTERIOR = [(0.95, 0.9), (0.9, 0.7), (0.5, 0.45), (0.2, 0.05), (0.2, 0.0)]
+
+
+# --- closed form -------------------------------------------------------------------------------
+
+
+def test_levels_are_the_shifted_even_grid():
+    assert LEVELS[:5] == pytest.approx([1, 0.9896, 0.9783, 0.9659, 0.9524], abs=5e-5)
+    assert LEVELS[-3:] == pytest.approx([0.3571, 0.2083, 0], abs=5e-5)
+    assert len(LEVELS) == 21 and LEVELS[0] == 1 and LEVELS[-1] == 0
+
+
+def test_shift_1_is_the_even_grid():
+    assert shifted_levels(4, 1.0) == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+
+
+@pytest.mark.parametrize(
+    "sde_type, stds",
+    [
+        ("sage_grpo", (0.5555, 0.4256, 0.1834, 0.0795)),
+        ("flow_grpo", (0.5000, 0.5186, 0.1929, 0.1171)),
+        ("dance_grpo", (0.0510, 0.0532, 0.0863, 0.2282)),
+        ("cps", (0.6997, 0.6917, 0.5682, 0.0)),
+    ],
+)
+def test_stds_of_twenty_steps_are_those_of_the_method(sde_type, stds):
+    steps = schedule(sde_type, LEVELS, 0.5, "stochastic")
+    assert [steps[i].std for i in PLACES] == pytest.approx(stds, abs=6e-5)
+
+
+@pytest.mark.parametrize("sigma, sigma_next", INTERIOR)
+def test_sage_variance_is_the_integral_of_g_squared(sigma, sigma_next):
+    s = torch.linspace(sigma_next, sigma, 100_001, dtype=torch.float64)
+    integral = torch.trapezoid(0.7**2 * s / (1 - s), s).item()
+    assert sage_variance(sigma, sigma_next, 0.7, 0.99) == pytest.approx(integral, rel=1e-7)
+
+
+def test_first_sage_step_stops_short_of_the_pole():
+    expected = 0.7**2 * (math.log(0.1 / (1 - SAGE_SIGMA_MAX)) - 0.1)
+    assert sage_variance(1.0, 0.9, 0.7, 0.9) == pytest.approx(expected, rel=1e-12)
+
+
+def test_flow_variance_is_the_left_endpoint_times_the_width():
+    assert VARIANCES["flow_grpo"](0.8, 0.6, 0.7, 0.9) == pytest.approx(0.49 * 0.8 / 0.2 * 0.2)
+
+
+def test_flow_puts_the_second_level_in_the_place_of_the_pole():
+    assert VARIANCES["flow_grpo"](1.0, 0.9, 0.7, 0.9) == pytest.approx(0.49 * 1.0 / 0.1 * 0.1)
+
+
+def test_dance_variance_is_eta_squared_times_the_width():
+    assert VARIANCES["dance_grpo"](0.8, 0.6, 0.7, 0.9) == pytest.approx(0.49 * 0.2)
+
+
+@pytest.mark.parametrize("sde_type", list(VARIANCES))
+@pytest.mark.parametrize("sigma, sigma_next", [(1.0, 0.9), *INTERIOR])
+def test_mean_is_the_euler_step_plus_half_the_variance_times_the_score(sde_type, sigma, sigma_next):
+    x, v = 0.3, -1.7
+    step = transition(sde_type, sigma, sigma_next, 0.7, 0.9)
+    x0_hat = x - sigma * v
+    score = -(x - (1 - sigma) * x0_hat) / sigma**2
+    expected = x + (sigma_next - sigma) * v + step.std**2 / 2 * score
+    assert step.a * x + step.b * v == pytest.approx(expected, rel=1e-10)
+    assert step.std**2 == pytest.approx(VARIANCES[sde_type](sigma, sigma_next, 0.7, 0.9), rel=1e-12)
+
+
+@pytest.mark.parametrize("sigma, sigma_next", [(1.0, 0.9), *INTERIOR[:-1]])
+def test_cps_mean_recombines_the_predicted_data_and_noise(sigma, sigma_next):
+    x, v = 0.3, -1.7
+    step = transition("cps", sigma, sigma_next, 0.7, 0.9)
+    x0_hat, x1_hat = x - sigma * v, x + (1 - sigma) * v
+    std = sigma_next * math.sin(0.35 * math.pi)
+    expected = (1 - sigma_next) * x0_hat + math.sqrt(sigma_next**2 - std**2) * x1_hat
+    assert step.a * x + step.b * v == pytest.approx(expected, rel=1e-10)
+    assert step.std == pytest.approx(std)
+
+
+def test_gradient_norm_is_the_mean_slope_in_standard_deviations():
+    step = transition("sage_grpo", 0.8, 0.6, 0.7, 0.9)
+    slope = -0.2 - step.std**2 / 2 * 0.2 / 0.8
+    assert log_prob_grad_norm("sage_grpo", step) == pytest.approx(-slope / step.std)
+
+
+def test_gradient_norm_of_cps_follows_the_log_prob_without_constants():
+    step = transition("cps", 0.8, 0.6, 0.5, 0.9)
+    slope = -0.8 * 0.4 + 0.2 * 0.6 * math.cos(math.pi / 4)
+    assert log_prob_grad_norm("cps", step) == pytest.approx(-2 * slope * 0.6 * math.sin(math.pi / 4))
+
+
+def test_gradient_norms_of_sage_span_a_range_of_147():
+    norms = [log_prob_grad_norm("sage_grpo", step) for step in schedule("sage_grpo", LEVELS, 0.5, "stochastic")]
+    assert (norms[0], norms[-1]) == (pytest.approx(0.0188, abs=5e-5), pytest.approx(2.77, abs=5e-3))
+    assert norms[-1] / norms[0] == pytest.approx(147, abs=1)
+
+
+# --- marginals ---------------------------------------------------------------------------------
+
+
+def final_variance_error(sde_type, num_steps, eta_of, data_std=0.5):
+    """How far the variance of Gaussian data ends from its marginal, with the exact velocity, without sampling."""
+
+    def marginal(sigma):
+        return (1 - sigma) ** 2 * data_std**2 + sigma**2
+
+    levels = [0.95 - 0.9 * i / num_steps for i in range(num_steps + 1)]
+    variance = marginal(levels[0])
+    for sigma, sigma_next in zip(levels, levels[1:]):
+        slope = (sigma - (1 - sigma) * data_std**2) / marginal(sigma)  # E[x1 - x0 | x] = slope * x
+        step = transition(sde_type, sigma, sigma_next, eta_of(sigma - sigma_next), levels[1])
+        variance = (step.a + step.b * slope) ** 2 * variance + step.std**2
+    return abs(variance - marginal(levels[-1]))
+
+
+@pytest.mark.parametrize("sde_type", list(VARIANCES))
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_marginals_are_kept_as_steps_grow_in_number(sde_type, eta):
+    errors = [final_variance_error(sde_type, n, lambda width: eta) for n in (400, 800)]
+    assert errors[1] < 1e-3
+    assert errors[1] < 0.6 * errors[0]  # first order: half the step, half the error
+
+
+def test_cps_keeps_marginals_where_its_noise_is_proportional_to_the_step():
+    """With a fixed eta it renews a fixed share of the noise in each step, and narrows Gaussian data."""
+
+    def eta_of(width):
+        return 2 / math.pi * math.asin(math.sqrt(0.5 * width))
+
+    errors = [final_variance_error("cps", n, eta_of) for n in (400, 800)]
+    assert errors[1] < 1e-3
+    assert errors[1] < 0.6 * errors[0]
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 20])
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_cps_keeps_marginals_of_a_single_data_point_with_any_number_of_steps(num_steps, eta):
+    point, mean, variance = 2.0, 0.0, 1.0
+    levels = shifted_levels(num_steps, 5.0)
+    for sigma, sigma_next in zip(levels, levels[1:]):
+        step = transition("cps", sigma, sigma_next, eta, levels[1])
+        slope, offset = 1 / sigma, -point / sigma  # v = (x - x0) / sigma
+        mean = (step.a + step.b * slope) * mean + step.b * offset
+        variance = (step.a + step.b * slope) ** 2 * variance + step.std**2
+        assert mean == pytest.approx((1 - sigma_next) * point, abs=1e-12)
+        assert variance == pytest.approx(sigma_next**2, abs=1e-12)
+
+
+# --- boundaries --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_eta_0_is_the_euler_step_everywhere(sde_type):
+    steps = schedule(sde_type, LEVELS, 0.0, "stochastic")
+    assert list(steps) == [ode_transition(*pair) for pair in zip(LEVELS, LEVELS[1:])]
+    assert not any(step.is_stochastic for step in steps)
+
+
+def test_ode_step_moves_along_the_velocity():
+    step = ode_transition(0.8, 0.6)
+    assert (step.a, step.b, step.std) == (1, pytest.approx(-0.2), 0)
+
+
+@pytest.mark.parametrize("num_steps", [70, 100, 500])
+def test_sage_is_deterministic_where_both_levels_are_above_the_clamp(num_steps):
+    levels = shifted_levels(num_steps, 5.0)
+    steps = schedule("sage_grpo", levels, 0.5, "stochastic")
+    for step, *pair in zip(steps, levels, levels[1:]):
+        if pair[1] >= SAGE_SIGMA_MAX:
+            assert step == ode_transition(*pair)
+        assert math.isfinite(step.a) and math.isfinite(step.b) and math.isfinite(step.std)
+    assert not steps[0].is_stochastic and steps[-1].is_stochastic
+
+
+def test_sage_is_deterministic_just_below_the_clamp_where_the_variance_would_be_negative():
+    assert sage_variance(1.0, 0.9969999, 0.5, 0.9969999) < 0
+    assert transition("sage_grpo", 1.0, 0.9969999, 0.5, 0.9969999) == ode_transition(1.0, 0.9969999)
+
+
+@pytest.mark.parametrize("eta", [0.5, 1.0])
+def test_last_step_of_cps_is_deterministic(eta):
+    steps = schedule("cps", LEVELS, eta, "stochastic")
+    assert steps[-1] == ode_transition(LEVELS[-2], 0.0)
+    assert all(step.is_stochastic for step in steps[:-1])
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_deterministic_last_step_ends_at_the_predicted_data(sde_type):
+    deterministic = schedule(sde_type, LEVELS, 0.5, "deterministic")
+    stochastic = schedule(sde_type, LEVELS, 0.5, "stochastic")
+    assert deterministic[:-1] == stochastic[:-1]
+    assert deterministic[-1].a == 1 and deterministic[-1].b == -LEVELS[-2] and deterministic[-1].std == 0
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_a_deterministic_step_has_gradient_norm_0(sde_type):
+    assert log_prob_grad_norm(sde_type, ode_transition(0.8, 0.6)) == 0
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_a_schedule_of_one_step_is_finite(sde_type):
+    (step,) = schedule(sde_type, shifted_levels(1, 5.0), 0.5, "stochastic")
+    assert all(math.isfinite(value) for value in (step.a, step.b, step.std))

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from hyvideo.distributed.randomness import generator, normal, permutation
 
+ROOT = Path(__file__).resolve().parents[2]
 KEY = (930, "initial noise", 1)
 FIRST_NUMBERS = [0.26403725147247314, 0.5982527136802673, -2.9058613777160645, 0.40236151218414307]
 
@@ -20,7 +22,7 @@ def test_numbers_are_the_same_on_every_machine():
 
 def test_another_process_draws_the_same_numbers():
     code = f"from hyvideo.distributed.randomness import normal; print(normal((4,), *{KEY!r}).tolist())"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == str(FIRST_NUMBERS)
 
 

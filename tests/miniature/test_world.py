@@ -59,7 +59,8 @@ def test_web_labels_lie_as_often_as_said():
     for column, (probability, num_values) in enumerate(zip(CAPTION_NOISE.values(), (4, 3, 4))):
         changed = (noisy[:, column] != labels[:, column]).float().mean().item()
         assert changed == pytest.approx(probability * (1 - 1 / num_values), abs=0.015)
-        assert set(noisy[:, column].tolist()) == set(range(num_values))
+        pairs = set(zip(labels[:, column].tolist(), noisy[:, column].tolist()))
+        assert len(pairs) == num_values**2  # every truth may become every lie
 
 
 # --- shapes ------------------------------------------------------------------------------------
@@ -117,6 +118,24 @@ def test_the_object_moves_where_its_caption_says():
     across = (moved * heading.flip(1)).sum(1)
     assert (along > 8).all() and (along < 14).all()
     assert across.abs().max() < 0.6
+
+
+def test_paths_lie_about_the_middle_of_the_picture():
+    labels = LABELS.repeat(20, 1)
+    weight = bright(render(labels, rng("middle")))[:, 4]
+    x, y = pixel_grid(32)
+    mass = weight.sum((1, 2))
+    offset = torch.stack([(weight * x).sum((1, 2)) / mass, (weight * y).sum((1, 2)) / mass], dim=-1) - 16
+    heading = HEADINGS[labels[:, 2]]
+    along, across = (offset * heading).sum(1), (offset * heading.flip(1)).sum(1)
+    assert along.mean().abs() < 0.15 and along.std().item() == pytest.approx(1.5 / math.sqrt(3), abs=0.15)
+    assert across.mean().abs() < 0.5 and across.std().item() == pytest.approx(5 / math.sqrt(3), abs=0.3)
+
+
+def test_the_corners_stay_empty_whatever_the_defect():
+    weight = bright(render(LABELS, rng("corners"), torch.full((48,), 0.5)))
+    corners = weight[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
+    assert corners.mean((1, 2)).max() < 0.1
 
 
 def test_the_object_has_the_colour_of_its_caption():

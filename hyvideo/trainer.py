@@ -7,7 +7,6 @@ Every stage is a method, in this order. The mathematics is in ``grpo`` and ``sch
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,17 +36,8 @@ from hyvideo.records import (
     write_videos,
 )
 from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
+from hyvideo.round_metrics import DIMENSIONS, SUMMED, Terms, UpdateResult, average, reward_metrics
 from hyvideo.validation import Validation
-
-DIMENSIONS = ("VQ", "MQ", "TA")
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """What one optimizer update reports: means over the ranks, samples and steps it trained on."""
-
-    metrics: dict[str, float]
-    num_terms: int  # (rollout, step) pairs
 
 
 class Trainer:
@@ -197,7 +187,7 @@ class Trainer:
         advantages = group_advantages(in_order[:, 0], group_size, clip=self.config.reward.advantage_clip)
         by_replica = advantages.view(batches, self.mesh.num_replicas, size)
         own_advantages = by_replica[:, self.mesh.replica].flatten().float()
-        return own_advantages.to(self.device), _reward_metrics(in_order, advantages, group_size)
+        return own_advantages.to(self.device), reward_metrics(in_order, advantages, group_size)
 
     # --- trust region ---------------------------------------------------------------------------------------------
 
@@ -241,7 +231,7 @@ class Trainer:
                     continue
                 rows = round_.rows_of_update(update, num_updates, self.iteration)
                 results.append(self._one_update(round_, rows, counts[update], anchor_means, anchor_model))
-        return _average(results) | {"kl/coef": self.kl_coefficient.value, "lr": self._learning_rate()}
+        return average(results) | {"kl/coef": self.kl_coefficient.value, "lr": self._learning_rate()}
 
     def _one_update(
         self,
@@ -254,7 +244,7 @@ class Trainer:
         """Gradients accumulated over all rollouts and visited steps, then one step of the optimizer."""
         num_visits = round_.visits.shape[1]
         num_terms = num_rollouts * num_visits
-        sums = torch.zeros(len(_SUMMED), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(len(SUMMED), dtype=torch.float64, device=self.device)
         largest = torch.zeros((), device=self.device)
         for chunk in _chunks(rows, self.config.loss.mini_batch_size_per_update):
             for visit in range(num_visits):
@@ -274,7 +264,7 @@ class Trainer:
         grad_norm = self._step_optimizer()
         sums = sum_over_replicas(sums, self.mesh) / num_terms
         largest = gather_replicas(largest[None], self.mesh).amax()
-        metrics = dict(zip(_SUMMED, sums.tolist())) | {
+        metrics = dict(zip(SUMMED, sums.tolist())) | {
             "policy/ratio_max_deviation": largest.item(),
             "grad/norm": grad_norm,
         }
@@ -285,7 +275,7 @@ class Trainer:
             self.anchor.after_update(self.policy)
         return UpdateResult(metrics, num_terms)
 
-    def _terms(self, round_: Round, rows: list[int], visit: int, anchor_mean: Tensor | None) -> "_Terms":
+    def _terms(self, round_: Round, rows: list[int], visit: int, anchor_mean: Tensor | None) -> Terms:
         """Loss and metrics of one training forward: each row at the step of its ``visit``-th visit."""
         steps = round_.visits[rows, visit]
         step = self._replay(round_, rows, visit)
@@ -316,7 +306,7 @@ class Trainer:
             step.log_prob,
         )
         sums = torch.stack([term.detach().double().sum() for term in summed])
-        return _Terms(loss, sums, (policy.ratio - 1).abs().amax())
+        return Terms(loss, sums, (policy.ratio - 1).abs().amax())
 
     def _replay(self, round_: Round, rows: list[int], visit: int, *, transformer: nn.Module | None = None):
         """The visited transition of each row, under the policy or another transformer."""
@@ -428,61 +418,6 @@ class Trainer:
     @property
     def _branches(self) -> int:
         return 2 if self.config.rollout.cfg_scale > 1 else 1
-
-
-# What is summed over the terms of an update, in the order of _Terms.sums.
-_SUMMED = (
-    "loss/policy",
-    "loss/total",
-    "kl/position",
-    "kl/velocity",
-    "kl/total",
-    "policy/ratio_mean",
-    "policy/clip_fraction",
-    "policy/log_prob",
-)
-
-
-@dataclass(frozen=True)
-class _Terms:
-    loss: Tensor  # (batch,), with gradient
-    sums: Tensor  # (len(_SUMMED),)
-    largest_deviation: Tensor  # () of a ratio from 1
-
-
-def _reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int) -> dict[str, float]:
-    """Over the rollouts of the round that were scored.
-
-    Args:
-        rewards: Total, VQ, MQ and TA. Shape: (rollouts, 4).
-        advantages: Shape: (rollouts,).
-    """
-    scored = rewards[:, 0].isfinite()
-    means = rewards[scored].mean(0).tolist()
-    groups = torch.where(scored, rewards[:, 0], torch.nan).view(-1, group_size)
-    deviations = (groups - groups.nanmean(1, keepdim=True)) ** 2
-    spread = deviations.nanmean(1).sqrt().nanmean().item()
-    is_zero = (advantages.view(-1, group_size) == 0).all(1)
-    return {
-        "reward/mean": means[0],
-        "reward/std": spread,
-        **{f"reward/{name}": mean for name, mean in zip(DIMENSIONS, means[1:])},
-        "reward/overall": sum(means[1:]),
-        "reward/missing": float((~scored).sum()),
-        "advantage/zero_groups": float(is_zero.sum()),
-    }
-
-
-def _average(results: list[UpdateResult]) -> dict[str, float]:
-    """Means over the updates of a round, weighted by their terms; the largest of what is a maximum."""
-    total = sum(result.num_terms for result in results)
-    if not total:
-        raise ValueError("no rollout of this round could be scored, so there is nothing to train on")
-    names = results[0].metrics
-    mean = {name: sum(r.metrics[name] * r.num_terms for r in results) / total for name in names}
-    return mean | {
-        "policy/ratio_max_deviation": max(result.metrics["policy/ratio_max_deviation"] for result in results)
-    }
 
 
 def _chunks(rows: list[int], size: int) -> list[list[int]]:

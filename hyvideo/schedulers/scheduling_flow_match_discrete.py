@@ -53,8 +53,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     @register_to_config
     def __init__(self, shift: float = 5.0, last_step: str = "stochastic"):
-        if not shift > 0:
-            raise ValueError(f"shift must be positive, got {shift}")
+        if not 0 < shift < math.inf:
+            raise ValueError(f"shift must be positive and finite, got {shift}")
         if last_step not in ("stochastic", "deterministic"):
             raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
         self._levels: tuple[float, ...] = ()
@@ -109,11 +109,18 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         if model_output.shape != sample.shape:
             shapes = f"{tuple(model_output.shape)} and {tuple(sample.shape)}"
             raise ValueError(f"model_output and sample must have one shape, got {shapes}")
+        for name, given in (("prev_sample", prev_sample), ("noise", noise)):
+            if given is not None and given.shape != sample.shape:
+                raise ValueError(
+                    f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}"
+                )
         if prev_sample is not None and noise is not None:
             raise ValueError("prev_sample is to be scored and noise is to be drawn with: give one of them, got both")
         velocity, sample = model_output.float(), sample.float()
         indices = self._indices(timestep, len(sample))
-        table = self._ode_transitions() if deterministic else self._transitions(sde_type, eta)
+        table = self._transitions(sde_type, eta)
+        if deterministic:
+            table = self._ode_transitions()
         chosen = [table[i] for i in indices]
         a, b, std = (_per_sample(values, sample) for values in zip(*((t.a, t.b, t.std) for t in chosen)))
         sigma = _per_sample([self._levels[i] for i in indices], sample)
@@ -172,7 +179,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def _place_of(self, value: float) -> int:
         place = min(range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value))
-        if abs(self._levels[place] * NUM_TRAIN_TIMESTEPS - value) > 1e-3:
+        if not abs(self._levels[place] * NUM_TRAIN_TIMESTEPS - value) <= 1e-3:  # refuses NaN too
             raise ValueError(
                 f"timestep {value} is not in the schedule of {self.num_inference_steps} steps with shift "
                 f"{self.config.shift}; take one of scheduler.timesteps, in float32"

@@ -97,7 +97,8 @@ def log_prob_grad_norm(sde_type: str, step: Transition) -> float:
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     """Noise levels from 1 to 0: an even grid u under ``shift u / (1 + (shift - 1) u)``. Shape: (num_steps + 1,)."""
     even = [1 - i / num_steps for i in range(num_steps + 1)]
-    return tuple(shift * u / (1 + (shift - 1) * u) for u in even)
+    # shift u + (1 - u) and not 1 + (shift - 1) u: exact at both ends, where a rounded 1 would miss the pole.
+    return tuple(shift * u / (shift * u + (1 - u)) for u in even)
 
 
 def schedule(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str) -> tuple[Transition, ...]:

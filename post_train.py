@@ -7,48 +7,45 @@ import sys
 
 import yaml
 
-from hyvideo.config import CommandLine, parse
+from hyvideo.config import Config, parse
+from hyvideo.distributed import mesh as ranks
 from hyvideo.plan import check, describe, make_plan
+from hyvideo.summary import print_start, print_summary
 
 
 def main() -> int:
     command = parse()
+    config = command.config
     try:
-        return run(command)
-    except ValueError as error:
+        check(config, ranks.world_size())
+        if command.print_config:
+            print(yaml.safe_dump(config.flat(), sort_keys=False))
+            print(describe(config, make_plan(config, ranks.world_size())))
+            return 0
+        trainer = build(config)
+    except ValueError as error:  # of the user; what goes wrong later keeps its traceback
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
+    if trainer.mesh.is_main:
+        print_start(trainer)
+    trainer.train()
+    if trainer.mesh.is_main:
+        print_summary(trainer)
+    ranks.stop()
+    return 0
 
 
-def run(command: CommandLine) -> int:
-    """Checks the settings, then loads and trains. Nothing is loaded before everything cheap has been checked."""
-    config = command.config
-    from hyvideo.distributed import mesh as ranks
-
-    check(config, ranks.world_size())
-    if command.print_config:
-        print(yaml.safe_dump(config.flat(), sort_keys=False))
-        print(describe(config, make_plan(config, ranks.world_size())))
-        return 0
-
+def build(config: Config):
+    """Joins the other processes and loads the models. Imports what is heavy only now."""
     import torch
 
     from hyvideo.components import choose_device
-    from hyvideo.summary import print_start, print_summary
     from hyvideo.trainer import Trainer
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     device = choose_device(config.model.device, ranks.local_rank())
-    mesh = ranks.start(config.distributed.sp_size, device)
-    trainer = Trainer(config, mesh, device)
-    if mesh.is_main:
-        print_start(trainer)
-    trainer.train()
-    if mesh.is_main:
-        print_summary(trainer)
-    ranks.stop()
-    return 0
+    return Trainer(config, ranks.start(config.distributed.sp_size, device), device)
 
 
 if __name__ == "__main__":

@@ -237,7 +237,11 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     chosen, flags = first.parse_known_args(argv)
     parser = _settings_parser()
     from_file = _flags_of_yaml(Path(chosen.config), parser) if chosen.config else []
-    sections = parser.parse_args_into_dataclasses(args=from_file + flags, look_for_args_file=False)
+    *sections, unknown = parser.parse_args_into_dataclasses(
+        args=from_file + flags, look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        parser.error(f"unknown flag {unknown[0]}; --help lists the settings")
     return CommandLine(Config(*sections), chosen.print_config)
 
 

@@ -1,0 +1,68 @@
+"""Two gloo processes train what one does: rollouts, rewards, loss, gradient and weights."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import json, sys, torch
+from hyvideo.config import load_config
+from hyvideo.distributed import mesh as ranks
+from hyvideo.trainer import Trainer
+
+torch.set_num_threads(1)
+device = torch.device("cpu")
+mesh = ranks.start(1, device)
+trainer = Trainer(load_config("configs/smoke.yaml", **json.loads(sys.argv[1])), mesh, device)
+for _ in range(2):
+    trainer.iteration += 1
+    metrics = trainer.run_iteration()
+if mesh.is_main:
+    metrics["weights"] = sum(p.double().square().sum().item() for p in trainer.trained)
+    print(json.dumps(metrics))
+ranks.stop()
+"""
+SETTINGS = {
+    "valid_video_csv": "",
+    "cfg_scale": 1.0,
+    "num_updates_per_rollout": 1,
+    "mini_batch_size_per_update": 8,
+    "learning_rate": 1e-3,
+    "log_video_interval": 0,
+}
+COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "grad/norm", "policy/log_prob", "weights")
+
+
+def metrics_of(folder, num_processes, **settings):
+    """Metrics of the second iteration, as the main rank reports them."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
+    command = [sys.executable, *(launcher if num_processes > 1 else []), str(program)]
+    command.append(json.dumps(SETTINGS | {"output_dir": str(folder / "run")} | settings))
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "num_generations, one, two",
+    [
+        (4, {"batch_size": 8}, {"batch_size": 4}),  # whole groups on each rank
+        (4, {"batch_size": 8}, {"batch_size": 2, "gradient_accumulation_steps": 2}),  # groups across the ranks
+    ],
+)
+def test_two_processes_train_what_one_does(tmp_path, num_generations, one, two):
+    single = metrics_of(tmp_path / "one", 1, num_generations=num_generations, **one)
+    double = metrics_of(tmp_path / "two", 2, num_generations=num_generations, **two)
+    for name in COMPARED:
+        assert double[name] == pytest.approx(single[name], rel=1e-5, abs=1e-6), name
+    assert double["grad/norm"] == pytest.approx(single["grad/norm"], rel=1e-4) and single["grad/norm"] > 1e-3

@@ -1,0 +1,84 @@
+"""One sampler for rollout, replay and validation, on random weights of the real classes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from hyvideo.components import load_components
+from hyvideo.distributed.randomness import normal
+
+PROMPTS = ["a red circle moves up", "a blue square moves left"]
+
+
+@pytest.fixture
+def parts(tiny_config):
+    """A pipeline with guidance 3, conditions of two prompts and their initial noise."""
+    components = load_components(tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu"))
+    pipeline = components.pipeline
+    noise = normal((2, *pipeline.latent_shape(5, 16, 16)), "test")
+    return pipeline, components.encoder(PROMPTS), noise
+
+
+def step_noise(noise):
+    return lambda step: normal(tuple(noise.shape), "step", step)
+
+
+def with_sampling(pipeline, **changes):
+    pipeline.sampling = dataclasses.replace(pipeline.sampling, **changes)
+    return pipeline
+
+
+@torch.no_grad()
+def test_guidance_as_one_batch_equals_two_calls(parts):
+    pipeline, conditions, noise = parts
+    timestep = torch.tensor([900.0, 400.0])
+    together = pipeline.velocity(noise, timestep, conditions)
+    apart = with_sampling(pipeline, batch_guidance=False).velocity(noise, timestep, conditions)
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+    single = with_sampling(pipeline, guidance_scale=1.0).velocity(noise, timestep, conditions)
+    assert not torch.allclose(single, apart)
+
+
+def test_no_guidance_runs_one_branch(parts):
+    pipeline, conditions, noise = parts
+    batches = []
+    pipeline.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: batches.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    with_sampling(pipeline, guidance_scale=1.0).sample_ode(conditions, noise)
+    assert batches == [2] * 4
+
+
+def test_sampling_with_eta_0_is_the_ode(parts):
+    pipeline, conditions, noise = parts
+    ode = pipeline.sample_ode(conditions, noise)
+    rollout = with_sampling(pipeline, eta=0.0).sample(conditions, noise, step_noise(noise))
+    assert torch.equal(rollout.final, ode)
+    assert rollout.log_probs.abs().max() == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
+def test_replaying_a_rollout_gives_its_log_probs_exactly(parts, sde_type):
+    pipeline, conditions, noise = parts
+    rollout = with_sampling(pipeline, sde_type=sde_type).sample(conditions, noise, step_noise(noise))
+    for i in range(4):
+        timestep = pipeline.scheduler.timesteps[i].expand(2)
+        step = pipeline.replay(rollout.latents[:, i], rollout.latents[:, i + 1], timestep, conditions)
+        assert torch.equal(step.log_prob, rollout.log_probs[:, i])
+        assert torch.equal(step.prev_sample_mean, rollout.means[:, i])
+
+
+def test_videos_decode_alike_alone_and_together(parts):
+    pipeline, _, noise = parts
+    together, alone = pipeline.decode(noise, batch_size=2), pipeline.decode(noise, batch_size=1)
+    assert together[0].shape == (5, 3, 16, 16) and together[0].dtype == torch.uint8
+    for a, b in zip(together, alone):
+        assert (a.int() - b.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("size, said", [((6, 16, 16), "4n \\+ 1"), ((5, 12, 16), "multiples of 8")])
+def test_sizes_that_the_model_cannot_make_are_refused(parts, size, said):
+    with pytest.raises(ValueError, match=said):
+        parts[0].latent_shape(*size)

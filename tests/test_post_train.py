@@ -1,0 +1,95 @@
+"""The programs as their users start them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from hyvideo.video_io import read_video
+
+SMOKE = ["--config", "configs/smoke.yaml"]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, tiny_config):
+    """Runs a program of the repository in a process of its own."""
+
+    def run(name, *arguments):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, name, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+    return run
+
+
+def broken_checkpoint(tmp_path):
+    root = tmp_path / "broken"
+    shutil.copytree("assets/miniature", root)
+    weights = root / "transformer/miniature/diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    return root
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--no_such_flag", "1"], "no_such_flag"),
+        (["--sde_type", "euler"], "invalid choice: 'euler'"),
+        (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must not be negative, got -1"),
+        (["--prompts_csv", "nowhere.csv"], "must be a readable file, got 'nowhere.csv'"),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_code_2(program, tmp_path, arguments, said):
+    result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_checkpoint_is_named_before_anything_is_loaded(program, tmp_path):
+    out, root = tmp_path / "out", broken_checkpoint(tmp_path)
+    flags = ["--output_dir", out, "--pretrained_model_root", root, "--random_weights", "false"]
+    result = program("post_train.py", *SMOKE, *flags)
+    assert result.returncode == 2 and "diffusion_pytorch_model.safetensors" in result.stderr
+    assert "Traceback" not in result.stderr and not out.exists()
+
+
+def test_a_prompt_that_the_reward_cannot_judge_is_refused(program, tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt\na purple circle moves up\n")
+    flags = ["--output_dir", tmp_path / "out", "--prompts_csv", tmp_path / "prompts.csv"]
+    result = program("post_train.py", *SMOKE, *flags)
+    assert result.returncode == 2 and "purple" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_print_config_shows_settings_and_arithmetic_and_stops(program, tmp_path):
+    result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
+    assert result.returncode == 0 and "eta: 0.3" in result.stdout
+    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_short_run_ends_with_a_summary(program, tmp_path):
+    flags = ["--output_dir", tmp_path / "out", "--max_steps", "1", "--cfg_scale", "1", "--num_threads", "1"]
+    result = program("post_train.py", *SMOKE, *flags)
+    assert result.returncode == 0, result.stderr
+    assert "validation videos, same prompts and seeds, iteration 0 -> 1" in result.stdout
+    assert (tmp_path / "out" / "before_after.png").is_file()
+
+
+def test_generate_makes_a_video_with_its_settings(program, tmp_path):
+    prompt = "a red circle moves up"
+    result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path, "--num_inference_steps", "4")
+    assert result.returncode == 0, result.stderr
+    video, fps = read_video(tmp_path / "0000.mp4")
+    settings = json.loads((tmp_path / "0000.json").read_text())
+    assert len(video) == 9 and fps == 8 and video.float().std() > 1
+    assert settings["prompt"] == prompt and settings["steps"] == 4
+
+
+def test_generate_refuses_a_folder_that_is_no_checkpoint(program, tmp_path):
+    result = program("generate.py", "--prompt", "a", "--output_path", tmp_path / "out", "--checkpoint_path", tmp_path)
+    assert result.returncode == 2 and "--checkpoint_path needs" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,6 +1,6 @@
 """Makes videos: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
 
-From the base model, or from a checkpoint of a training run with ``--checkpoint_path outputs/.../checkpoints/000080``.
+From the base model, or from a checkpoint of a training run with ``--checkpoint_path outputs/.../checkpoints/000060``.
 Every mp4 has a JSON file of its settings beside it.
 """
 

@@ -11,6 +11,7 @@ Random state is not stored: it is derived from seed and iteration.
 
 import json
 import os
+import pickle
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def load(folder: Path, device: torch.device) -> TrainingState:
     try:
         state = json.loads((folder / "state.json").read_text())
         optimizer = torch.load(folder / "optimizer.pt", map_location=device, weights_only=True)
-    except (OSError, json.JSONDecodeError, RuntimeError) as error:
+    except (OSError, json.JSONDecodeError, RuntimeError, pickle.UnpicklingError) as error:
         raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
     anchor_file = folder / "anchor.safetensors"
     return TrainingState(state, optimizer, load_file(anchor_file) if anchor_file.is_file() else None)

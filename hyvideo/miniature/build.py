@@ -44,6 +44,7 @@ KL_WEIGHT = 5e-2
 # Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
 # Names as in the original layout.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
+STAGES = ["text_encoder", "vae", "statistics", "base"]
 
 
 class MuonAndAdamW:
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae_steps", type=int, default=1200)
     parser.add_argument("--base_steps", type=int, default=6000)
+    parser.add_argument("--num_clips", type=int, default=48 * 400, help="web clips; a multiple of the 48 captions")
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES, help="which parts to make")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -257,11 +259,11 @@ def main() -> None:
     if "statistics" in options.stages:
         build_reference_statistics(options.out, options.seed)
     if "base" in options.stages:
-        build_base(options.out, num_steps=options.base_steps, batch_size=48, num_clips=48 * 400, seed=options.seed)
+        build_base(
+            options.out, num_steps=options.base_steps, batch_size=48, num_clips=options.num_clips, seed=options.seed
+        )
     print(f"wrote {options.out}")
 
-
-STAGES = ["text_encoder", "vae", "statistics", "base"]
 
 if __name__ == "__main__":
     main()

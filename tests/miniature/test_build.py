@@ -1,0 +1,45 @@
+"""The build makes a folder that loads, the same one every time; and the shipped one is small and complete."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hyvideo.miniature import build
+from hyvideo.miniature.architecture import VERSION
+from hyvideo.models.loading import check_checkpoint, load_transformer
+
+SHIPPED = Path("assets/miniature")
+WEIGHTS = ("transformer/miniature", "vae")
+
+
+@pytest.fixture
+def small_build(monkeypatch):
+    def run(out):
+        flags = ["--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
+        monkeypatch.setattr("sys.argv", ["build", *flags])
+        build.main()
+        return [load_file(out / part / "diffusion_pytorch_model.safetensors") for part in WEIGHTS]
+
+    return run
+
+
+def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
+    first, second = small_build(tmp_path / "a"), small_build(tmp_path / "b")
+    assert check_checkpoint(tmp_path / "a", VERSION) == []
+    for one, other in zip(first, second):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+
+
+def test_the_shipped_checkpoint_is_small_and_sound():
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 8 * 2**20
+    assert check_checkpoint(SHIPPED, VERSION) == []
+
+
+def test_parts_that_were_left_out_are_drawn_again():
+    stored = load_file(SHIPPED / "transformer" / VERSION / "diffusion_pytorch_model.safetensors")
+    assert not any(name.startswith(build.DRAWN_PARTS) for name in stored)
+    transformer = load_transformer(SHIPPED, VERSION)
+    assert transformer.context_embedder_2.linear_1.weight.std() > 0

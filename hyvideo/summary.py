@@ -19,7 +19,7 @@ def print_start(trainer) -> None:
 def print_summary(trainer) -> None:
     """Reward before and after with its spread, where the videos are, and a picture of both."""
     print()
-    if trainer.validation:
+    if trainer.validation and trainer.validation.has_base:
         print("\n".join(_validation_lines(trainer.validation, trainer.iteration)))
     else:
         print(_training_line(trainer.output_dir / "metrics.jsonl"))

@@ -383,12 +383,14 @@ class Trainer:
 
     def _metrics_writer(self) -> MetricsWriter:
         config = self.config
+        # -1 starts over: the run died before its first checkpoint.
+        before_any_checkpoint = -1 if config.record.resume_from_checkpoint else None
         return MetricsWriter(
             self.output_dir,
             report_to=[name for name in config.record.report_to if name != "none"],
             run_name=self.output_dir.name,
             config=config.flat(),
-            resume_iteration=self.iteration if self.resumed else None,
+            resume_iteration=self.iteration if self.resumed else before_any_checkpoint,
         )
 
     def _keep_videos(self, round_: Round, videos: list[Tensor], writer: MetricsWriter | None) -> None:

@@ -61,6 +61,11 @@ class Validation:
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
 
+    @property
+    def has_base(self) -> bool:
+        """Claims that the base policy was validated here; not so for a run that goes on from another folder's."""
+        return (self.folder(0) / "measures.json").is_file()
+
     def measures(self, iteration: int) -> dict[str, float]:
         """The measures of an earlier validation, as recorded."""
         return json.loads((self.folder(iteration) / "measures.json").read_text())

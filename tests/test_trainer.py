@@ -222,3 +222,12 @@ def test_a_resumed_run_is_the_unbroken_one(tiny_config, mesh, tmp_path, strategy
     resumed.train()
     assert [without_times(line) for line in lines(tmp_path / "broken")] == expected
     assert all(torch.equal(a, b) for a, b in zip(weights(unbroken), weights(resumed)))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(tiny_config, mesh, tmp_path):
+    config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="latest")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
+    Trainer(config, mesh, CPU).train()
+    assert [line["iteration"] for line in lines(tmp_path / "run")] == [1]
+    assert "reward/mean" in lines(tmp_path / "run")[0]

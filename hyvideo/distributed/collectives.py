@@ -1,7 +1,6 @@
 """What ranks tell each other: a few rewards, sums of metrics, gradients. With one process each is the identity."""
 
 from collections.abc import Iterable
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -28,27 +27,19 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
-    """Mean of the gradients over the ranks, in place, as one message."""
+    """Mean of the gradients over the ranks, in place, as one message.
+
+    A rank that had nothing to train on in this update takes part with zeros.
+    """
     if mesh.world_size == 1:
         return
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
     flat /= mesh.world_size
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
         gradient.copy_(part.view_as(gradient))
-
-
-def broadcast_parameters(module: nn.Module, mesh: Mesh) -> None:
-    """Every rank starts from the weights of the first."""
-    if mesh.world_size > 1:
-        for tensor in module.state_dict().values():
-            dist.broadcast(tensor, src=0)
-
-
-@contextmanager
-def main_first(mesh: Mesh):
-    """The main rank runs the block, then the others go on; for writing files that the others read."""
-    yield mesh.is_main
-    if mesh.world_size > 1:
-        dist.barrier()

@@ -58,6 +58,8 @@ def metrics_of(folder, num_processes, **settings):
     [
         (4, {"batch_size": 8}, {"batch_size": 4}),  # whole groups on each rank
         (4, {"batch_size": 8}, {"batch_size": 2, "gradient_accumulation_steps": 2}),  # groups across the ranks
+        # each update trains one of two groups, so that one rank has nothing to do
+        (4, {"batch_size": 8, "num_updates_per_rollout": 2}, {"batch_size": 4, "num_updates_per_rollout": 2}),
     ],
 )
 def test_two_processes_train_what_one_does(tmp_path, num_generations, one, two):

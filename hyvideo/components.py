@@ -1,19 +1,30 @@
 """Loads what a run needs: one place for training, generation and scripts."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from hyvideo.config import Config
-from hyvideo.models import loading
-from hyvideo.models.attention import freeze_dead_parameters, install
-from hyvideo.pipelines.conditioning import PromptEncoder
+from hyvideo.data import Request
+from hyvideo.models import encoders, loading
+from hyvideo.models.attention import freeze_dead_parameters
+from hyvideo.models.transformer import install
+from hyvideo.models.versions import UNSUPPORTED
+from hyvideo.pipelines.condition_encoder import (
+    ConditionEncoder,
+    GlyphEncoder,
+    ImageEncoder,
+    PartStore,
+    TextEncoder,
+    glyph_text,
+)
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, Sampling
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
-# Parts that get no gradient without quoted text or a reference image, which this version does not feed.
-UNUSED_PARTS = ("context_embedder_2.", "image_embedder.")
 RANDOM_WEIGHTS_SEED = 0
 
 
@@ -22,7 +33,23 @@ class Components:
     """The loaded models of a run."""
 
     pipeline: HunyuanVideoGRPOPipeline
-    encoder: PromptEncoder
+    encoder: ConditionEncoder
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which encoders the requests of a run need beside the language model."""
+
+    glyphs: bool  # text in quotes
+    images: bool
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> "Needs":
+        requests = list(requests)
+        return Needs(
+            glyphs=any(glyph_text(request.prompt) for request in requests),
+            images=any(request.image is not None for request in requests),
+        )
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -33,24 +60,27 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
-def load_components(config: Config, device: torch.device) -> Components:
-    """Transformer in float32 (computing in ``dtype``), VAE in ``vae_dtype``, text encoder in ``dtype``.
+def load_components(config: Config, device: torch.device, requests: Iterable[Request]) -> Components:
+    """Transformer in float32 (computing in ``dtype``), VAE in ``vae_dtype``; encoders are read when they are needed.
+
+    Args:
+        requests: All that the run will ask for.
 
     Raises: ValueError that lists what is wrong with the checkpoint folder, before any tensor is read.
     """
     model, rollout = config.model, config.rollout
+    needs = Needs.of(requests)
+    check_checkpoint(config, needs)
     seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
-    root, version = model.pretrained_model_root, model.transformer_version
-    problems = loading.check_checkpoint(root, version, weights_needed=not model.random_weights)
-    if problems:
-        raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
-
     common = {"device": device, "random_weights_seed": seed}
-    transformer = loading.load_transformer(root, version, dtype=torch.float32, **common)
-    prepare_transformer(transformer, recompute=config.distributed.enable_gradient_checkpointing)
+    root = model.pretrained_model_root
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
-    tokenizer, text_encoder = loading.load_text_encoder(root, dtype=DTYPES[model.dtype], **common)
-    encoder = PromptEncoder(tokenizer, text_encoder, image_width=transformer.config.image_embed_dim)
+    if model.vae_tile_size:
+        set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+    encoder = condition_encoder(config, vae, device)
+    unconditional = encoder([Request("")]).samples[0].to(device) if rollout.cfg_scale > 1 else None
+    transformer = loading.load_transformer(root, model.transformer_version, dtype=torch.float32, **common)
+    prepare_transformer(transformer, needs, recompute=config.distributed.enable_gradient_checkpointing)
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     pipeline = HunyuanVideoGRPOPipeline(
@@ -58,18 +88,81 @@ def load_components(config: Config, device: torch.device) -> Components:
         vae,
         scheduler,
         sampling=Sampling(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
-        unconditional=encoder([""]).to(device) if rollout.cfg_scale > 1 else None,
+        unconditional=unconditional,
         compute_dtype=DTYPES[model.dtype],
     )
     return Components(pipeline, encoder)
 
 
-def prepare_transformer(transformer: nn.Module, *, recompute: bool) -> None:
-    """Our attention, activation checkpointing if asked for, and no gradient where none can arrive."""
+def check_checkpoint(config: Config, needs: Needs) -> None:
+    """Raises ValueError that lists what is wrong with the checkpoint folder; reads headers only."""
+    model = config.model
+    if reason := UNSUPPORTED.get(model.transformer_version):
+        raise ValueError(f"transformer_version {model.transformer_version} cannot be used: {reason}")
+    root, version = model.pretrained_model_root, model.transformer_version
+    problems = loading.check_checkpoint(
+        root,
+        version,
+        weights_needed=not model.random_weights,
+        with_glyphs=needs.glyphs,
+        with_images=needs.images,
+    )
+    if problems:
+        raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
+    if needs.images and loading.read_task(root, version) == "t2v":
+        raise ValueError(
+            f"transformer_version {version} is for text-to-video and was given reference images; take an i2v version, "
+            "or leave out the images"
+        )
+
+
+def condition_encoder(config: Config, vae: nn.Module, device: torch.device) -> ConditionEncoder:
+    """The encoders of a run, none of them loaded yet."""
+    model = config.model
+    root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
+    common = {"device": device, "random_weights_seed": RANDOM_WEIGHTS_SEED if model.random_weights else None}
+    return ConditionEncoder(
+        lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
+        lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
+        lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
+        dtype=DTYPES[model.dtype],
+        identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
+        store=conditions_store(config),
+    )
+
+
+def conditions_store(config: Config) -> PartStore | None:
+    """Where encoded prompts are kept, if anywhere."""
+    model = config.model
+    by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    folder = model.conditions_dir or by_default
+    return PartStore(folder) if folder else None
+
+
+def _identity(root: Path, *settings: object) -> str:
+    """Tells one set of encoders from another by names, sizes and the first bytes of their files."""
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    parts = ("text_encoder*", "tokenizer*", "vision_encoder", "image_encoder", "feature_extractor", "vae")
+    for path in sorted(path for part in parts for path in root.glob(f"{part}/**/*") if path.is_file()):
+        with open(path, "rb") as file:
+            start = file.read(2**16)
+        digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + start)
+    return digest.hexdigest()
+
+
+def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
+    """Videos larger than a tile are decoded in tiles of ``tile_size`` pixels; smaller ones are not touched."""
+    latent = tile_size // vae.config.spatial_compression_ratio
+    vae.enable_tiling(tile_size, tile_size, latent, latent)
+    vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
+
+
+def prepare_transformer(transformer: nn.Module, needs: Needs, *, recompute: bool) -> None:
+    """Our forward pass, activation checkpointing if asked for, and no gradient where none can arrive."""
     install(transformer)
     freeze_dead_parameters(transformer)
-    for name, parameter in transformer.named_parameters():
-        if name.startswith(UNUSED_PARTS):
-            parameter.requires_grad_(False)
+    for part, is_used in (("context_embedder_2", needs.glyphs), ("image_embedder", needs.images)):
+        if not is_used:
+            transformer.get_submodule(part).requires_grad_(False)
     if recompute:
         transformer.enable_gradient_checkpointing()

@@ -14,6 +14,8 @@ from typing import Literal
 
 import yaml
 
+from hyvideo.models.versions import version_defaults
+
 
 def _setting(default, sentence: str):
     if isinstance(default, list):
@@ -25,8 +27,18 @@ def _setting(default, sentence: str):
 class ModelSettings:
     pretrained_model_root: str = _setting("./ckpts", "Folder of the checkpoints, in the original or diffusers layout.")
     transformer_version: str = _setting("480p_t2v", "Which transformer under <root>/transformer to train.")
-    dtype: Literal["bf16", "fp32"] = _setting("bf16", "Precision in which the transformer and text encoder compute.")
+    dtype: Literal["bf16", "fp32"] = _setting("bf16", "Precision in which the transformer computes.")
+    encoder_dtype: Literal["fp16", "bf16", "fp32"] = _setting("fp16", "Precision of the text and vision encoders.")
     vae_dtype: Literal["fp16", "bf16", "fp32"] = _setting("fp16", "Precision in which videos are decoded.")
+    vae_tile_size: int = _setting(256, "Side in pixels of the tiles in which a video is decoded; 0 decodes it whole.")
+    vae_tile_overlap: float = _setting(0.125, "Part of a tile that its neighbour covers too.")
+    precompute_conditions: bool = _setting(
+        False, "Encode all prompts of the run before it begins, and let the encoders' memory go."
+    )
+    conditions_dir: str = _setting(
+        "",
+        "Folder that keeps encoded prompts for later runs; <output_dir>/conditions with precompute_conditions.",
+    )
     random_weights: bool = _setting(False, "Draw weights at random and read configurations only, for smoke tests.")
     device: Literal["auto", "cuda", "cpu"] = _setting("auto", "Where to compute; auto takes a GPU if there is one.")
     num_threads: int = _setting(0, "CPU threads of a process; 0 leaves the choice to torch.")
@@ -34,8 +46,8 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    prompts_csv: str = _setting("", "CSV with a column `prompt`: what to train on.")
-    valid_video_csv: str = _setting("", "CSV with a column `prompt`: what to validate on; none by default.")
+    prompts_csv: str = _setting("", "CSV with a column `prompt`, and perhaps `ref_image_path`: what to train on.")
+    valid_video_csv: str = _setting("", "CSV of the same kind: what to validate on; none by default.")
     height: int = _setting(352, "Height of a rollout in pixels.")
     width: int = _setting(624, "Width of a rollout in pixels.")
     sample_n_frames: int = _setting(81, "Frames of a rollout; 4n + 1.")
@@ -51,8 +63,12 @@ class RolloutSettings:
     sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = _setting("sage_grpo", "The stochastic sampler.")
     eta: float = _setting(0.5, "Exploration scale of the sampler.")
     grpo_sampling_steps: int = _setting(20, "Denoising steps of a rollout.")
-    shift: float = _setting(5.0, "Shift of the noise schedule.")
-    cfg_scale: float = _setting(6.0, "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch.")
+    shift: float | None = _setting(None, "Shift of the noise schedule; that of the version by default, else 5.")
+    cfg_scale: float | None = _setting(
+        None,
+        "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch. That of the version by "
+        "default, else 6.",
+    )
     batch_guidance: bool = _setting(True, "Run both guidance branches as one batch of two; false saves memory.")
     last_step: Literal["stochastic", "deterministic"] = _setting(
         "stochastic",
@@ -199,6 +215,16 @@ class Config:
         }
         return dataclasses.replace(self, **sections)
 
+    def resolved(self) -> "Config":
+        """A copy in which what is left to the transformer's version has the version's value."""
+        version = version_defaults(self.model.transformer_version)
+        defaults = {
+            "shift": version.shift if version else 5.0,
+            "cfg_scale": version.guidance_scale if version else 6.0,
+        }
+        own = self.flat()
+        return self.with_settings(**{name: value for name, value in defaults.items() if own[name] is None})
+
     @property
     def kl_strategy(self) -> str:
         """The strategy by its own name, whichever flags said it."""
@@ -242,14 +268,14 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     )
     if unknown:
         parser.error(f"unknown flag {unknown[0]}; --help lists the settings")
-    return CommandLine(Config(*sections), chosen.print_config)
+    return CommandLine(Config(*sections).resolved(), chosen.print_config)
 
 
 def load_config(path: str | Path, **overrides) -> Config:
     """The settings of a YAML file, with some of them changed."""
     parser = _settings_parser()
     sections = parser.parse_args_into_dataclasses(args=_flags_of_yaml(Path(path), parser), look_for_args_file=False)
-    return Config(*sections).with_settings(**overrides)
+    return Config(*sections).with_settings(**overrides).resolved()
 
 
 def _settings_parser():

@@ -102,7 +102,7 @@ def _range_problems(config: Config) -> Iterator[str]:
     not_negative = (
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
         "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
-        "validation_width seed validation_seed"
+        "validation_width seed validation_seed vae_tile_size"
     ).split()
     positive = "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction".split()
     for name, value in values.items():
@@ -121,6 +121,8 @@ def _range_problems(config: Config) -> Iterator[str]:
         yield f"timestep_fraction must be at most 1, got {values['timestep_fraction']}"
     if values["sde_type"] == "cps" and values["eta"] > 1:
         yield f"eta must be within [0, 1] for cps, got {values['eta']}"
+    if not 0 <= values["vae_tile_overlap"] < 1:
+        yield f"vae_tile_overlap must lie in [0, 1), got {values['vae_tile_overlap']}"
     if values["sample_n_frames"] % 4 != 1:
         yield f"sample_n_frames must be 4n + 1, got {values['sample_n_frames']}"
 
@@ -216,13 +218,15 @@ def _missing_features(config: Config) -> Iterator[str]:
 
 
 def _path_problems(config: Config) -> Iterator[str]:
-    from hyvideo.data import read_prompts
+    from hyvideo.data import read_requests
+    from hyvideo.pipelines.images import check_image
 
     if not config.data.prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
     for path in filter(None, (config.data.prompts_csv, config.data.valid_video_csv)):
         try:
-            read_prompts(path)
+            for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
+                check_image(image)
         except ValueError as error:
             yield str(error)
     if not Path(config.model.pretrained_model_root).is_dir():

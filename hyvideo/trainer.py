@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hyvideo.anchor import Anchor
 from hyvideo.components import load_components
 from hyvideo.config import Config
-from hyvideo.data import PromptOrder, read_prompts
+from hyvideo.data import PromptOrder, read_requests
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.collectives import average_gradients, gather_replicas, sum_over_replicas
+from hyvideo.distributed.collectives import average_gradients, barrier, gather_replicas, sum_over_replicas
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.loss import clipped_policy_loss
@@ -54,12 +54,13 @@ class Trainer:
         self.config, self.mesh, self.device = config, mesh, device
         self.plan = make_plan(config, mesh.world_size)
         self.output_dir = Path(config.record.output_dir)
-        self.prompts = read_prompts(config.data.prompts_csv)
-        self.order = PromptOrder(len(self.prompts), self.plan.groups, config.data.seed)
+        self.requests = read_requests(config.data.prompts_csv)
+        self.order = PromptOrder(len(self.requests), self.plan.groups, config.data.seed)
         self.scorer = scorer or make_scorer(config.reward.reward_model, config.model.pretrained_model_root)
-        self.scorer.check_prompts(self.prompts)
+        self.scorer.check_prompts([request.prompt for request in self.requests])
+        validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
 
-        components = load_components(config, device)
+        components = load_components(config, device, self.requests + validated)
         self.pipeline, self.encoder = components.pipeline, components.encoder
         self.policy: nn.Module = self.pipeline.transformer
         self.latent_shape = self.pipeline.latent_shape(
@@ -88,6 +89,8 @@ class Trainer:
         self.validation = None
         if config.data.valid_video_csv:
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer)
+        if config.model.precompute_conditions:
+            self._precompute_conditions()
         self.iteration = 0
         self.update_count = 0
         self.forwards = 0  # transformer evaluations of this iteration, on this replica
@@ -126,9 +129,11 @@ class Trainer:
         batches = range(self.config.rollout.gradient_accumulation_steps)
         places = [place for batch in batches for place in places_of_replica(self.config, self.mesh, batch)]
         indices = self.order.indices(self.iteration)
-        prompts = [self.prompts[indices[place.group]] for place in places]
+        requests = [self.requests[indices[place.group]] for place in places]
+        prompts = [request.prompt for request in requests]
         with timer("conditions"):
-            conditions = self.encoder(prompts).to(self.device)
+            size = {"height": self.config.data.height, "width": self.config.data.width}
+            conditions = self.encoder(requests, **size).to(self.device)
         with timer("rollout"):
             rollout = self.sample(places, conditions)
         with timer("decode"):
@@ -154,6 +159,16 @@ class Trainer:
             **timer.metrics(),
             "memory/peak_gib": peak_memory_gib(self.device),
         }
+
+    def _precompute_conditions(self) -> None:
+        """Encodes every request of the run into the store, a share on each rank, and lets the encoders go."""
+        share = self.requests[self.mesh.rank :: self.mesh.world_size]
+        for request in share:
+            self.encoder([request], height=self.config.data.height, width=self.config.data.width)
+        if self.validation:
+            self.validation.encode(self.mesh.rank, self.mesh.world_size)
+        self.encoder.release()
+        barrier(self.mesh)
 
     # --- rollout ------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from hyvideo.config import Config
-from hyvideo.data import read_prompts
+from hyvideo.data import read_requests
 from hyvideo.distributed.collectives import gather_replicas
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.randomness import normal
 from hyvideo.models.reward_models.rewards import Reward, Scorer, rewards_of
 from hyvideo.pictures import before_after
-from hyvideo.pipelines.conditioning import PromptEncoder
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.records import evenly_spaced, score_entry, write_json, write_videos
 from hyvideo.video_io import read_video
@@ -34,17 +35,18 @@ class Validation:
         config: Config,
         mesh: Mesh,
         pipeline: HunyuanVideoGRPOPipeline,
-        encoder: PromptEncoder,
+        encoder: ConditionEncoder,
         scorer: Scorer,
     ):
         self.config, self.mesh, self.scorer, self.encoder = config, mesh, scorer, encoder
         self.pipeline = pipeline.with_steps(config.record.validation_steps)
-        prompts = read_prompts(config.data.valid_video_csv)
-        self.prompts = [prompt for prompt in prompts for _ in range(config.record.validation_repeats)]
+        requests = read_requests(config.data.valid_video_csv)
+        self.requests = [request for request in requests for _ in range(config.record.validation_repeats)]
+        self.prompts = [request.prompt for request in self.requests]
         self.output = Path(config.record.output_dir) / FOLDER
-        height = config.record.validation_height or config.data.height
-        width = config.record.validation_width or config.data.width
-        self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, height, width)
+        self.height = config.record.validation_height or config.data.height
+        self.width = config.record.validation_width or config.data.width
+        self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, self.height, self.width)
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
@@ -57,6 +59,11 @@ class Validation:
         if self.mesh.is_main:
             self._record(iteration, rewards, dict(zip(rows, videos)), measures)
         return {f"validation/{name}": value for name, value in measures.items()}
+
+    def encode(self, rank: int, world_size: int) -> None:
+        """Encodes a rank's share of the requests into the encoder's store."""
+        for row in range(rank, len(self.requests), world_size):
+            self._conditions([row])
 
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
@@ -99,11 +106,14 @@ class Validation:
         videos: list[Tensor] = []
         for start in range(0, len(rows), batch_size):
             part = rows[start : start + batch_size]
-            conditions = self.encoder([self.prompts[row] for row in part]).to(self.pipeline.device)
+            conditions = self._conditions(part).to(self.pipeline.device)
             noise = torch.stack([self._noise(row) for row in part]).to(self.pipeline.device)
             latents = self.pipeline.sample_ode(conditions, noise)
             videos += self.pipeline.decode(latents, batch_size=self.config.rollout.decode_batch_size)
         return videos
+
+    def _conditions(self, rows: list[int]) -> Conditions:
+        return self.encoder([self.requests[row] for row in rows], height=self.height, width=self.width)
 
     def _noise(self, row: int) -> Tensor:
         prompt, repeat = divmod(row, self.config.record.validation_repeats)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyvideo.data import PromptOrder, read_prompts
+from hyvideo.data import PromptOrder, Request, read_requests
 
 
 @pytest.fixture
@@ -22,52 +22,76 @@ def write(tmp_path):
 
 def test_prompts_come_in_order_and_without_spaces_around(write):
     path = write('id,prompt\n1,"a red circle, moving"\n2,  a blue square \n3,"say ""hi"""\n')
-    assert read_prompts(path) == ["a red circle, moving", "a blue square", 'say "hi"']
-    assert read_prompts(str(path)) == read_prompts(path)
+    assert read_requests(path) == [Request(text) for text in ("a red circle, moving", "a blue square", 'say "hi"')]
+    assert read_requests(str(path)) == read_requests(path)
 
 
 def test_prompts_may_hold_line_breaks_and_any_script(write):
-    assert read_prompts(write('prompt\n"two\nlines"\n一只猫\n')) == ["two\nlines", "一只猫"]
+    assert read_requests(write('prompt\n"two\nlines"\n一只猫\n')) == [Request("two\nlines"), Request("一只猫")]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_column_name(write):
-    assert read_prompts(write("\ufeffprompt\r\na cat\r\n")) == ["a cat"]
+    assert read_requests(write("\ufeffprompt\r\na cat\r\n")) == [Request("a cat")]
 
 
 def test_repeated_prompts_stay(write):
-    assert read_prompts(write("prompt\na cat\na cat\n")) == ["a cat", "a cat"]
+    assert read_requests(write("prompt\na cat\na cat\n")) == [Request("a cat")] * 2
 
 
 @pytest.mark.parametrize("content, got", [("text,id\na cat,1\n", "text, id"), ("", "no columns")])
 def test_there_must_be_a_column_named_prompt(write, content, got):
     with pytest.raises(ValueError, match=f"a column named `prompt`, got {got} in .*prompts.csv"):
-        read_prompts(write(content))
+        read_requests(write(content))
 
 
 def test_there_must_be_a_row(write):
     with pytest.raises(ValueError, match="at least one row, got none in"):
-        read_prompts(write("prompt\n"))
+        read_requests(write("prompt\n"))
 
 
 @pytest.mark.parametrize("row", ["2,", "2,  ", "2"])
 def test_every_row_needs_a_prompt(write, row):
     with pytest.raises(ValueError, match="row 2 of .*prompts.csv has none"):
-        read_prompts(write(f"id,prompt\n1,a cat\n{row}\n3,a dog\n"))
+        read_requests(write(f"id,prompt\n1,a cat\n{row}\n3,a dog\n"))
 
 
 def test_the_file_must_exist(tmp_path):
     with pytest.raises(ValueError, match="must be a readable file, got .*missing.csv"):
-        read_prompts(tmp_path / "missing.csv")
+        read_requests(tmp_path / "missing.csv")
 
 
 def test_a_folder_is_not_a_prompts_file(tmp_path):
     with pytest.raises(ValueError, match="must be a readable file"):
-        read_prompts(tmp_path)
+        read_requests(tmp_path)
 
 
 def test_the_file_must_be_utf_8(write):
     with pytest.raises(ValueError, match="must be UTF-8 text in CSV form"):
-        read_prompts(write("prompt\nun café\n".encode("latin-1")))
+        read_requests(write("prompt\nun café\n".encode("latin-1")))
+
+
+# --- reference images --------------------------------------------------------------------------
+
+
+def test_a_row_may_name_an_image_beside_the_file(write, tmp_path):
+    (tmp_path / "cat.png").write_bytes(b"")
+    first, second = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\na dog,\n"))
+    assert first == Request("a cat jumps", str(tmp_path / "cat.png"))
+    assert second == Request("a dog")
+
+
+def test_an_image_may_lie_in_the_working_directory(write, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "cat.png").write_bytes(b"")
+    monkeypatch.chdir(elsewhere)
+    (request,) = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\n"))
+    assert request.image == str(elsewhere / "cat.png")
+
+
+def test_an_image_that_is_not_there_is_named(write):
+    with pytest.raises(ValueError, match="row 2 of .*prompts.csv must be an image file, looked for .*dog.png"):
+        read_requests(write("prompt,ref_image_path\na cat,\na dog,dog.png\n"))
 
 
 # --- order -------------------------------------------------------------------------------------

@@ -43,3 +43,9 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
     flat /= mesh.world_size
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
         gradient.copy_(part.view_as(gradient))
+
+
+def barrier(mesh: Mesh) -> None:
+    """Waits until every rank is here."""
+    if mesh.world_size > 1:
+        dist.barrier()

@@ -16,27 +16,24 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hyvideo.components import prepare_transformer
+from hyvideo.components import Needs, prepare_transformer
 from hyvideo.distributed.randomness import generator
 from hyvideo.miniature import world
 from hyvideo.miniature.architecture import TRANSFORMER_CONFIG, VAE_CONFIG, VERSION, save_text_encoder
 from hyvideo.miniature.measures import features, measure, moments
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
-from hyvideo.models.attention import install_causal_mask, text_is_full
-from hyvideo.models.loading import (
-    draw_tensor,
-    load_text_encoder,
-    load_vae,
-    save_transformer_original,
-    save_vae_original,
-)
+from hyvideo.models.attention import install_causal_mask
+from hyvideo.models.encoders import load_text_encoder
+from hyvideo.models.loading import load_vae, save_transformer_original, save_vae_original
 from hyvideo.models.original_checkpoint import (
     transformer_config_to_diffusers,
     transformer_to_diffusers,
     transformer_to_original,
     vae_config_to_diffusers,
 )
-from hyvideo.pipelines.conditioning import Conditions, PromptEncoder
+from hyvideo.models.weight_files import draw_tensor
+from hyvideo.pipelines.condition_encoder import TextEncoder
+from hyvideo.pipelines.conditioning import GLYPH_WIDTH, Condition, Conditions
 from hyvideo.video_io import to_uint8
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.
@@ -150,15 +147,15 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
     from diffusers import HunyuanVideo15Transformer3DModel
 
     vae = load_vae(out, dtype=torch.float32, device="cpu")
-    tokenizer, text_encoder = load_text_encoder(out, dtype=torch.float32, device="cpu")
-    encoder = PromptEncoder(tokenizer, text_encoder, image_width=TRANSFORMER_CONFIG["vision_states_dim"])
-    conditions = encoder([*world.CAPTIONS, ""])
+    encode = TextEncoder(*load_text_encoder(out))
+    texts = encode([*world.CAPTIONS, ""])
+    conditions = Conditions(tuple(Condition(text, torch.zeros(0, GLYPH_WIDTH)) for text in texts))
     latents, captions = _web_data(vae, num_clips, seed)
 
     torch.manual_seed(seed)
     transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(TRANSFORMER_CONFIG))
     _draw_unused_parts(transformer, seed)
-    prepare_transformer(transformer, recompute=False)
+    prepare_transformer(transformer, Needs(glyphs=False, images=False), recompute=False)
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
     rng = generator(seed, "base")
@@ -167,6 +164,8 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
         rows = torch.from_numpy(rng.integers(len(latents), size=batch_size))
         told = captions[rows].clone()
         told[torch.from_numpy(rng.random(batch_size) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
+        by_length = torch.tensor([len(texts[i]) for i in told.tolist()]).argsort()  # attention goes by length
+        rows, told = rows[by_length], told[by_length]
         loss = _flow_matching_loss(transformer, latents[rows], conditions.select(told.tolist()), rng)
         optimizer.step(loss)
         decay = min(0.998, (1 + step) / (10 + step))
@@ -210,17 +209,13 @@ def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Condi
     noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype="float32"))
     level = sigma.view(-1, 1, 1, 1, 1)
     noisy = (1 - level) * clean + level * noise
-    with text_is_full(transformer, conditions.text_is_full):
-        velocity = transformer(
-            hidden_states=torch.cat([noisy, torch.zeros_like(noisy), torch.zeros_like(noisy[:, :1])], dim=1),
-            timestep=1000 * sigma,
-            encoder_hidden_states=conditions.text,
-            encoder_attention_mask=conditions.text_mask,
-            encoder_hidden_states_2=conditions.glyph,
-            encoder_attention_mask_2=conditions.glyph.new_zeros(batch, 0),
-            image_embeds=conditions.image_embeds,
-            return_dict=False,
-        )[0]
+    velocity = transformer(
+        hidden_states=torch.cat([noisy, conditions.image_channels(noisy)], dim=1),
+        timestep=1000 * sigma,
+        texts=conditions.texts,
+        glyphs=conditions.glyphs,
+        images=conditions.image_embeds(transformer.config.image_embed_dim),
+    )
     return ((velocity - (noise - clean)) ** 2).mean()
 
 

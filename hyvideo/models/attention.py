@@ -1,22 +1,20 @@
-"""Attention over trimmed text: no mask where every token is valid, a key mask where some are not.
+"""Attention over trimmed text, without a mask.
 
 diffusers' processor spreads the text mask over all pairs of tokens, in every layer: at 480x848 and 81 frames
-that is a gigabyte per sample, and it keeps the fast attention kernels away. The mask is hardly ever needed.
-Text can be cut to its valid tokens, which is exact: a masked token changes no other. Where the samples of a
-batch differ in length, it is enough to hide the padding as keys, (batch, 1, 1, tokens); what the padding's
-own queries give is read by nobody.
+that is a gigabyte per sample, and it keeps the fast attention kernels away. The mask is not needed. Text is cut
+to its valid tokens, which is exact: a masked token changes no other. Where the samples of a batch have texts of
+different length, attention goes over each run of equal length by itself, and what is left of the padding is 0.
 
-Whether all text is valid must be known without asking the GPU, and once more when a checkpointed block is
-recomputed. The caller says it with `text_is_full`; a hook on ``transformer.rope`` adds it to the (cos, sin)
-tuple, which travels to every block as an argument and is kept with the block's other arguments for the
-recomputation.
+The lengths are Python numbers and travel with the rotary tables as an argument of every block, so a recomputed
+block knows them too and no GPU is asked for them. `hyvideo.models.transformer` makes them.
 
 The VAE has the same trouble in its one attention layer, and the same kind of cure: `install_causal_mask`.
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+import importlib.util
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,8 +23,13 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanV
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
-# cos and sin, each (image tokens, head dim), and whether all text tokens are valid
-RotaryTables = tuple[Tensor, Tensor, bool]
+
+class Layout(NamedTuple):
+    """Where the tokens of a batch are: given to every block in the place of the rotary tables."""
+
+    cos: Tensor  # (image tokens, head dim)
+    sin: Tensor  # (image tokens, head dim)
+    text_lengths: tuple[int, ...]  # valid text tokens of each sample; they come first
 
 
 class QueryKeyValue(NamedTuple):
@@ -45,25 +48,24 @@ class TrimmedTextAttnProcessor:
         attn: nn.Module,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: RotaryTables | None = None,
+        attention_mask: None = None,
+        image_rotary_emb: Layout | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attended image tokens and text tokens.
 
         Args:
             attn: The block's attention module, which has the projections.
             hidden_states: Image tokens. Shape: (batch, image tokens, dim).
-            encoder_hidden_states: Text tokens, possibly none. Shape: (batch, text tokens, dim).
-            attention_mask: True at valid text tokens. Shape: (batch, text tokens).
-            image_rotary_emb: What the hook of `install` made of the rotary tables.
+            encoder_hidden_states: Text tokens, padded on the right. Shape: (batch, text tokens, dim).
+            image_rotary_emb: The layout.
         """
-        cos, sin, text_is_full = image_rotary_emb
+        cos, sin, text_lengths = image_rotary_emb
+        num_image_tokens = hidden_states.shape[1]
         image = project_image(attn, hidden_states, (cos, sin))
         text = project_text(attn, encoder_hidden_states)
         joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
-        mask = key_mask(attention_mask, hidden_states.shape[1], text_is_full=text_is_full)
-        attended = attend(joint, mask)
-        return project_out(attn, attended[:, : hidden_states.shape[1]], attended[:, hidden_states.shape[1] :])
+        attended = attend(joint, [num_image_tokens + length for length in text_lengths])
+        return project_out(attn, attended[:, :num_image_tokens], attended[:, num_image_tokens:])
 
 
 def project_image(attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor]) -> QueryKeyValue:
@@ -87,28 +89,30 @@ def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValu
     return QueryKeyValue(query.to(value.dtype), key.to(value.dtype), value)
 
 
-def key_mask(text_mask: Tensor | None, num_image_tokens: int, *, text_is_full: bool) -> Tensor | None:
-    """Which keys may be attended to, or None when all may. Shape: (batch, 1, 1, image tokens + text tokens).
+def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
+    """Attention among the first ``lengths[i]`` tokens of each sample; the others give 0.
 
-    Args:
-        text_mask: True at valid text tokens. Shape: (batch, text tokens).
-        num_image_tokens: They stand before the text and are always valid.
-        text_is_full: The caller's word that `text_mask` is True everywhere.
+    Shape: (batch, tokens, heads, head dim).
     """
-    if text_mask is None:
-        return None
-    if text_is_full:
-        # Reading the mask would wait for a GPU; on the CPU it is free and catches a false word in every test.
-        if text_mask.device.type == "cpu" and not torch.compiler.is_compiling():
-            assert text_mask.all(), "text_is_full was claimed for a batch with padded text"
-        return None
-    return F.pad(text_mask.bool(), (num_image_tokens, 0), value=True)[:, None, None]
-
-
-def attend(joint: QueryKeyValue, mask: Tensor | None) -> Tensor:
-    """Scaled dot-product attention. Shape: (batch, tokens, heads, head dim)."""
     query, key, value = (tensor.transpose(1, 2) for tensor in joint)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+    longest = query.shape[2]
+    if min(lengths) == longest:
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    parts = []
+    for rows, length in equal_runs(lengths):
+        valid = (tensor[rows, :, :length] for tensor in (query, key, value))
+        parts.append(F.pad(F.scaled_dot_product_attention(*valid), (0, 0, 0, longest - length)))
+    return torch.cat(parts).transpose(1, 2)
+
+
+def equal_runs(lengths: Sequence[int]) -> list[tuple[slice, int]]:
+    """Neighbouring samples of one length, together: the rows of the batch and the length."""
+    runs, start = [], 0
+    for length, same in itertools.groupby(lengths):
+        end = start + len(list(same))
+        runs.append((slice(start, end), length))
+        start = end
+    return runs
 
 
 def project_out(attn: nn.Module, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,42 +121,19 @@ def project_out(attn: nn.Module, image: Tensor, text: Tensor) -> tuple[Tensor, T
     return dropout(linear(image.flatten(2))), attn.to_add_out(text.flatten(2))
 
 
-def install(transformer: nn.Module) -> None:
-    """Gives every block the processor above and the rotary tables their third element. Twice is once.
+def use_fastest_kernels() -> str:
+    """Lets torch's attention run on FlashAttention 3 where it is installed and the GPU has it; says what it runs on.
 
-    Set per block: ``transformer.set_attn_processor`` would replace the text refiner's processor too and break
-    it.
+    Without it torch chooses among its own kernels, which on Hopper include cuDNN's.
     """
-    for block in transformer.transformer_blocks:
-        block.attn.set_processor(TrimmedTextAttnProcessor())
-    if not hasattr(transformer.rope, "text_is_full"):
-        transformer.rope.text_is_full = False
-        transformer.rope.register_forward_hook(_append_text_is_full)
-
-
-def _append_text_is_full(rope: nn.Module, inputs: tuple[Tensor], tables: tuple[Tensor, Tensor]) -> RotaryTables:
-    return (*tables, rope.text_is_full)
-
-
-@contextmanager
-def text_is_full(transformer: nn.Module, full: bool) -> Iterator[None]:
-    """Tells the forward passes within, by a Python bool, whether all text tokens of their batch are valid.
-
-    True is a promise: LLM and ByT5 text are trimmed and of one length, and in text-to-video `image_embeds`
-    has no tokens, because diffusers adds its (masked) tokens to the text. Outside, or with False, a key mask
-    is built. The backward pass may run outside: the word is kept with each forward pass.
-
-    Raises:
-        ValueError: `install` has not been called on the transformer.
-    """
-    if not hasattr(transformer.rope, "text_is_full"):
-        raise ValueError("text_is_full needs a transformer prepared by hyvideo.models.attention.install; call it first")
-    before = transformer.rope.text_is_full
-    transformer.rope.text_is_full = bool(full)
-    try:
-        yield
-    finally:
-        transformer.rope.text_is_full = before
+    if not torch.cuda.is_available():
+        return "torch"
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # since torch 2.10
+    if is_hopper and activate and importlib.util.find_spec("flash_attn_interface"):
+        activate("FA3")
+        return "FlashAttention 3"
+    return "torch"
 
 
 def freeze_dead_parameters(transformer: nn.Module) -> list[str]:

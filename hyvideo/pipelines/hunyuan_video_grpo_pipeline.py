@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.attention import text_is_full
-from hyvideo.pipelines.conditioning import Conditions
+from hyvideo.pipelines.conditioning import Condition, Conditions
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput
 from hyvideo.video_io import to_uint8
 
@@ -55,7 +54,7 @@ class HunyuanVideoGRPOPipeline:
     """The models of a run and the ways to call them. Knows no rank and no training.
 
     Args:
-        unconditional: Conditions of the empty prompt, one row; needed when the guidance scale is above 1.
+        unconditional: Condition of the empty prompt; needed when the guidance scale is above 1.
         compute_dtype: Autocast precision of the transformer; float32 turns autocast off.
     """
 
@@ -66,17 +65,22 @@ class HunyuanVideoGRPOPipeline:
         scheduler: FlowMatchDiscreteScheduler,
         *,
         sampling: Sampling,
-        unconditional: Conditions | None = None,
+        unconditional: Condition | None = None,
         compute_dtype: torch.dtype = torch.float32,
     ):
         if sampling.guidance_scale > 1 and unconditional is None:
-            raise ValueError(f"guidance of {sampling.guidance_scale} needs the conditions of the empty prompt")
+            raise ValueError(f"guidance of {sampling.guidance_scale} needs the condition of the empty prompt")
         self.transformer = transformer
         self.vae = vae
         self.scheduler = scheduler
         self.sampling = sampling
         self.unconditional = unconditional
         self.compute_dtype = compute_dtype
+
+    @property
+    def _is_meanflow(self) -> bool:
+        """Claims that the transformer is told where its step ends, as the step-distilled versions are."""
+        return self.transformer.config.use_meanflow
 
     @property
     def device(self) -> torch.device:
@@ -194,10 +198,9 @@ class HunyuanVideoGRPOPipeline:
         scale = self.sampling.guidance_scale
         if scale <= 1:
             return self._branch(transformer, latents, timestep, conditions)
-        empty = self.unconditional.select([0] * len(conditions))
+        empty = conditions.without_prompt(self.unconditional)
         if self.sampling.batch_guidance:
-            both = Conditions.cat([empty, conditions])
-            doubled = self._branch(transformer, latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), both)
+            doubled = self._branch(transformer, latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), empty + conditions)
             unconditional, conditional = doubled.chunk(2)
         else:
             unconditional = self._branch(transformer, latents, timestep, empty)
@@ -205,22 +208,19 @@ class HunyuanVideoGRPOPipeline:
         return unconditional + scale * (conditional - unconditional)
 
     def _branch(self, transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """One forward of the transformer for text-to-video: no condition latents, mask 0."""
-        batch = len(latents)
-        empty = torch.zeros_like(latents)
+        """One forward of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
-        with autocast, text_is_full(transformer, conditions.text_is_full):
+        to_device = {"device": latents.device, "dtype": torch.float32, "non_blocking": True}
+        with autocast:
             velocity = transformer(
-                hidden_states=torch.cat([latents, empty, empty[:, :1]], dim=1),
-                timestep=timestep.to(latents.device, torch.float32, non_blocking=True),
-                encoder_hidden_states=conditions.text,
-                encoder_attention_mask=conditions.text_mask,
-                encoder_hidden_states_2=conditions.glyph,
-                encoder_attention_mask_2=conditions.glyph.new_zeros(batch, conditions.glyph.shape[1]),
-                image_embeds=conditions.image_embeds,
-                return_dict=False,
-            )[0]
+                hidden_states=torch.cat([latents, conditions.image_channels(latents)], dim=1),
+                timestep=timestep.to(**to_device),
+                texts=conditions.texts,
+                glyphs=conditions.glyphs,
+                images=conditions.image_embeds(transformer.config.image_embed_dim),
+                timestep_r=self.scheduler.next_timesteps(timestep).to(**to_device) if self._is_meanflow else None,
+            )
         return velocity.float()
 
     @torch.no_grad()

@@ -74,6 +74,11 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """Places in the schedule whose step has noise and so a log-probability."""
         return [i for i, step in enumerate(self._transitions(sde_type, eta)) if step.is_stochastic]
 
+    def next_timesteps(self, timestep: Tensor) -> Tensor:
+        """Where the steps that begin at ``timestep`` end, 0 after the last. Shape: (batch,)."""
+        places = self._indices(timestep, timestep.numel())
+        return torch.tensor([self._levels[i + 1] * NUM_TRAIN_TIMESTEPS for i in places], dtype=torch.float32)
+
     def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Standard deviation of each step, 0 where it is deterministic. Shape: (steps,)."""
         return torch.tensor([step.std for step in self._transitions(sde_type, eta)])

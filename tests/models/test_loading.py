@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hyvideo.models.encoders import load_text_encoder
 from hyvideo.models.loading import (
     check_checkpoint,
-    draw_tensor,
-    load_text_encoder,
     load_transformer,
     load_transformer_weights,
     load_vae,
     save_transformer_original,
     save_vae_original,
 )
+from hyvideo.models.weight_files import draw_tensor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERSION = "480p_t2v"  # the one that the fixture writes

@@ -1,46 +1,55 @@
-"""Prompts to conditions, against diffusers' own pipeline."""
+"""Conditions of a batch: selecting, sharing, guidance, and what stands beside the latents."""
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Pipeline
 
-from hyvideo.models.loading import load_text_encoder
-from hyvideo.pipelines.conditioning import Conditions, PromptEncoder
-
-PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "a red circle moves up"]
+from hyvideo.pipelines.conditioning import Condition, Conditions, ImageCondition
 
 
-@pytest.fixture(scope="module")
-def encoder():
-    return PromptEncoder(*load_text_encoder("assets/miniature"), image_width=16)
+@pytest.fixture
+def t2v():
+    return Condition(torch.randn(5, 8), torch.zeros(0, 1472))
 
 
-def test_hidden_states_are_those_of_diffusers_without_the_padding(encoder):
-    expected, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(
-        encoder.text_encoder, encoder.tokenizer, PROMPTS, "cpu", crop_start=encoder.crop_start
-    )
-    conditions = encoder(PROMPTS)
-    assert conditions.text_lengths == tuple(mask.sum(1).tolist())
-    assert conditions.text.shape[1] == max(conditions.text_lengths)
-    for row, length in enumerate(conditions.text_lengths):
-        torch.testing.assert_close(conditions.text[row, :length], expected[row, :length], rtol=1e-5, atol=1e-5)
+@pytest.fixture
+def i2v():
+    return Condition(torch.randn(3, 8), torch.randn(4, 1472), ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4)))
 
 
-def test_a_prompt_is_encoded_once(encoder, monkeypatch):
-    encoder(PROMPTS)
-    monkeypatch.setattr(encoder, "text_encoder", None)
-    assert torch.equal(encoder(PROMPTS).text[0], encoder(PROMPTS).text[2])
+def test_selected_rows_are_the_same_objects(t2v, i2v):
+    conditions = Conditions((t2v, i2v, t2v))
+    assert conditions.select([2, 1]).samples == (t2v, i2v)
+    assert len(conditions + conditions) == 6
 
 
-def test_selected_rows_are_trimmed_to_the_longest_of_them(encoder):
-    conditions = encoder(PROMPTS)
-    assert not conditions.text_is_full
-    short = conditions.select([0, 2])
-    assert short.text_is_full and short.text.shape[1] == conditions.text_lengths[0]
-    both = Conditions.cat([short, conditions.select([1])])
-    assert torch.equal(both.text_mask.sum(1), torch.tensor(both.text_lengths))
+def test_moving_a_batch_moves_a_shared_condition_once(t2v, i2v):
+    moved = Conditions((t2v, i2v, t2v)).to("meta")
+    assert moved.samples[0] is moved.samples[2]
+    assert {t.device.type for sample in moved.samples for t in sample.tensors().values()} == {"meta"}
 
 
-def test_quoted_text_is_refused_and_not_dropped(encoder):
-    with pytest.raises(ValueError, match="double quotes"):
-        encoder(['a sign that says "open"'])
+def test_a_condition_comes_back_from_its_tensors(t2v, i2v):
+    assert Condition.of_tensors(t2v.tensors()) == t2v
+    assert Condition.of_tensors(i2v.tensors()) == i2v
+
+
+def test_the_other_branch_of_guidance_keeps_the_image_and_loses_the_words(t2v, i2v):
+    empty = Condition(torch.randn(1, 8), torch.zeros(0, 1472))
+    branch = Conditions((t2v, i2v)).without_prompt(empty)
+    assert [sample.text is empty.text for sample in branch.samples] == [True, True]
+    assert [len(glyph) for glyph in branch.glyphs] == [0, 0]
+    assert branch.samples[0].image is None and branch.samples[1].image is i2v.image
+
+
+def test_only_image_to_video_has_vision_features(t2v, i2v):
+    assert [states.shape for states in Conditions((t2v, i2v)).image_embeds(20)] == [(0, 20), (6, 20)]
+
+
+def test_the_first_frame_stands_beside_the_latents_with_its_mask(t2v, i2v):
+    latents = torch.randn(2, 2, 5, 3, 4)
+    beside = Conditions((t2v, i2v)).image_channels(latents)
+    assert beside.shape == (2, 3, 5, 3, 4)
+    assert not beside[0].any()
+    assert torch.equal(beside[1, :2, 0], i2v.image.latents)
+    assert torch.equal(beside[1, 2, 0], torch.ones(3, 4))
+    assert not beside[1, :, 1:].any()

@@ -6,18 +6,19 @@ import pytest
 import torch
 
 from hyvideo.components import load_components
+from hyvideo.data import Request
 from hyvideo.distributed.randomness import normal
 
-PROMPTS = ["a red circle moves up", "a blue square moves left"]
+REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left slowly")]
 
 
 @pytest.fixture
 def parts(tiny_config):
     """A pipeline with guidance 3, conditions of two prompts and their initial noise."""
-    components = load_components(tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu"))
+    components = load_components(tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu"), REQUESTS)
     pipeline = components.pipeline
     noise = normal((2, *pipeline.latent_shape(5, 16, 16)), "test")
-    return pipeline, components.encoder(PROMPTS), noise
+    return pipeline, components.encoder(REQUESTS), noise
 
 
 def step_noise(noise):

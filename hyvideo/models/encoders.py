@@ -1,0 +1,275 @@
+"""The frozen encoders of a checkpoint folder: language model, ByT5 for glyphs, SigLIP for reference images.
+
+    original                                         diffusers
+    text_encoder/llm/                                text_encoder/, tokenizer/
+    text_encoder/byt5-small/ (config, tokenizer)     text_encoder_2/, tokenizer_2/
+    text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt
+    vision_encoder/siglip/image_encoder/             image_encoder/
+    vision_encoder/siglip/feature_extractor/         feature_extractor/
+
+They are classes of transformers; strictness is ours: headers are compared with the class's tensors first.
+"""
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.models.weight_files import (
+    Folder,
+    Weights,
+    draw_tensor,
+    read_header,
+    read_json,
+    refuse,
+    shapes_of,
+    shortened,
+    tensor_problems,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, Qwen2_5_VLTextModel, SiglipVisionModel, T5EncoderModel
+
+_WEIGHTS = "model"
+_GLYPH_PREFIX = "module.text_tower.encoder."
+
+
+def load_text_encoder(
+    root: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    random_weights_seed: int | None = None,
+) -> tuple["PreTrainedTokenizerBase", "Qwen2_5_VLTextModel"]:
+    """The tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode.
+
+    The vision tower of a full Qwen2.5-VL checkpoint is left unread; its published names (``model.layers``)
+    and the newer ones are both understood.
+
+    Raises:
+        ValueError: A file or a tensor is missing or does not fit, naming it.
+    """
+    from transformers import AutoTokenizer, Qwen2_5_VLTextModel
+
+    folder, tokenizer_folder = _text_encoder_folders(Path(root))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    if random_weights_seed is not None:
+        # Built with memory: the rotary frequencies are computed at construction and not in the state dict.
+        model = _randomly(lambda: Qwen2_5_VLTextModel(_config(Qwen2_5_VLTextModel, folder)), random_weights_seed, dtype)
+    else:
+        refuse(folder, text_encoder_problems(root))
+        model = _pretrained(Qwen2_5_VLTextModel, folder, dtype)
+    # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
+    return tokenizer, model.to(device).requires_grad_(False).eval()
+
+
+def load_glyph_encoder(
+    root: str | Path, *, device: str | torch.device = "cpu", random_weights_seed: int | None = None
+) -> tuple["PreTrainedTokenizerBase", "T5EncoderModel"]:
+    """ByT5's tokenizer and encoder as trained on glyphs, frozen, in float32 as in the original.
+
+    ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, whose rows for
+    its special tokens (colours and fonts) no prompt reaches.
+
+    Raises:
+        ValueError: As `load_text_encoder`.
+    """
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    config_folder, tokenizer_folder, weights = _glyph_folders(Path(root))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    if random_weights_seed is not None:
+        model = _randomly(
+            lambda: T5EncoderModel(_config(T5EncoderModel, config_folder)), random_weights_seed, torch.float32
+        )
+    elif weights is None:
+        refuse(config_folder, glyph_encoder_problems(root))
+        model = _pretrained(T5EncoderModel, config_folder, torch.float32)
+    else:
+        model = _glyph_model(config_folder, weights)
+    return tokenizer, model.to(device).requires_grad_(False).eval()
+
+
+def load_vision_encoder(
+    root: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    random_weights_seed: int | None = None,
+) -> tuple[dict[str, Any], "SiglipVisionModel"]:
+    """The values of SigLIP's preprocessor_config.json and its vision model, frozen.
+
+    Raises:
+        ValueError: As `load_text_encoder`.
+    """
+    from transformers import SiglipVisionModel
+
+    folder, preprocessor_folder = _vision_folders(Path(root))
+    preprocessor = read_json(preprocessor_folder / "preprocessor_config.json", folder.label)
+    if random_weights_seed is not None:
+        model = _randomly(lambda: SiglipVisionModel(_config(SiglipVisionModel, folder)), random_weights_seed, dtype)
+    else:
+        refuse(folder, vision_encoder_problems(root))
+        model = _pretrained(SiglipVisionModel, folder, dtype)
+    return preprocessor, model.to(device).requires_grad_(False).eval()
+
+
+def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
+    """What keeps the language model from loading; the vision tower and output head of a full Qwen2.5-VL do not."""
+    from transformers import Qwen2_5_VLTextModel
+
+    folder, _ = _text_encoder_folders(Path(root))
+    config = _config(Qwen2_5_VLTextModel, folder)
+    if not weights_needed:
+        return []
+    with torch.device("meta"):
+        expected = shapes_of(Qwen2_5_VLTextModel(config).state_dict())
+    weights = read_header(folder, _WEIGHTS)
+    own_name = {name: _text_model_name(name) for name in weights.shapes}
+    text_only = Weights(
+        {own_name[name]: shape for name, shape in weights.shapes.items() if own_name[name] in expected},
+        {own_name[name]: path for name, path in weights.files.items()},
+        drawn={},
+    )
+    return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, text_only))]
+
+
+def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
+    """What keeps the glyph encoder from loading."""
+    from transformers import T5EncoderModel
+
+    folder, _, pickled = _glyph_folders(Path(root))
+    config = _config(T5EncoderModel, folder)
+    if not weights_needed:
+        return []
+    if pickled is not None:
+        _glyph_state(pickled, folder.label)
+        return []
+    with torch.device("meta"):
+        expected = shapes_of(T5EncoderModel(config).state_dict())
+    weights = read_header(folder, _WEIGHTS)
+    if "shared.weight" in weights.shapes:  # one table, which is stored once
+        expected.pop("encoder.embed_tokens.weight", None)
+    return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, weights))]
+
+
+def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
+    """What keeps the vision encoder from loading; a text tower beside it does not."""
+    from transformers import SiglipVisionModel
+
+    folder, preprocessor_folder = _vision_folders(Path(root))
+    config = _config(SiglipVisionModel, folder)
+    read_json(preprocessor_folder / "preprocessor_config.json", folder.label)
+    if not weights_needed:
+        return []
+    with torch.device("meta"):
+        expected = shapes_of(SiglipVisionModel(config).state_dict())
+    weights = read_header(folder, _WEIGHTS)
+    if not any(name in expected for name in weights.shapes):
+        expected = {f"vision_model.{name}": shape for name, shape in expected.items()}
+    vision_only = Weights(
+        {name: shape for name, shape in weights.shapes.items() if name in expected}, weights.files, drawn={}
+    )
+    return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, vision_only))]
+
+
+def _pretrained(cls: type, folder: Folder, dtype: torch.dtype) -> nn.Module:
+    """``from_pretrained``, which knows the names of old checkpoints; that nothing is missing was made sure of."""
+    model, report = cls.from_pretrained(
+        folder.path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+    )
+    assert not report["missing_keys"], report["missing_keys"]
+    return model
+
+
+def _randomly(build, seed: int, dtype: torch.dtype) -> nn.Module:
+    """A model whose every weight is drawn by its name."""
+    # The first initialisation is thrown away and must not move the caller's random state.
+    with torch.random.fork_rng(devices=[]):
+        model = build()
+    shapes = shapes_of(model.state_dict())
+    state = {name: draw_tensor(seed, name, shape).to(dtype) for name, shape in shapes.items()}
+    model.load_state_dict(state, strict=True, assign=True)
+    return model
+
+
+def _glyph_model(config_folder: Folder, weights: Path) -> "T5EncoderModel":
+    from transformers import T5EncoderModel
+
+    state = _glyph_state(weights, config_folder.label)
+    config = _config(T5EncoderModel, config_folder)
+    config.vocab_size = len(state["embed_tokens.weight"])
+    with torch.random.fork_rng(devices=[]):
+        model = T5EncoderModel(config)
+    problems = tensor_problems(
+        config_folder,
+        shapes_of(model.encoder.state_dict()),
+        Weights(shapes_of(state), dict.fromkeys(state, weights), drawn={}),
+    )
+    refuse(config_folder, problems)
+    model.encoder.load_state_dict(state, strict=True)
+    return model.float()
+
+
+def _glyph_state(path: Path, label: str) -> dict[str, Tensor]:
+    """The encoder's tensors in the pickle of Glyph-SDXL-v2, memory-mapped, under T5Stack's names."""
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
+        raise ValueError(f"{label}: {path} is missing, truncated or no file of weights ({error})") from error
+    state = content.get("state_dict", content)
+    encoder = {name.removeprefix(_GLYPH_PREFIX): t for name, t in state.items() if name.startswith(_GLYPH_PREFIX)}
+    encoder = encoder or {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
+    if "shared.weight" in encoder:
+        encoder.setdefault("embed_tokens.weight", encoder.pop("shared.weight"))
+    if "embed_tokens.weight" not in encoder:
+        raise ValueError(
+            f"{label}: {path} holds no ByT5 encoder: no tensor {_GLYPH_PREFIX}embed_tokens.weight among {len(state)}"
+        )
+    return encoder
+
+
+def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
+    """The folder of the language model and that of its tokenizer."""
+    llm = root / "text_encoder" / "llm"
+    folder, tokenizer = (llm, llm) if llm.is_dir() else (root / "text_encoder", root / "tokenizer")
+    return Folder(folder, "text encoder"), _with_tokenizer(tokenizer, "text encoder")
+
+
+def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
+    """The folders of configuration and tokenizer, and the original's file of weights."""
+    label = "glyph encoder (ByT5, for text in quotes)"
+    original = root / "text_encoder" / "byt5-small"
+    if (root / "text_encoder_2").is_dir():
+        return Folder(root / "text_encoder_2", label), _with_tokenizer(root / "tokenizer_2", label), None
+    weights = root / "text_encoder" / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
+    return Folder(original, label), _with_tokenizer(original, label), weights
+
+
+def _vision_folders(root: Path) -> tuple[Folder, Path]:
+    label = "vision encoder (SigLIP, for reference images)"
+    siglip = root / "vision_encoder" / "siglip"
+    if siglip.is_dir():
+        return Folder(siglip / "image_encoder", label), siglip / "feature_extractor"
+    return Folder(root / "image_encoder", label), root / "feature_extractor"
+
+
+def _with_tokenizer(folder: Path, label: str) -> Path:
+    if not (folder / "tokenizer_config.json").is_file():
+        raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build it there")
+    return folder
+
+
+def _config(cls: type, folder: Folder) -> Any:
+    read_json(folder.path / "config.json", folder.label)
+    return cls.config_class.from_pretrained(folder.path, local_files_only=True)
+
+
+def _text_model_name(name: str) -> str:
+    """The name in Qwen2_5_VLTextModel of a tensor of Qwen2.5-VL, published under several prefixes."""
+    for prefix in ("model.language_model.", "language_model.model.", "language_model.", "model."):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name

@@ -1,0 +1,112 @@
+"""The transformer's forward pass over trimmed conditions, of any length per sample, without a mask or a wait.
+
+diffusers' class has the layers. Its ``forward`` pads every text to 1,000 + 256 + 729 slots and asks the GPU, in
+every call, which of them are valid. `install` gives a model the forward pass below instead: conditions come as one
+tensor of valid tokens per sample, so every length is known on the host. The numbers are the same (tested against
+the original's and diffusers').
+"""
+
+import functools
+import types
+from collections.abc import Sequence
+
+import torch
+from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, equal_runs
+
+# Rows of cond_type_embed.
+_TEXT, _GLYPH, _IMAGE = range(3)
+
+
+def install(transformer: nn.Module) -> None:
+    """Gives a HunyuanVideo15Transformer3DModel the forward pass and the attention of this project. Twice is once.
+
+    Set per block: ``transformer.set_attn_processor`` would replace the text refiner's processor too and break it.
+    """
+    for block in transformer.transformer_blocks:
+        block.attn.set_processor(TrimmedTextAttnProcessor())
+    transformer.forward = types.MethodType(forward, transformer)
+
+
+def forward(
+    self: nn.Module,
+    hidden_states: Tensor,
+    timestep: Tensor,
+    texts: Sequence[Tensor],
+    glyphs: Sequence[Tensor],
+    images: Sequence[Tensor],
+    timestep_r: Tensor | None = None,
+) -> Tensor:
+    """The velocity. Shape: (batch, out channels, frames, height, width).
+
+    Args:
+        hidden_states: Noisy latents, condition latents and mask. Shape: (batch, channels, frames, height, width).
+        timestep: ``1000 sigma``, float32 whatever the precision of the model. Shape: (batch,).
+        texts: Hidden states of the language model, of each sample, without padding. Shape: (tokens, text dim).
+        glyphs: ByT5 states of quoted text, of each sample; no tokens without. Shape: (tokens, 1472).
+        images: Vision features of the reference image, of each sample; no tokens in text-to-video.
+            Shape: (tokens, image dim).
+        timestep_r: Where a MeanFlow model steps to. Shape: (batch,).
+    """
+    if timestep.dtype != torch.float32:
+        raise ValueError(f"timesteps must be float32, got {timestep.dtype}: bf16 rounds 991.7 to 992")
+    patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
+    grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
+    time = self.time_embed(timestep, timestep_r=timestep_r)
+    image = self.x_embedder(hidden_states)
+    context, lengths = _context(self, timestep, texts, glyphs, images)
+    layout = Layout(*rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device), lengths)
+    recompute = torch.is_grad_enabled() and self.gradient_checkpointing
+    for block in self.transformer_blocks:
+        if recompute:
+            image, context = self._gradient_checkpointing_func(block, image, context, time, None, layout)
+        else:
+            image, context = block(image, context, time, None, layout)
+    return _unpatch(self.proj_out(self.norm_out(image, time)), grid, patch)
+
+
+def _context(
+    model: nn.Module, timestep: Tensor, texts: Sequence[Tensor], glyphs: Sequence[Tensor], images: Sequence[Tensor]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """All that is told beside the video, as tokens padded on the right, and how many each sample has.
+
+    Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
+    """
+    kinds = model.cond_type_embed.weight
+    text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
+    glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
+    image = _embedded(images, lambda states, rows: model.image_embedder(states) + kinds[_IMAGE])
+    parts = [[part for part in sample if part is not None] for sample in zip(image, glyph, text)]
+    lengths = tuple(sum(len(part) for part in sample) for sample in parts)
+    return pad_sequence([torch.cat(sample) for sample in parts], batch_first=True), lengths
+
+
+def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor | None]:
+    """Every sample through ``embed(states, rows)``, neighbours of one length together; None for no tokens."""
+    embedded: list[Tensor | None] = []
+    for rows, length in equal_runs([len(sample) for sample in samples]):
+        run = samples[rows]
+        embedded += embed(torch.stack(list(run)), rows).unbind(0) if length else [None] * len(run)
+    return embedded
+
+
+def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, int]) -> Tensor:
+    """Tokens back to a video. Shape: (batch, channels, frames, height, width)."""
+    frames, height, width = grid
+    video = tokens.unflatten(2, (-1, *patch)).unflatten(1, (frames, height, width))  # (b, f, h, w, c, pt, ph, pw)
+    return video.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+
+
+# One video size for training, perhaps another for validation. A table is 44 MB at 480x848 and 81 frames.
+@functools.lru_cache(maxsize=4)
+def rotary_tables(
+    grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of every image token's place. Shape of each: (image tokens, head dim)."""
+    embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
+    # Never inference tensors: the cached tables may be wanted for a backward pass later.
+    with torch.inference_mode(False), torch.no_grad():
+        return embed(torch.empty(1, 1, *grid, device=device))

@@ -1,0 +1,193 @@
+"""Files of weights: their headers against a model's needs, and their tensors one after another.
+
+`read_header` and `tensor_problems` say from the headers alone whether a folder fits a model. `stream_tensors` then
+reads in pieces of about a gigabyte and lets go of each before the next, so that the peak of host memory is the model
+and one piece, not the model twice.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+Shapes = dict[str, tuple[int, ...]]
+
+_NUM_PROBLEMS_SHOWN = 10
+# Beyond this many bytes a file's memory map is closed and opened again: what it has mapped counts as memory.
+_PIECE = 2**28
+
+
+class Folder(NamedTuple):
+    """Where a component lies, and how messages call it."""
+
+    path: Path
+    label: str
+
+
+class Weights(NamedTuple):
+    """What the headers of a folder's weight files say."""
+
+    shapes: Shapes
+    files: dict[str, Path]  # tensor name -> the file that holds it
+    drawn: dict[str, int]  # prefix of tensor names -> seed
+
+
+def read_header(folder: Folder, stem: str) -> Weights:
+    """Names and shapes of the folder's tensors, from ``<stem>.safetensors`` or the files of its index.
+
+    Raises:
+        ValueError: A file is missing, truncated or of another kind, naming it.
+    """
+    shapes: Shapes = {}
+    files: dict[str, Path] = {}
+    drawn: dict[str, int] = {}
+    for path in weight_paths(folder, stem):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = file.keys()
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+                files |= dict.fromkeys(names, path)
+                drawn |= _drawn_prefixes(file.metadata() or {})
+        except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            raise ValueError(
+                f"{folder.label}: {path} is truncated or no safetensors file ({error}); download it again"
+            ) from error
+    return Weights(shapes, files, drawn)
+
+
+def weight_paths(folder: Folder, stem: str) -> list[Path]:
+    """The files of a folder's weights. Raises ValueError where one is missing."""
+    whole = folder.path / f"{stem}.safetensors"
+    index = folder.path / f"{stem}.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise ValueError(f"{folder.label}: neither {whole.name} nor {index.name} exists in {folder.path}")
+    weight_map = read_json(index, folder.label).get("weight_map")
+    if not weight_map:
+        raise ValueError(f"{folder.label}: {index} has no weight_map; download it again")
+    paths = [folder.path / name for name in sorted(set(weight_map.values()))]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise ValueError(f"{folder.label}: {index.name} names {missing}, which are not in {folder.path}")
+    return paths
+
+
+def stream_tensors(weights: Weights, expected: Shapes) -> Iterator[tuple[str, Tensor]]:
+    """Every expected tensor with its name: memory-mapped, or drawn where the files leave it out.
+
+    A tensor is good until the next but a gigabyte: copy what is to be kept.
+    """
+    for path in sorted(set(weights.files.values())):
+        names = [name for name in weights.shapes if weights.files[name] == path]
+        for piece in _pieces(names, weights.shapes):
+            with safe_open(path, framework="pt") as file:
+                for name in piece:
+                    yield name, file.get_tensor(name)
+    for name, shape in expected.items():
+        if name not in weights.shapes:
+            yield name, draw_tensor(seed_for(name, weights.drawn), name, shape)
+
+
+def _pieces(names: list[str], shapes: Shapes) -> Iterator[list[str]]:
+    """The names in order, cut where the bytes (at most four a value) reach `_PIECE`."""
+    piece: list[str] = []
+    size = 0
+    for name in names:
+        piece.append(name)
+        size += 4 * math.prod(shapes[name])
+        if size >= _PIECE:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
+    """Every tensor that is missing, unexpected or of another shape than the model's."""
+    problems = []
+    where = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
+    for name in sorted(set(expected) | set(weights.shapes)):
+        if name not in expected:
+            problem = f"is unexpected, the model of {folder.path / 'config.json'} has none"
+            problems.append(f"tensor {name!r} in {weights.files[name]} {problem}")
+        elif name in weights.shapes and weights.shapes[name] != expected[name]:
+            problem = f"has shape {weights.shapes[name]}, the model needs {expected[name]}"
+            problems.append(f"tensor {name!r} in {weights.files[name]} {problem}")
+        elif name not in weights.shapes and seed_for(name, weights.drawn) is None:
+            problems.append(f"tensor {name!r} of shape {expected[name]} is missing in {folder.path / where}")
+    return problems
+
+
+def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+
+
+def draw_tensor(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The random float32 weight that belongs to a seed and a tensor's name; every CPU draws the same bits.
+
+    Matrices and kernels are normal with variance 1 / fan-in, embeddings of tokens standard normal, scales of
+    norms one, biases zero. Nothing is zero that a signal must pass: gates and the last projection are drawn
+    as well.
+
+    Args:
+        name: The name in the original checkpoint, so that both layouts of a model are the same model.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1 or name.endswith(".gamma"):
+        return torch.ones(shape)
+    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    fan_in = 1 if name.endswith("embed_tokens.weight") else math.prod(shape[1:])
+    # In double precision: a tail value may differ in its last bit between C libraries, and rounding hides it.
+    return torch.from_numpy((generator.standard_normal(shape) / math.sqrt(fan_in)).astype(np.float32))
+
+
+def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
+    """The seed of a tensor that a compact file leaves out, or None."""
+    return next((seed for prefix, seed in drawn.items() if name.startswith(prefix)), None)
+
+
+def _drawn_prefixes(metadata: Mapping[str, str]) -> dict[str, int]:
+    return {prefix: int(seed) for prefix, seed in json.loads(metadata.get("drawn", "{}")).items()}
+
+
+def read_json(path: Path, label: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError, naming the file, where there is none."""
+    if not path.is_file():
+        raise ValueError(f"{label}: {path} does not exist")
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{label}: {path} is not JSON ({error})") from error
+    if isinstance(content, dict):
+        return content
+    raise ValueError(f"{label}: {path} must hold a JSON object, got {type(content).__name__}")
+
+
+def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:
+    """What `check` finds, or what kept it from looking."""
+    try:
+        return list(check())
+    except ValueError as error:
+        return [str(error)]
+
+
+def refuse(folder: Folder, problems: list[str]) -> None:
+    """Raises one ValueError for a list of problems, if there are any."""
+    if problems:
+        listed = "\n  ".join(shortened(problems))
+        raise ValueError(f"{folder.label}: {folder.path} does not fit:\n  {listed}")
+
+
+def shortened(problems: list[str]) -> list[str]:
+    """The list cut where nobody reads on: a checkpoint of another model differs in a thousand tensors."""
+    more = len(problems) - _NUM_PROBLEMS_SHOWN
+    return problems if more <= 0 else [*problems[:_NUM_PROBLEMS_SHOWN], f"and {more} more"]

@@ -1,0 +1,126 @@
+"""Prompts to conditions, against diffusers' own pipeline; each part once; parts on disk."""
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Pipeline
+
+from hyvideo.data import Request
+from hyvideo.models.encoders import load_text_encoder
+from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore, TextEncoder, glyph_text
+
+PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
+REQUESTS = [Request(prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def text_encoder():
+    return TextEncoder(*load_text_encoder("assets/miniature"))
+
+
+@pytest.fixture
+def make(text_encoder):
+    """A function that makes an encoder which counts the prompts it really encodes; no glyphs, no images."""
+
+    def make_encoder(store=None, dtype=torch.float32, identity=""):
+        encoded = []
+
+        def encode(prompts):
+            encoded.extend(prompts)
+            return text_encoder(prompts)
+
+        def missing():
+            raise AssertionError("no encoder of this kind is needed")
+
+        encoder = ConditionEncoder(lambda: encode, missing, missing, dtype=dtype, identity=identity, store=store)
+        return encoder, encoded
+
+    return make_encoder
+
+
+def test_hidden_states_are_those_of_diffusers_without_the_padding(text_encoder):
+    tokenizer, model = load_text_encoder("assets/miniature")
+    expected, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(
+        model, tokenizer, PROMPTS, "cpu", crop_start=text_encoder.crop_start
+    )
+    for states, row, valid in zip(text_encoder(PROMPTS), expected, mask.sum(1).tolist()):
+        assert len(states) == valid
+        torch.testing.assert_close(states, row[:valid], rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_is_encoded_once(make):
+    encoder, encoded = make()
+    first = encoder(REQUESTS)
+    again = encoder(REQUESTS)
+    assert encoded == PROMPTS[:3]
+    assert first.samples[0] is first.samples[3]
+    assert all(a is b for a, b in zip(first.texts, again.texts))
+
+
+def test_what_is_encoded_has_the_dtype_that_the_transformer_computes_in(make):
+    encoder, _ = make(dtype=torch.bfloat16)
+    (condition,) = encoder(REQUESTS[:1]).samples
+    assert condition.text.dtype == condition.glyph.dtype == torch.bfloat16
+
+
+def test_a_prompt_too_long_is_cut_with_a_warning_that_shows_what_is_lost(text_encoder):
+    with pytest.warns(UserWarning, match="the model reads 1000; left out from the end: '.*very last words'"):
+        (states,) = text_encoder(["up " * 994 + "very last words"])
+    assert len(states) == 1000
+
+
+@pytest.mark.parametrize(
+    "prompt, expected",
+    [
+        ("no quotes", ""),
+        ('a sign says "OPEN"', 'Text "OPEN". '),
+        ('“左” and "right" and “左”', 'Text "左". Text "right". '),
+    ],
+)
+def test_text_in_quotes_is_found_as_diffusers_finds_it(prompt, expected):
+    assert glyph_text(prompt) == expected
+
+
+# --- on disk -------------------------------------------------------------------------------------
+
+
+def test_a_second_run_reads_what_the_first_encoded(make, tmp_path):
+    store = PartStore(tmp_path / "conditions")
+    expected = make(store)[0](REQUESTS)
+    encoder, encoded = make(store)
+    for ours, theirs in zip(encoder(REQUESTS).texts, expected.texts):
+        assert torch.equal(ours, theirs)
+    assert encoded == []
+
+
+def test_other_encoders_or_another_dtype_share_nothing(make, tmp_path):
+    store = PartStore(tmp_path)
+    make(store, identity="one")[0](REQUESTS[:1])
+    for changed in ({"identity": "two"}, {"identity": "one", "dtype": torch.bfloat16}):
+        encoder, encoded = make(store, **changed)
+        encoder(REQUESTS[:1])
+        assert encoded == PROMPTS[:1]
+
+
+def test_a_damaged_file_is_made_again(make, tmp_path):
+    store = PartStore(tmp_path)
+    make(store)[0](REQUESTS[:1])
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    file.write_bytes(content[:50])
+    encoder, encoded = make(store)
+    encoder(REQUESTS[:1])
+    assert encoded == PROMPTS[:1]
+    assert file.read_bytes() == content
+
+
+def test_released_encoders_are_read_again_only_when_they_are_needed(make):
+    loads = []
+    encoder, _ = make()
+    load = encoder._loaders["text"]
+    encoder._loaders["text"] = lambda: loads.append(1) or load()
+    encoder(REQUESTS)
+    encoder.release()
+    encoder(REQUESTS)
+    assert len(loads) == 1
+    encoder([Request("a green triangle moves right")])
+    assert len(loads) == 2

@@ -1,106 +1,159 @@
 """Makes videos: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
 
-From the base model, or from a checkpoint of a training run with ``--checkpoint_path outputs/.../checkpoints/000060``.
+From the base model, from a checkpoint of a training run (``--checkpoint_path outputs/.../checkpoints/000060``) or with
+a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
+
+    generate.py --resolution 480p --prompt "a cat jumps"                              text to video
+    generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
+    torchrun --nproc_per_node=8 generate.py --resolution 480p --valid_video_csv prompts.csv
+
 Every mp4 has a JSON file of its settings beside it.
 """
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
-from tqdm import tqdm
+from hyvideo.config import Config, load_config
+from hyvideo.models.versions import version_defaults
 
-from hyvideo.config import load_config
-from hyvideo.data import read_prompts
+MINIATURE = "configs/miniature.yaml"
+VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--config", default="configs/miniature.yaml", help="YAML that names the model and its sizes")
-    parser.add_argument("--prompt", nargs="+", help="one or more prompts")
-    parser.add_argument("--valid_video_csv", help="CSV with a column `prompt`, in place of --prompt")
-    parser.add_argument("--model_path", help="folder of the checkpoints; that of the config by default")
-    parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; the base model by default")
-    parser.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder for the videos")
-    parser.add_argument("--num_inference_steps", type=int, help="denoising steps; the config's validation by default")
-    parser.add_argument("--guidance_scale", type=float, help="1 or less runs one branch; the config's by default")
-    parser.add_argument("--shift", type=float, help="shift of the noise schedule; the config's by default")
-    parser.add_argument("--video_length", type=int, help="frames, 4n + 1; the config's by default")
-    parser.add_argument("--height", type=int, help="pixels; the config's by default")
-    parser.add_argument("--width", type=int, help="pixels; the config's by default")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_videos", type=int, default=1, help="videos of each prompt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_argument_group("what to make")
+    what.add_argument("--prompt", nargs="+", help="one or more prompts")
+    what.add_argument("--image_path", help="first frame of the videos, for image-to-video")
+    what.add_argument("--valid_video_csv", help="CSV with a column `prompt`, perhaps `ref_image_path`, for --prompt")
+    what.add_argument("--num_videos", type=int, default=1, help="videos of each prompt")
+    what.add_argument("--seed", type=int, default=0)
+    what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder, or one mp4")
+    model = parser.add_argument_group("by which model")
+    model.add_argument("--config", help=f"YAML of a run; {MINIATURE} unless a model is named by the next three")
+    model.add_argument("--model_path", help="folder of the checkpoints; ./ckpts by default")
+    model.add_argument("--resolution", choices=["480p", "720p"], help="picks the version with the task")
+    model.add_argument("--transformer_version", help="a version by name, such as 480p_i2v_step_distilled")
+    model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; the base model by default")
+    model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
+    model.add_argument("--lora_scale", type=float, default=1.0)
+    model.add_argument("--dtype", choices=["bf16", "fp32"], help="precision of the transformer")
+    model.add_argument("--device", choices=["auto", "cuda", "cpu"])
+    how = parser.add_argument_group("how; the version's or the config's by default")
+    how.add_argument("--num_inference_steps", type=int, help="denoising steps")
+    how.add_argument("--guidance_scale", type=float, help="1 or less runs one branch")
+    how.add_argument("--shift", type=float, help="shift of the noise schedule")
+    how.add_argument("--video_length", type=int, help="frames, 4n + 1")
+    how.add_argument("--aspect_ratio", help="width:height, such as 16:9; the shape of the image by default")
+    how.add_argument("--height", type=int, help="pixels, with --width")
+    how.add_argument("--width", type=int, help="pixels, with --height")
+    how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, flow_grpo, ...")
+    how.add_argument("--eta", type=float, help="exploration scale, with --stochastic")
     return parser.parse_args()
 
 
-def settings_of(options: argparse.Namespace):
-    """The config with what the flags change, and the prompts. Raises ValueError for what cannot be used."""
+def config_of(options: argparse.Namespace, has_images: bool) -> Config:
+    """The settings: those of a YAML file or of a version, changed by the flags."""
+    names_model = options.model_path or options.resolution or options.transformer_version
+    version = options.transformer_version
+    if version is None and options.resolution:
+        version = f"{options.resolution}_{'i2v' if has_images else 't2v'}"
     flags = {
         "pretrained_model_root": options.model_path,
+        "transformer_version": version,
         "validation_steps": options.num_inference_steps,
         "cfg_scale": options.guidance_scale,
         "shift": options.shift,
         "sample_n_frames": options.video_length,
-        "height": options.height,
-        "width": options.width,
+        "sde_type": options.stochastic,
+        "eta": options.eta,
+        "dtype": options.dtype,
+        "device": options.device,
     }
-    config = load_config(options.config, **{name: value for name, value in flags.items() if value is not None})
+    given = {name: value for name, value in flags.items() if value is not None}
+    if options.config or not names_model:
+        return load_config(options.config or MINIATURE, **given)
+    config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**given)
+    defaults = version_defaults(config.model.transformer_version)
+    if options.num_inference_steps is None and defaults:
+        config = config.with_settings(validation_steps=defaults.num_steps)
+    return config.resolved()
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises ValueError for flags that cannot go together."""
     if (options.prompt is None) == (options.valid_video_csv is None):
         raise ValueError("give the prompts by --prompt or by --valid_video_csv, one of the two")
-    for name in ("num_videos", "num_inference_steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    prompts = options.prompt or read_prompts(options.valid_video_csv)
-    if options.checkpoint_path and not (options.checkpoint_path / "transformer").is_dir():
-        raise ValueError(f"--checkpoint_path needs a folder with `transformer` in it, got {options.checkpoint_path}")
-    return config, [prompt for prompt in prompts for _ in range(options.num_videos)]
+    if options.image_path and options.valid_video_csv:
+        raise ValueError("--image_path goes with --prompt; a CSV names its images in a column ref_image_path")
+    if options.num_videos < 1:
+        raise ValueError(f"--num_videos must be at least 1, got {options.num_videos}")
+    if (options.height is None) != (options.width is None):
+        raise ValueError(f"--height and --width go together, got {options.height} and {options.width}")
+    if options.eta is not None and not options.stochastic:
+        raise ValueError("--eta needs --stochastic: without it no noise is added")
+    if options.lora_scale != 1.0 and not options.lora_path:
+        raise ValueError("--lora_scale needs --lora_path")
+
+
+def requests_of(options: argparse.Namespace) -> list:
+    from hyvideo.data import Request, read_requests
+    from hyvideo.pipelines.images import check_image
+
+    if options.valid_video_csv:
+        requests = read_requests(options.valid_video_csv)
+    else:
+        requests = [Request(prompt, options.image_path) for prompt in options.prompt]
+    for image in dict.fromkeys(request.image for request in requests if request.image):
+        check_image(image)
+    return requests
+
+
+def size_of(options: argparse.Namespace, config: Config, image: str | None) -> tuple[int, int]:
+    """Height and width: as asked for, or the bucket of the version's resolution nearest to the image's shape."""
+    from hyvideo.pipelines.images import nearest_size, read_image, size_of_aspect_ratio
+
+    if options.height is not None:
+        return options.height, options.width
+    version = version_defaults(config.model.transformer_version)
+    resolution = options.resolution or (version.resolution if version else None)
+    if options.aspect_ratio:
+        if resolution is None:
+            raise ValueError("--aspect_ratio needs --resolution: this model has no resolution of its own")
+        return size_of_aspect_ratio(options.aspect_ratio, resolution)
+    if options.config or resolution is None:
+        return config.data.height, config.data.width
+    if image:
+        picture = read_image(image)
+        return nearest_size(picture.height, picture.width, resolution)
+    return size_of_aspect_ratio("16:9", resolution)
 
 
 def run(options: argparse.Namespace) -> None:
-    config, prompts = settings_of(options)
+    check(options)
+    requests = requests_of(options)
+    config = config_of(options, has_images=any(request.image for request in requests))
 
-    import torch
+    from hyvideo.generation import Source, Video, generate
+    from hyvideo.plan import check_sampling
 
-    from hyvideo.components import choose_device, load_components
-    from hyvideo.distributed.checkpoint import load_policy
-    from hyvideo.distributed.randomness import normal
-    from hyvideo.records import peak_memory_gib, write_json
-    from hyvideo.video_io import write_video
-
-    device = choose_device(config.model.device)
-    components = load_components(config, device)
-    if options.checkpoint_path:
-        load_policy(components.pipeline.transformer, options.checkpoint_path)
-    pipeline = components.pipeline.with_steps(config.record.validation_steps)
-    shape = pipeline.latent_shape(config.data.sample_n_frames, config.data.height, config.data.width)
-    options.output_path.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    for number, prompt in enumerate(tqdm(prompts, unit="video")):
-        noise = normal(shape, options.seed, "generate", number)[None].to(device)
-        conditions = components.encoder([prompt]).to(device)
-        (video,) = pipeline.decode(pipeline.sample_ode(conditions, noise))
-        path = options.output_path / f"{number:04d}.mp4"
-        write_video(path, video, config.data.fps)
-        settings = {
-            "prompt": prompt,
-            "seed": options.seed,
-            "number": number,
-            "checkpoint": str(options.checkpoint_path or config.model.pretrained_model_root),
-            "steps": config.record.validation_steps,
-            "shift": config.rollout.shift,
-            "guidance_scale": config.rollout.cfg_scale,
-            "frames": config.data.sample_n_frames,
-            "height": config.data.height,
-            "width": config.data.width,
-            "fps": config.data.fps,
-        }
-        write_json(path.with_suffix(".json"), settings)
-    seconds = time.perf_counter() - start
-    memory = peak_memory_gib(torch.device(device))
-    each = seconds / len(prompts)
-    print(f"{len(prompts)} videos in {options.output_path}: {each:.2f} s each, {memory:.2f} GiB at most")
+    check_sampling(config)
+    sizes = {request: size_of(options, config, request.image) for request in requests}
+    wanted = [request for request in requests for _ in range(options.num_videos)]
+    is_file = options.output_path.suffix == ".mp4"
+    if is_file and len(wanted) > 1:
+        raise ValueError(f"--output_path must be a folder for {len(wanted)} videos, got {options.output_path}")
+    videos = [
+        Video(request, *sizes[request], number, options.output_path if is_file else options.output_path / name)
+        for number, request in enumerate(wanted)
+        for name in [f"{number:04d}.mp4"]
+    ]
+    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
+    videos[0].path.parent.mkdir(parents=True, exist_ok=True)
+    generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
 
 
 def main() -> int:

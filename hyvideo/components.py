@@ -29,14 +29,6 @@ RANDOM_WEIGHTS_SEED = 0
 
 
 @dataclass(frozen=True)
-class Components:
-    """The loaded models of a run."""
-
-    pipeline: HunyuanVideoGRPOPipeline
-    encoder: ConditionEncoder
-
-
-@dataclass(frozen=True)
 class Needs:
     """Which encoders the requests of a run need beside the language model."""
 
@@ -60,30 +52,46 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
-def load_components(config: Config, device: torch.device, requests: Iterable[Request]) -> Components:
-    """Transformer in float32 (computing in ``dtype``), VAE in ``vae_dtype``; encoders are read when they are needed.
-
-    Args:
-        requests: All that the run will ask for.
-
-    Raises: ValueError that lists what is wrong with the checkpoint folder, before any tensor is read.
-    """
-    model, rollout = config.model, config.rollout
-    needs = Needs.of(requests)
-    check_checkpoint(config, needs)
-    seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
-    common = {"device": device, "random_weights_seed": seed}
-    root = model.pretrained_model_root
+def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:
+    """The encoder of a run, which reads its models when they are needed, and the VAE."""
+    model = config.model
+    root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
+    common = {"device": device, "random_weights_seed": _seed(config)}
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
-    encoder = condition_encoder(config, vae, device)
+    encoder = ConditionEncoder(
+        lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
+        lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
+        lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
+        dtype=DTYPES[model.dtype],
+        identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
+        store=conditions_store(config),
+    )
+    return encoder, vae
+
+
+def load_pipeline(
+    config: Config, device: torch.device, *, encoder: ConditionEncoder, vae: nn.Module, trained: Needs
+) -> HunyuanVideoGRPOPipeline:
+    """The transformer in float32, computing in ``dtype``, and the ways to call it.
+
+    Args:
+        trained: What the policy is trained on; parts that it gives no gradient are frozen.
+    """
+    model, rollout = config.model, config.rollout
     unconditional = encoder([Request("")]).samples[0].to(device) if rollout.cfg_scale > 1 else None
-    transformer = loading.load_transformer(root, model.transformer_version, dtype=torch.float32, **common)
-    prepare_transformer(transformer, needs, recompute=config.distributed.enable_gradient_checkpointing)
+    transformer = loading.load_transformer(
+        model.pretrained_model_root,
+        model.transformer_version,
+        dtype=torch.float32,
+        device=device,
+        random_weights_seed=_seed(config),
+    )
+    prepare_transformer(transformer, trained, recompute=config.distributed.enable_gradient_checkpointing)
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    pipeline = HunyuanVideoGRPOPipeline(
+    return HunyuanVideoGRPOPipeline(
         transformer,
         vae,
         scheduler,
@@ -91,15 +99,22 @@ def load_components(config: Config, device: torch.device, requests: Iterable[Req
         unconditional=unconditional,
         compute_dtype=DTYPES[model.dtype],
     )
-    return Components(pipeline, encoder)
 
 
-def check_checkpoint(config: Config, needs: Needs) -> None:
-    """Raises ValueError that lists what is wrong with the checkpoint folder; reads headers only."""
+def _seed(config: Config) -> int | None:
+    return RANDOM_WEIGHTS_SEED if config.model.random_weights else None
+
+
+def check_checkpoint(config: Config, needs: Needs, sizes: Iterable[tuple[int, int]]) -> None:
+    """Raises ValueError that lists what is wrong with the checkpoint folder for this run; reads headers only.
+
+    Args:
+        sizes: Height and width of the videos that the run makes, in pixels.
+    """
     model = config.model
-    if reason := UNSUPPORTED.get(model.transformer_version):
-        raise ValueError(f"transformer_version {model.transformer_version} cannot be used: {reason}")
     root, version = model.pretrained_model_root, model.transformer_version
+    if reason := UNSUPPORTED.get(version):
+        raise ValueError(f"transformer_version {version} cannot be used: {reason}")
     problems = loading.check_checkpoint(
         root,
         version,
@@ -109,26 +124,16 @@ def check_checkpoint(config: Config, needs: Needs) -> None:
     )
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
+    frames = config.data.sample_n_frames
+    for height, width in dict.fromkeys(sizes):
+        problems += loading.size_problems(root, version, num_frames=frames, height=height, width=width)
     if needs.images and loading.read_task(root, version) == "t2v":
-        raise ValueError(
+        problems.append(
             f"transformer_version {version} is for text-to-video and was given reference images; take an i2v version, "
             "or leave out the images"
         )
-
-
-def condition_encoder(config: Config, vae: nn.Module, device: torch.device) -> ConditionEncoder:
-    """The encoders of a run, none of them loaded yet."""
-    model = config.model
-    root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
-    common = {"device": device, "random_weights_seed": RANDOM_WEIGHTS_SEED if model.random_weights else None}
-    return ConditionEncoder(
-        lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
-        lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
-        lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
-        dtype=DTYPES[model.dtype],
-        identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
-        store=conditions_store(config),
-    )
+    if problems:
+        raise ValueError("\n".join(dict.fromkeys(problems)))
 
 
 def conditions_store(config: Config) -> PartStore | None:
@@ -157,11 +162,11 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
     vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
 
 
-def prepare_transformer(transformer: nn.Module, needs: Needs, *, recompute: bool) -> None:
+def prepare_transformer(transformer: nn.Module, trained: Needs, *, recompute: bool) -> None:
     """Our forward pass, activation checkpointing if asked for, and no gradient where none can arrive."""
     install(transformer)
     freeze_dead_parameters(transformer)
-    for part, is_used in (("context_embedder_2", needs.glyphs), ("image_embedder", needs.images)):
+    for part, is_used in (("context_embedder_2", trained.glyphs), ("image_embedder", trained.images)):
         if not is_used:
             transformer.get_submodule(part).requires_grad_(False)
     if recompute:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config import REWARD_PRESETS, Config
-from hyvideo.schedulers.transitions import schedule, shifted_levels
+from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,24 @@ def check(config: Config, world_size: int = 1) -> None:
         problems = [*_batch_problems(config, world_size), *_method_problems(config), *_path_problems(config)]
     if problems:
         raise ValueError("\n".join(problems))
+
+
+def check_sampling(config: Config) -> None:
+    """As `check`, of what sampling alone depends on."""
+    problems = list(_range_problems(config))
+    if config.rollout.sde_type not in SDE_TYPES:
+        problems.append(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {config.rollout.sde_type!r}")
+    if not Path(config.model.pretrained_model_root).is_dir():
+        problems.append(_no_checkpoints(config))
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _no_checkpoints(config: Config) -> str:
+    return (
+        f"pretrained_model_root must be a folder of checkpoints, got {config.model.pretrained_model_root!r}, which is "
+        "not there; checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
+    )
 
 
 def _range_problems(config: Config) -> Iterator[str]:
@@ -230,10 +248,7 @@ def _path_problems(config: Config) -> Iterator[str]:
         except ValueError as error:
             yield str(error)
     if not Path(config.model.pretrained_model_root).is_dir():
-        yield (
-            f"pretrained_model_root must be a folder of checkpoints, got {config.model.pretrained_model_root!r}, "
-            "which is not there; configs/miniature.yaml needs no download"
-        )
+        yield _no_checkpoints(config)
     if (Path(config.record.output_dir) / "metrics.jsonl").exists() and not config.record.resume_from_checkpoint:
         yield (
             f"output_dir {config.record.output_dir!r} already holds a run; go on with it by --resume_from_checkpoint "

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.anchor import Anchor
-from hyvideo.components import load_components
+from hyvideo.components import Needs, check_checkpoint, load_encoder, load_pipeline
 from hyvideo.config import Config
-from hyvideo.data import PromptOrder, read_requests
+from hyvideo.data import PromptOrder, Request, read_requests
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import average_gradients, barrier, gather_replicas, sum_over_replicas
 from hyvideo.distributed.mesh import Mesh
@@ -60,8 +60,17 @@ class Trainer:
         self.scorer.check_prompts([request.prompt for request in self.requests])
         validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
 
-        components = load_components(config, device, self.requests + validated)
-        self.pipeline, self.encoder = components.pipeline, components.encoder
+        rollout_size = (config.data.height, config.data.width)
+        validation_size = (
+            config.record.validation_height or config.data.height,
+            config.record.validation_width or config.data.width,
+        )
+        sizes = [rollout_size, validation_size] if validated else [rollout_size]
+        check_checkpoint(config, Needs.of(self.requests + validated), sizes)
+        self.encoder, vae = load_encoder(config, device)
+        if config.model.precompute_conditions:
+            self._precompute_conditions([(self.requests, *rollout_size), (validated, *validation_size)])
+        self.pipeline = load_pipeline(config, device, encoder=self.encoder, vae=vae, trained=Needs.of(self.requests))
         self.policy: nn.Module = self.pipeline.transformer
         self.latent_shape = self.pipeline.latent_shape(
             config.data.sample_n_frames, config.data.height, config.data.width
@@ -89,8 +98,6 @@ class Trainer:
         self.validation = None
         if config.data.valid_video_csv:
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer)
-        if config.model.precompute_conditions:
-            self._precompute_conditions()
         self.iteration = 0
         self.update_count = 0
         self.forwards = 0  # transformer evaluations of this iteration, on this replica
@@ -160,13 +167,13 @@ class Trainer:
             "memory/peak_gib": peak_memory_gib(self.device),
         }
 
-    def _precompute_conditions(self) -> None:
+    def _precompute_conditions(self, wanted: list[tuple[list[Request], int, int]]) -> None:
         """Encodes every request of the run into the store, a share on each rank, and lets the encoders go."""
-        share = self.requests[self.mesh.rank :: self.mesh.world_size]
-        for request in share:
-            self.encoder([request], height=self.config.data.height, width=self.config.data.width)
-        if self.validation:
-            self.validation.encode(self.mesh.rank, self.mesh.world_size)
+        for requests, height, width in wanted:
+            for request in requests[self.mesh.rank :: self.mesh.world_size]:
+                self.encoder([request], height=height, width=width)
+        if self.config.rollout.cfg_scale > 1 and self.mesh.is_main:
+            self.encoder([Request("")])
         self.encoder.release()
         barrier(self.mesh)
 

@@ -60,11 +60,6 @@ class Validation:
             self._record(iteration, rewards, dict(zip(rows, videos)), measures)
         return {f"validation/{name}": value for name, value in measures.items()}
 
-    def encode(self, rank: int, world_size: int) -> None:
-        """Encodes a rank's share of the requests into the encoder's store."""
-        for row in range(rank, len(self.requests), world_size):
-            self._conditions([row])
-
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hyvideo.models.loading import load_transformer_weights
+from hyvideo.models.loading import check_transformer_weights, load_transformer_weights
 
 FOLDER = "checkpoints"
 LATEST = "latest"
@@ -72,7 +72,22 @@ def load(folder: Path, device: torch.device) -> TrainingState:
 
 def load_policy(transformer: nn.Module, folder: Path) -> None:
     """Puts a checkpoint's weights into the transformer, strictly."""
-    load_transformer_weights(transformer, folder / "transformer")
+    load_transformer_weights(transformer, policy_folder(folder))
+
+
+def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
+    """Raises ValueError where a checkpoint's weights are not those of the base model's shape; reads headers only."""
+    check_transformer_weights(root, version, policy_folder(folder))
+
+
+def policy_folder(folder: Path) -> Path:
+    """Where a checkpoint has the transformer, or the folder itself if it is one."""
+    for candidate in (folder / "transformer", folder):
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise ValueError(
+        f"a checkpoint is a folder with `transformer` in it, or a transformer's own with a config.json; got {folder}"
+    )
 
 
 def find(output_dir: Path, wanted: str) -> Path | None:

@@ -29,15 +29,16 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
     """Mean of the gradients over the ranks, in place, as one message.
 
-    A rank that had nothing to train on in this update takes part with zeros.
+    What got none in this update, on this rank or on all, has a gradient of zero: the optimizer then does the same on
+    any number of ranks.
     """
-    if mesh.world_size == 1:
-        return
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
+    if mesh.world_size == 1:
+        return
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
     flat /= mesh.world_size

@@ -33,6 +33,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """Number of this process among all, 0 without torchrun. Needs no process group."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def local_rank() -> int:
     """Number of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
@@ -41,14 +46,13 @@ def local_rank() -> int:
 def start(sp_size: int, device: torch.device) -> Mesh:
     """Joins the process group, if torchrun started several processes, and gives this one's place."""
     num_processes = world_size()
-    rank = int(os.environ.get("RANK", "0"))
     if num_processes % sp_size:
         raise ValueError(f"the number of processes must be a multiple of sp_size, got {num_processes} and {sp_size}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if num_processes > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Mesh(rank, num_processes, sp_size)
+    return Mesh(rank(), num_processes, sp_size)
 
 
 def stop() -> None:

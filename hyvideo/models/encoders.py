@@ -11,6 +11,7 @@ They are classes of transformers; strictness is ours: headers are compared with 
 """
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,10 @@ def load_glyph_encoder(
         refuse(config_folder, glyph_encoder_problems(root))
         model = _pretrained(T5EncoderModel, config_folder, torch.float32)
     else:
-        model = _glyph_model(config_folder, weights)
+        refuse(config_folder, glyph_encoder_problems(root))
+        state = _glyph_state(weights, config_folder.label)
+        model = _glyph_model(_config(T5EncoderModel, config_folder), state).float()
+        model.encoder.load_state_dict(state, strict=True)
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
 
@@ -114,6 +118,11 @@ def load_vision_encoder(
         refuse(folder, vision_encoder_problems(root))
         model = _pretrained(SiglipVisionModel, folder, dtype)
     return preprocessor, model.to(device).requires_grad_(False).eval()
+
+
+def preprocessor_file(root: str | Path) -> Path:
+    """SigLIP's preprocessor_config.json."""
+    return _vision_folders(Path(root))[1] / "preprocessor_config.json"
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
@@ -145,8 +154,9 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
     if not weights_needed:
         return []
     if pickled is not None:
-        _glyph_state(pickled, folder.label)
-        return []
+        with torch.device("meta"):
+            model = _glyph_model(config, _glyph_state(pickled, folder.label, "meta"))
+        return _glyph_problems(model, folder, pickled)
     with torch.device("meta"):
         expected = shapes_of(T5EncoderModel(config).state_dict())
     weights = read_header(folder, _WEIGHTS)
@@ -195,28 +205,28 @@ def _randomly(build, seed: int, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _glyph_model(config_folder: Folder, weights: Path) -> "T5EncoderModel":
+def _glyph_model(config: Any, state: Mapping[str, Tensor]) -> "T5EncoderModel":
+    """The model of a config, with a row for every token of the state."""
     from transformers import T5EncoderModel
 
-    state = _glyph_state(weights, config_folder.label)
-    config = _config(T5EncoderModel, config_folder)
     config.vocab_size = len(state["embed_tokens.weight"])
     with torch.random.fork_rng(devices=[]):
-        model = T5EncoderModel(config)
-    problems = tensor_problems(
-        config_folder,
-        shapes_of(model.encoder.state_dict()),
-        Weights(shapes_of(state), dict.fromkeys(state, weights), drawn={}),
-    )
-    refuse(config_folder, problems)
-    model.encoder.load_state_dict(state, strict=True)
-    return model.float()
+        return T5EncoderModel(config)
 
 
-def _glyph_state(path: Path, label: str) -> dict[str, Tensor]:
-    """The encoder's tensors in the pickle of Glyph-SDXL-v2, memory-mapped, under T5Stack's names."""
+def _glyph_problems(model: "T5EncoderModel", folder: Folder, path: Path) -> list[str]:
+    state = _glyph_state(path, folder.label, "meta")
+    weights = Weights(shapes_of(state), dict.fromkeys(state, path), drawn={})
+    return [
+        f"{folder.label}: {problem}"
+        for problem in shortened(tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights))
+    ]
+
+
+def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:
+    """The encoder's tensors in the pickle of Glyph-SDXL-v2, under T5Stack's names."""
     try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        content = torch.load(path, map_location=device, weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
         raise ValueError(f"{label}: {path} is missing, truncated or no file of weights ({error})") from error
     state = content.get("state_dict", content)

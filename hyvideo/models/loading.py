@@ -144,12 +144,26 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     Raises:
         ValueError: A tensor or a setting of the folder is not the transformer's.
     """
-    source = Folder(Path(folder), "transformer weights")
-    arguments, is_original = _read_arguments(_TRANSFORMER, source)
-    refuse(source, _setting_problems(_plain(transformer.config), arguments, ignored=_NOTES))
+    source, is_original = _weights_for(transformer, folder)
     targets = transformer.state_dict()
     for name, tensor in _stream_state(_TRANSFORMER, source, transformer, is_original):
         targets[name].copy_(tensor)
+
+
+def check_transformer_weights(root: str | Path, version: str | None, folder: str | Path) -> None:
+    """Raises the ValueError that `load_transformer_weights` would; reads headers only."""
+    transformer, _ = _build_without_memory(_TRANSFORMER, _transformer_folder(Path(root), version))
+    source, is_original = _weights_for(transformer, folder)
+    expected = _expected_shapes(_TRANSFORMER, transformer, is_original)
+    refuse(source, tensor_problems(source, expected, read_header(source, _DIFFUSERS_WEIGHTS)))
+
+
+def _weights_for(transformer: nn.Module, folder: str | Path) -> tuple[Folder, bool]:
+    """The folder, once its settings are known to be the transformer's, and whether it is in the original layout."""
+    source = Folder(Path(folder), "transformer weights")
+    arguments, is_original = _read_arguments(_TRANSFORMER, source)
+    refuse(source, _setting_problems(_plain(transformer.config), arguments, ignored=_NOTES))
+    return source, is_original
 
 
 def save_transformer_original(
@@ -204,13 +218,23 @@ def check_checkpoint(
     """
     root = Path(root)
     checks = [
-        lambda: _model_problems(_TRANSFORMER, _transformer_folder(root, version), weights_needed),
-        lambda: _model_problems(_VAE, _vae_folder(root), weights_needed),
+        lambda: transformer_problems(root, version, weights_needed),
+        lambda: vae_problems(root, weights_needed),
         lambda: encoders.text_encoder_problems(root, weights_needed),
         *([lambda: encoders.glyph_encoder_problems(root, weights_needed)] if with_glyphs else []),
         *([lambda: encoders.vision_encoder_problems(root, weights_needed)] if with_images else []),
     ]
     return [problem for check in checks for problem in problems_of(check)]
+
+
+def transformer_problems(root: str | Path, version: str | None, weights_needed: bool = True) -> list[str]:
+    """What keeps the transformer from loading, from its config and the headers of its files."""
+    return _model_problems(_TRANSFORMER, _transformer_folder(Path(root), version), weights_needed)
+
+
+def vae_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
+    """What keeps the VAE from loading."""
+    return _model_problems(_VAE, _vae_folder(Path(root)), weights_needed)
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
@@ -222,6 +246,20 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     folder = _transformer_folder(Path(root), version)
     config = read_json(folder.path / "config.json", folder.label)
     return config.get("ideal_task", config.get("task_type"))
+
+
+def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
+    """Why the models of a folder cannot make videos of this size; empty when they can. Reads the configs only."""
+    transformer, _ = _read_arguments(_TRANSFORMER, _transformer_folder(Path(root), version))
+    vae, _ = _read_arguments(_VAE, _vae_folder(Path(root)))
+    multiple = vae["spatial_compression_ratio"] * transformer["patch_size"]
+    temporal = vae["temporal_compression_ratio"]
+    problems = []
+    if height % multiple or width % multiple:
+        problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
+    if num_frames % temporal != 1:
+        problems.append(f"the number of frames must be {temporal}n + 1, got {num_frames}")
+    return problems
 
 
 def _load(
@@ -237,8 +275,7 @@ def _load(
         tensors = _stream_state(component, folder, model, is_original)
     else:
         tensors = _drawn_state(component, model, random_weights_seed)
-    # A copy even where the dtype is the file's: what is memory-mapped would die with a file that is overwritten.
-    state = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in tensors}
+    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors}
     model.load_state_dict(state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
     assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict was left without memory"

@@ -1,8 +1,8 @@
 """Files of weights: their headers against a model's needs, and their tensors one after another.
 
 `read_header` and `tensor_problems` say from the headers alone whether a folder fits a model. `stream_tensors` then
-reads in pieces of about a gigabyte and lets go of each before the next, so that the peak of host memory is the model
-and one piece, not the model twice.
+reads each tensor into memory of its own, so that the peak of host memory is the model and one tensor. Nothing is
+memory-mapped: a map of a 33 GB file counts as memory once it is read, and machines with less refuse to make it.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from torch import Tensor
 Shapes = dict[str, tuple[int, ...]]
 
 _NUM_PROBLEMS_SHOWN = 10
-# Beyond this many bytes a file's memory map is closed and opened again: what it has mapped counts as memory.
-_PIECE = 2**28
+# safetensors' names of types
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
 
 class Folder(NamedTuple):
@@ -50,7 +50,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
     drawn: dict[str, int] = {}
     for path in weight_paths(folder, stem):
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="np") as file:  # "pt" would map the whole file
                 names = file.keys()
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
                 files |= dict.fromkeys(names, path)
@@ -80,33 +80,29 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
 
 
 def stream_tensors(weights: Weights, expected: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """Every expected tensor with its name: memory-mapped, or drawn where the files leave it out.
-
-    A tensor is good until the next but a gigabyte: copy what is to be kept.
-    """
+    """Every expected tensor with its name, on the CPU: read, or drawn where the files leave it out."""
     for path in sorted(set(weights.files.values())):
-        names = [name for name in weights.shapes if weights.files[name] == path]
-        for piece in _pieces(names, weights.shapes):
-            with safe_open(path, framework="pt") as file:
-                for name in piece:
-                    yield name, file.get_tensor(name)
+        yield from _read_tensors(path)
     for name, shape in expected.items():
         if name not in weights.shapes:
             yield name, draw_tensor(seed_for(name, weights.drawn), name, shape)
 
 
-def _pieces(names: list[str], shapes: Shapes) -> Iterator[list[str]]:
-    """The names in order, cut where the bytes (at most four a value) reach `_PIECE`."""
-    piece: list[str] = []
-    size = 0
-    for name in names:
-        piece.append(name)
-        size += 4 * math.prod(shapes[name])
-        if size >= _PIECE:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a safetensors file in the order of their bytes."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            if entry["dtype"] not in _DTYPES:
+                raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {entry['dtype']}")
+            start, end = entry["data_offsets"]
+            content = torch.empty(end - start, dtype=torch.uint8)
+            file.seek(8 + length + start)
+            if file.readinto(content.numpy()) != end - start:
+                raise ValueError(f"tensor {name!r} in {path} is cut short; download the file again")
+            yield name, content.view(_DTYPES[entry["dtype"]]).view(entry["shape"])
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:

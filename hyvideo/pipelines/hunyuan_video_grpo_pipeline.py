@@ -100,15 +100,9 @@ class HunyuanVideoGRPOPipeline:
         )
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Shape of one video's latents: (channels, frames, height, width)."""
+        """Shape of one video's latents: (channels, frames, height, width). ``loading.size_problems`` has the rules."""
         config = self.vae.config
         spatial, temporal = config.spatial_compression_ratio, config.temporal_compression_ratio
-        patch = self.transformer.config.patch_size
-        multiple = spatial * patch
-        if height % multiple or width % multiple:
-            raise ValueError(f"height and width must be multiples of {multiple}, got {height} x {width}")
-        if num_frames % temporal != 1:
-            raise ValueError(f"the number of frames must be {temporal}n + 1, got {num_frames}")
         return config.latent_channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
 
     def sample(

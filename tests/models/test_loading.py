@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file, save_file
 
 from hyvideo.models.encoders import load_text_encoder
@@ -477,3 +478,41 @@ def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
     code = "import sys, hyvideo.models.loading; print({'diffusers', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import torch
+from hyvideo.models.loading import load_transformer
+
+def memory(line):
+    return int(re.search(line + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+torch.set_num_threads(1)
+load_transformer("assets/miniature", "miniature")  # imports what there is to import
+Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+before = memory("VmRSS")
+model = load_transformer(sys.argv[1], "big", dtype=torch.float16)
+print(memory("VmHWM") - before, sum(p.numel() * p.element_size() for p in model.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's accounting")
+def test_loading_needs_little_more_memory_than_the_model(tmp_path):
+    sizes = {"num_attention_heads": 4, "attention_head_dim": 128, "num_layers": 8, "text_embed_dim": 64}
+    with torch.device("meta"):
+        model = HunyuanVideo15Transformer3DModel(**sizes)
+    model = model.half().to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(0.1)
+    save_transformer_original(model, tmp_path / "transformer" / "big")
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert result.returncode == 0, result.stderr
+    peak, size = map(int, result.stdout.split())
+    assert size > 150e6
+    assert peak <= 1.1 * size

@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Downloads the checkpoints into the layout that post_train.py reads; run it again to go on after an interruption:
+#   bash download_weights.sh --version 480p_t2v --with quoted_text,reward --out ./ckpts
+#
+#   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled
+#   --with PARTS      what beside transformer, VAE and language model (quoted_text,reward), any of
+#                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
+#                     reward (VideoAlign), metrics (CLIP, PickScore); "none" for nothing
+#   --source NAME     huggingface or modelscope (huggingface); HF_ENDPOINT names a mirror of the first
+#   --out FOLDER      where to (./ckpts)
+#   --dry_run         only print the commands
+# Licences, sizes and what is unverified: checkpoints-download.md
+set -euo pipefail
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# The environment that scripts/setup.sh makes has `hf`.
+PATH="$repository/.venv/bin:$PATH"
+
+fail() {
+    echo "download_weights.sh: $1" >&2
+    exit 2
+}
+
+versions=() parts=quoted_text,reward source=huggingface out=./ckpts dry_run=false
+while [ $# -gt 0 ]; do
+    flag="${1%%=*}"
+    case "$flag" in
+        --dry_run) dry_run=true; shift; continue ;;
+        -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;;
+        --version | --with | --source | --out) ;;
+        *) fail "unknown argument $1; see --help" ;;
+    esac
+    if [ "$flag" != "$1" ]; then value="${1#*=}"; shift
+    elif [ $# -gt 1 ]; then value="$2"; shift 2
+    else fail "$flag needs a value"
+    fi
+    [ -n "$value" ] || fail "$flag needs a value"
+    case "$flag" in
+        --version) IFS=, read -r -a more <<< "$value"; versions+=("${more[@]}") ;;
+        --with) parts="$value" ;;
+        --source) source="$value" ;;
+        --out) out="$value" ;;
+    esac
+done
+[ ${#versions[@]} -gt 0 ] || versions=(480p_t2v)
+case "$source" in huggingface | modelscope) ;; *) fail "--source must be huggingface or modelscope, got $source" ;; esac
+
+for version in "${versions[@]}"; do
+    case "$version" in
+        480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
+        720p_i2v_distilled | 480p_i2v_step_distilled) ;;
+        720p_t2v_distilled) echo "download_weights.sh: $version was announced; it may not be on the hub yet" >&2 ;;
+        *_sparse | *_sr_distilled) fail "version $version is not supported: no sparse attention, no super-resolution" ;;
+        *) fail "unknown version $version; see --help" ;;
+    esac
+    case "$version" in *_i2v*) case ",$parts," in *,i2v,*) ;; *) parts="$parts,i2v" ;; esac ;; esac
+done
+IFS=, read -r -a chosen <<< "$parts"
+for part in "${chosen[@]}"; do
+    case "$part" in i2v | quoted_text | reward | metrics | none) ;; *) fail "--with knows no $part; see --help" ;; esac
+done
+wants() { case ",$parts," in *,"$1",*) return 0 ;; *) return 1 ;; esac; }
+
+hub=hf
+if ! command -v hf > /dev/null && command -v huggingface-cli > /dev/null; then hub=huggingface-cli; fi
+
+# What cannot work is said before the first gigabyte.
+if ! $dry_run; then
+    if [ "$source" = huggingface ] || wants quoted_text || wants reward || wants metrics; then
+        command -v "$hub" > /dev/null ||
+            fail "neither hf nor huggingface-cli is here; run: pip install huggingface_hub (or: source scripts/setup.sh)"
+    fi
+    if { [ "$source" = modelscope ] || wants quoted_text; } && ! command -v modelscope > /dev/null; then
+        fail "modelscope is not here; run: pip install modelscope (the glyph encoder of quoted_text is on ModelScope only;
+  --with can leave it out)"
+    fi
+    if wants i2v && [ "$source" = huggingface ] && [ -z "${HF_TOKEN:-}" ] &&
+        [ ! -f "${HF_HOME:-$HOME/.cache/huggingface}/token" ]; then
+        fail "SigLIP for i2v is in a gated repository: accept the licence on
+  https://huggingface.co/black-forest-labs/FLUX.1-Redux-dev, then set HF_TOKEN or run: hf auth login"
+    fi
+fi
+
+run() {
+    printf '%q ' "$@" | sed 's/ $//'
+    echo
+    $dry_run || "$@"
+}
+
+from_huggingface() { # repository, folder below --out, then files or --include PATTERN
+    local repository="$1" folder="$2"
+    shift 2
+    run "$hub" download "$repository" "$@" --local-dir "$out${folder:+/$folder}"
+}
+
+from_modelscope() {
+    local repository="$1" folder="$2"
+    shift 2
+    run modelscope download --model "$repository" "$@" --local_dir "$out${folder:+/$folder}"
+}
+
+from_either() { # repository on Hugging Face, repository on ModelScope, then as above
+    local huggingface="$1" modelscope="$2"
+    shift 2
+    if [ "$source" = modelscope ]; then from_modelscope "$modelscope" "$@"; else from_huggingface "$huggingface" "$@"; fi
+}
+
+hunyuan=(tencent/HunyuanVideo-1.5 Tencent-Hunyuan/HunyuanVideo-1.5)
+clip_files=(config.json model.safetensors preprocessor_config.json tokenizer.json vocab.json merges.txt
+    tokenizer_config.json special_tokens_map.json)
+
+from_either "${hunyuan[@]}" "" --include "scheduler/*"
+from_either "${hunyuan[@]}" "" --include "vae/*"
+from_either Qwen/Qwen2.5-VL-7B-Instruct Qwen/Qwen2.5-VL-7B-Instruct text_encoder/llm
+if wants quoted_text; then
+    from_huggingface google/byt5-small text_encoder/byt5-small config.json tokenizer_config.json special_tokens_map.json
+    from_modelscope AI-ModelScope/Glyph-SDXL-v2 text_encoder/Glyph-SDXL-v2
+fi
+if wants i2v; then
+    from_either black-forest-labs/FLUX.1-Redux-dev AI-ModelScope/FLUX.1-Redux-dev vision_encoder/siglip \
+        image_encoder/config.json image_encoder/model.safetensors feature_extractor/preprocessor_config.json
+fi
+if wants reward; then from_huggingface KlingTeam/VideoReward VideoReward; fi
+if wants metrics; then
+    from_huggingface openai/clip-vit-large-patch14 clip/clip-vit-large-patch14 "${clip_files[@]}"
+    from_huggingface yuvalkirstain/PickScore_v1 clip/PickScore_v1 "${clip_files[@]}"
+fi
+for version in "${versions[@]}"; do
+    from_either "${hunyuan[@]}" "" --include "transformer/$version/*"
+done
+
+if ! $dry_run && ! python -c "import diffusers, torch, transformers" 2> /dev/null; then
+    echo "download_weights.sh: done, not checked: run \`source scripts/setup.sh\`, then" >&2
+    echo "  python -m scripts.check_checkpoints $out" >&2
+    exit 0
+fi
+run python "$repository/scripts/check_checkpoints.py" "$out"

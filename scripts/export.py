@@ -1,0 +1,82 @@
+"""Writes a trained policy for other programs.
+
+    python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --out exported
+    python -m scripts.export --checkpoint_path ... --form original --out ckpts/transformer/480p_t2v_sage
+    python -m scripts.export --checkpoint_path ... --with_pipeline --model_path ./ckpts \\
+        --transformer_version 480p_t2v --out exported            a whole diffusers pipeline
+    python -m scripts.export --lora_path lora --form peft --out exported_lora
+    python -m scripts.export --lora_path lora --merge --model_path ./ckpts --transformer_version 480p_t2v --out merged
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run")
+    parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
+    parser.add_argument("--merge", action="store_true", help="write the model with the LoRA in its weights")
+    parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--with_pipeline", action="store_true", help="write the other parts of diffusers' pipeline too")
+    parser.add_argument("--model_path", type=Path, default=Path("ckpts"), help="checkpoints of the base model")
+    parser.add_argument("--transformer_version", help="version that the policy came from")
+    parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    only_lora = options.lora_path is not None and not options.merge
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ValueError(f"--out must be a new or empty folder, got {options.out}")
+    if only_lora and (options.checkpoint_path or options.with_pipeline):
+        raise ValueError("a LoRA is written alone; add --merge to write it as part of a model")
+    if options.merge and options.lora_path is None:
+        raise ValueError("--merge needs --lora_path")
+    if not only_lora and options.form == "peft":
+        raise ValueError("--form peft is a form of LoRA files; give --lora_path without --merge")
+    if options.with_pipeline and options.form != "diffusers":
+        raise ValueError("--with_pipeline goes with --form diffusers")
+    if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
+        raise ValueError("say what to write: --checkpoint_path, --lora_path, or a base model by --transformer_version")
+
+    from hyvideo import export
+    from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+
+    dtype = DTYPES[options.dtype]
+    if only_lora:
+        export.export_lora(options.lora_path, options.out, form=options.form)
+        return
+    transformer = export.load_policy(
+        options.model_path,
+        options.transformer_version,
+        checkpoint=options.checkpoint_path,
+        lora=options.lora_path,
+        dtype=dtype,
+    )
+    if options.form == "original":
+        export.export_original(transformer, options.out, dtype=dtype)
+        return
+    export.export_diffusers(transformer, options.out)
+    task = transformer.config.task_type
+    del transformer
+    if options.with_pipeline:
+        root, version = options.model_path, options.transformer_version
+        export.export_other_parts(root, version, options.out, task=task, dtype=dtype)
+
+
+def main() -> int:
+    options = parse()
+    try:
+        run(options)
+    except ValueError as error:
+        print(f"export.py: {error}", file=sys.stderr)
+        return 2
+    print(f"written to {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,7 @@ from torch import nn
 from hyvideo.config import Config
 from hyvideo.data import Request
 from hyvideo.models import encoders, loading
-from hyvideo.models.attention import freeze_dead_parameters
+from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
 from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import (
@@ -88,6 +88,7 @@ def load_pipeline(
         device=device,
         random_weights_seed=_seed(config),
     )
+    use_fastest_kernels()
     prepare_transformer(transformer, trained, recompute=config.distributed.enable_gradient_checkpointing)
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)

@@ -11,7 +11,10 @@ import types
 from collections.abc import Sequence
 
 import torch
-from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
+from diffusers.models.transformers.transformer_hunyuan_video15 import (
+    HunyuanVideo15RotaryPosEmbed,
+    HunyuanVideo15Transformer3DModel,
+)
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -29,6 +32,14 @@ def install(transformer: nn.Module) -> None:
     for block in transformer.transformer_blocks:
         block.attn.set_processor(TrimmedTextAttnProcessor())
     transformer.forward = types.MethodType(forward, transformer)
+
+
+def stock_twin(transformer: nn.Module) -> nn.Module:
+    """diffusers' model on the same weights, with its own forward pass and processors: to compare with."""
+    with torch.device("meta"):
+        twin = HunyuanVideo15Transformer3DModel.from_config(transformer.config)
+    twin.load_state_dict(transformer.state_dict(), strict=True, assign=True)
+    return twin.eval()
 
 
 def forward(

@@ -1,0 +1,102 @@
+"""Our sampling beside diffusers' own pipeline on the same weights, prompt and noise.
+
+Both sample without noise. diffusers' pipeline rounds timesteps and latents to the model's dtype between steps, ours
+keeps both in float32: in float32 the two agree to rounding, in bf16 they differ by about what bf16 itself costs.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyvideo.config import Config
+from hyvideo.data import Request
+from hyvideo.models import encoders
+from hyvideo.models.transformer import stock_twin
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.images import fit, read_image
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one of the two made, and how long it took without text encoding and decoding."""
+
+    latents: Tensor  # (1, channels, frames, height, width)
+    seconds: float
+
+
+def sample_ours(pipeline: HunyuanVideoGRPOPipeline, encoder, request: Request, noise: Tensor, size) -> Sample:
+    """Samples on the pipeline's own schedule. ``size``: height and width in pixels."""
+    conditions = encoder([request], height=size[0], width=size[1]).to(pipeline.device)
+    start = _now(pipeline.device)
+    latents = pipeline.sample_ode(conditions, noise.to(pipeline.device))
+    return Sample(latents, _now(pipeline.device) - start)
+
+
+def sample_diffusers(
+    config: Config, pipeline: HunyuanVideoGRPOPipeline, request: Request, noise: Tensor, size, *, num_steps: int
+) -> Sample:
+    """Samples by diffusers' pipeline of the task, with our transformer's and VAE's weights."""
+    device = pipeline.device
+    stock = stock_pipeline(config, pipeline, is_i2v=request.image is not None)
+    inputs = {"num_frames": config.data.sample_n_frames, "num_inference_steps": num_steps, "output_type": "latent"}
+    if request.image is None:
+        inputs |= {"height": size[0], "width": size[1]}
+    else:
+        # Its image pipeline has no size of its own choosing: it takes the image's bucket.
+        stock.video_processor.calculate_default_height_width = lambda *_: size
+        inputs |= {"image": fit(read_image(request.image), *size)}
+    latents = noise.to(device, stock.transformer.dtype)
+    start = _now(device)
+    out = stock(prompt=request.prompt, latents=latents, **inputs).frames
+    return Sample(out.float(), _now(device) - start)
+
+
+def stock_pipeline(config: Config, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v: bool):
+    """diffusers' pipeline on the weights of ours, with its own forward pass and the encoders of the checkpoint."""
+    import diffusers
+
+    root, dtype = config.model.pretrained_model_root, DTYPES[config.model.dtype]
+    common = {"device": pipeline.device, "random_weights_seed": 0 if config.model.random_weights else None}
+    tokenizer, text_encoder = encoders.load_text_encoder(root, dtype=DTYPES[config.model.encoder_dtype], **common)
+    tokenizer_2, text_encoder_2 = encoders.load_glyph_encoder(root, **common)
+    parts = {
+        "tokenizer": tokenizer,
+        "text_encoder": text_encoder,
+        "tokenizer_2": tokenizer_2,
+        "text_encoder_2": text_encoder_2,
+        "transformer": stock_twin(pipeline.transformer).to(dtype),
+        "vae": pipeline.vae,
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=config.rollout.shift),
+        "guider": diffusers.ClassifierFreeGuidance(guidance_scale=config.rollout.cfg_scale),
+    }
+    if not is_i2v:
+        return diffusers.HunyuanVideo15Pipeline(**parts)
+    preprocessor, image_encoder = encoders.load_vision_encoder(root, dtype=dtype, **common)
+    processor = _image_processor()(**{k: v for k, v in preprocessor.items() if k != "image_processor_type"})
+    return diffusers.HunyuanVideo15ImageToVideoPipeline(
+        **parts, image_encoder=image_encoder, feature_extractor=processor
+    )
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference over the largest value."""
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def _image_processor() -> type:
+    """SigLIP's processor of transformers, the one on Pillow where there is one: the other needs torchvision."""
+    import transformers
+
+    try:
+        from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+    except ImportError:
+        return transformers.SiglipImageProcessor
+    return SiglipImageProcessorPil
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -45,7 +45,7 @@ def sample_diffusers(
         inputs |= {"height": size[0], "width": size[1]}
     else:
         # Its image pipeline has no size of its own choosing: it takes the image's bucket.
-        stock.video_processor.calculate_default_height_width = lambda *_: size
+        stock.video_processor.calculate_default_height_width = lambda **_: size
         inputs |= {"image": fit(read_image(request.image), *size)}
     latents = noise.to(device, stock.transformer.dtype)
     start = _now(device)
@@ -66,7 +66,7 @@ def stock_pipeline(config: Config, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v
         "text_encoder": text_encoder,
         "tokenizer_2": tokenizer_2,
         "text_encoder_2": text_encoder_2,
-        "transformer": stock_twin(pipeline.transformer).to(dtype),
+        "transformer": stock_twin(pipeline.transformer, dtype),
         "vae": pipeline.vae,
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=config.rollout.shift),
         "guider": diffusers.ClassifierFreeGuidance(guidance_scale=config.rollout.cfg_scale),

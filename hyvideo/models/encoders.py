@@ -187,9 +187,15 @@ def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> li
 
 def _pretrained(cls: type, folder: Folder, dtype: torch.dtype) -> nn.Module:
     """``from_pretrained``, which knows the names of old checkpoints; that nothing is missing was made sure of."""
+    from transformers.utils import logging
+
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # it would stand in the middle of ours
     model, report = cls.from_pretrained(
         folder.path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
     )
+    if shows_bars:
+        logging.enable_progress_bar()
     assert not report["missing_keys"], report["missing_keys"]
     return model
 

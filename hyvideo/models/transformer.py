@@ -34,11 +34,15 @@ def install(transformer: nn.Module) -> None:
     transformer.forward = types.MethodType(forward, transformer)
 
 
-def stock_twin(transformer: nn.Module) -> nn.Module:
-    """diffusers' model on the same weights, with its own forward pass and processors: to compare with."""
+def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """diffusers' model on the same weights, with its own forward pass and processors: to compare with.
+
+    The weights are shared unless ``dtype`` is another one.
+    """
     with torch.device("meta"):
         twin = HunyuanVideo15Transformer3DModel.from_config(transformer.config)
-    twin.load_state_dict(transformer.state_dict(), strict=True, assign=True)
+    state = {name: tensor.to(dtype) for name, tensor in transformer.state_dict().items()}
+    twin.load_state_dict(state, strict=True, assign=True)
     return twin.eval()
 
 

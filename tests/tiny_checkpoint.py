@@ -1,0 +1,141 @@
+"""A small complete checkpoint of the real classes in the original layout: what a download looks like, in 10 MB.
+
+All weights are drawn and none is zero that a signal must pass. The language model is the miniature's.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hyvideo.models.loading import load_transformer, load_vae, save_transformer_original, save_vae_original
+from hyvideo.models.weight_files import draw_tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TRANSFORMER = {
+    "patch_size": [1, 1, 1],
+    "in_channels": 4,
+    "concat_condition": True,
+    "out_channels": 4,
+    "hidden_size": 32,
+    "heads_num": 2,
+    "mlp_width_ratio": 4,
+    "mm_double_blocks_depth": 2,
+    "rope_dim_list": [4, 6, 6],
+    "rope_theta": 256,
+    "text_states_dim": 64,
+    "vision_states_dim": 24,
+    "use_meanflow": False,
+}
+VAE = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "latent_channels": 4,
+    "block_out_channels": [16, 16, 16, 16, 16],
+    "layers_per_block": 1,
+    "ffactor_spatial": 16,
+    "ffactor_temporal": 4,
+    "sample_size": 256,
+    "sample_tsize": 64,
+    "scaling_factor": 1.03682,
+    "shift_factor": None,
+    "downsample_match_channel": True,
+    "upsample_match_channel": True,
+}
+GLYPHS = {
+    "vocab_size": 384,
+    "d_model": 1472,
+    "d_kv": 16,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "feed_forward_proj": "gated-gelu",
+}
+NUM_SPECIAL_TOKENS = 6  # of colours and fonts, that enlarge the embedding beside the tokenizer's own
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+PREPROCESSOR = {
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "image_processor_type": "SiglipImageProcessor",
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "size": {"height": 28, "width": 28},
+}
+
+
+def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:
+    """Writes every part; ``versions`` have the names of released ones and their tasks, all the same weights."""
+    for version in versions:
+        _write_transformer(root, version, seed)
+    _write_config(root / "vae", VAE)
+    save_vae_original(load_vae(root, random_weights_seed=seed), root / "vae", dtype=torch.float32)
+    shutil.copytree(ROOT / "assets" / "miniature" / "text_encoder" / "llm", root / "text_encoder" / "llm")
+    _write_glyphs(root / "text_encoder", seed)
+    _write_vision(root / "vision_encoder" / "siglip", seed)
+    (root / "scheduler").mkdir()
+    (root / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "FlowMatchDiscreteScheduler"}')
+    return root
+
+
+def write_image(path: Path, height: int = 90, width: int = 160) -> str:
+    """A colourful image without symmetry."""
+    y, x = np.mgrid[0:height, 0:width] / 32
+    pixels = np.stack([np.sin(x * y), np.cos(x + y**2), np.sin(y - x / 2)], -1)
+    Image.fromarray(((pixels + 1) * 127.5).astype(np.uint8)).save(path)
+    return str(path)
+
+
+def _write_transformer(root: Path, version: str, seed: int) -> None:
+    resolution, task = version.split("_")[:2]
+    config = TRANSFORMER | {"ideal_resolution": resolution, "ideal_task": task, "use_meanflow": "step" in version}
+    folder = root / "transformer" / version
+    _write_config(folder, config)
+    transformer = load_transformer(root, version, random_weights_seed=seed)
+    save_transformer_original(transformer, folder, dtype=torch.float32)
+
+
+def _write_glyphs(folder: Path, seed: int) -> None:
+    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
+    T5Config(**GLYPHS).save_pretrained(folder / "byt5-small")
+    ByT5Tokenizer().save_pretrained(folder / "byt5-small")
+    encoder = _drawn(T5EncoderModel(T5Config(**GLYPHS | {"vocab_size": 384 + NUM_SPECIAL_TOKENS})), seed).encoder
+    state = {f"module.text_tower.encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    for part in ("assets", "checkpoints"):
+        (folder / "Glyph-SDXL-v2" / part).mkdir(parents=True)
+    (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text('{"white": 0, "black": 1}')
+    (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text('{"en-A": 0, "cn-B": 1}')
+    torch.save({"state_dict": state}, folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt")
+
+
+def _write_vision(folder: Path, seed: int) -> None:
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    _drawn(SiglipVisionModel(SiglipVisionConfig(**VISION)), seed).save_pretrained(folder / "image_encoder")
+    (folder / "feature_extractor").mkdir()
+    (folder / "feature_extractor" / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+
+
+def _drawn(model, seed: int):
+    state = {name: draw_tensor(seed, name, tuple(t.shape)) for name, t in model.state_dict().items()}
+    model.load_state_dict(state)
+    return model
+
+
+def _write_config(folder: Path, config: dict) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))

@@ -136,14 +136,14 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     requests = requests_of(options)
     config = config_of(options, has_images=any(request.image for request in requests))
+    is_file = options.output_path.suffix == ".mp4"
 
     from hyvideo.generation import Source, Video, generate
     from hyvideo.plan import check_sampling
 
-    check_sampling(config)
+    check_sampling(config, output=options.output_path.parent if is_file else options.output_path)
     sizes = {request: size_of(options, config, request.image) for request in requests}
     wanted = [request for request in requests for _ in range(options.num_videos)]
-    is_file = options.output_path.suffix == ".mp4"
     if is_file and len(wanted) > 1:
         raise ValueError(f"--output_path must be a folder for {len(wanted)} videos, got {options.output_path}")
     videos = [
@@ -152,7 +152,6 @@ def run(options: argparse.Namespace) -> None:
         for name in [f"{number:04d}.mp4"]
     ]
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
-    videos[0].path.parent.mkdir(parents=True, exist_ok=True)
     generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
 
 

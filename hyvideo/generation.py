@@ -20,7 +20,8 @@ from hyvideo.data import Request
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.checkpoint import check_policy, load_policy
 from hyvideo.distributed.randomness import normal
-from hyvideo.models.lora import add_lora, read_lora
+from hyvideo.models import loading
+from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.records import peak_memory_gib, write_json
@@ -56,12 +57,17 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
+    root, version = config.model.pretrained_model_root, config.model.transformer_version
     needs = Needs.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
     if source.checkpoint:
-        check_policy(config.model.pretrained_model_root, config.model.transformer_version, source.checkpoint)
+        check_policy(root, version, source.checkpoint)
     lora = read_lora(source.lora) if source.lora else None
+    if lora:
+        check_lora(loading.transformer_without_memory(root, version), lora)
     device = choose_device(config.model.device, ranks.local_rank())
+    for folder in {video.path.parent for video in videos}:
+        folder.mkdir(parents=True, exist_ok=True)
     own = videos[ranks.rank() :: ranks.world_size()]
 
     start = time.perf_counter()

@@ -92,13 +92,15 @@ def check(config: Config, world_size: int = 1) -> None:
         raise ValueError("\n".join(problems))
 
 
-def check_sampling(config: Config) -> None:
-    """As `check`, of what sampling alone depends on."""
+def check_sampling(config: Config, *, output: Path) -> None:
+    """As `check`, of what sampling alone depends on; ``output`` is the folder for its videos."""
     problems = list(_range_problems(config))
     if config.rollout.sde_type not in SDE_TYPES:
         problems.append(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {config.rollout.sde_type!r}")
     if not Path(config.model.pretrained_model_root).is_dir():
         problems.append(_no_checkpoints(config))
+    if problem := _unwritable(output):
+        problems.append(f"the output must be a folder that can be written to, got {str(output)!r}: {problem}")
     if problems:
         raise ValueError("\n".join(problems))
 

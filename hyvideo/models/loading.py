@@ -115,6 +115,11 @@ def load_transformer(
     return _load(_TRANSFORMER, folder, dtype=dtype, device=device, random_weights_seed=random_weights_seed)
 
 
+def transformer_without_memory(root: str | Path, version: str | None) -> "HunyuanVideo15Transformer3DModel":
+    """The transformer on the meta device: names and shapes, no weights."""
+    return _build_without_memory(_TRANSFORMER, _transformer_folder(Path(root), version))[0]
+
+
 def load_vae(
     root: str | Path,
     *,
@@ -152,7 +157,7 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
 
 def check_transformer_weights(root: str | Path, version: str | None, folder: str | Path) -> None:
     """Raises the ValueError that `load_transformer_weights` would; reads headers only."""
-    transformer, _ = _build_without_memory(_TRANSFORMER, _transformer_folder(Path(root), version))
+    transformer = transformer_without_memory(root, version)
     source, is_original = _weights_for(transformer, folder)
     expected = _expected_shapes(_TRANSFORMER, transformer, is_original)
     refuse(source, tensor_problems(source, expected, read_header(source, _DIFFUSERS_WEIGHTS)))

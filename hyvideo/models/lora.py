@@ -1,0 +1,288 @@
+"""LoRA files in every form that is in use, applied by peft to the diffusers transformer.
+
+    peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
+    diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight, perhaps transformer.<module>
+    original    pytorch_lora_weights.safetensors                   <module>.lora_A.weight with the original's modules
+
+The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
+arrange rows differently, the rows of B move and A stays, so the original's LoRA carries over exactly.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.weight_files import read_json, shortened
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+FORMS = ("diffusers", "peft", "original")
+_PEFT_FILE, _PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+_METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
+_ORIGINAL_MODULES = ("double_blocks.", "txt_in.", "img_in.", "byt5_in.", "vision_in.", "time_in.", "final_layer.")
+_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+# What changes the meaning of A and B, and is not done here.
+_UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "lora_bias")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two matrices of a module, and the factor's numerator."""
+
+    a: Tensor  # (rank, in features)
+    b: Tensor  # (out features, rank)
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+Lora = dict[str, Pair]  # by module of the diffusers transformer
+
+
+def read_lora(path: str | Path) -> Lora:
+    """A LoRA from a file or its folder, whatever its form.
+
+    Raises:
+        ValueError: No LoRA is there, or it is damaged, incomplete or of a kind that cannot be applied.
+    """
+    file = _file_of(Path(path))
+    tensors, metadata = _read_safetensors(file)
+    settings = json.loads(metadata[_METADATA]) if _METADATA in metadata else {}
+    settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
+    if file.name == _PEFT_FILE:
+        settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")
+    if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
+        raise ValueError(f"LoRA {file}: {', '.join(unsupported)} is set, and only plain LoRA can be applied")
+    pairs = _pairs(tensors, settings, file)
+    if any(module.startswith(_ORIGINAL_MODULES) for module in pairs):
+        pairs = _to_diffusers(pairs, file)
+    return pairs
+
+
+def add_lora(
+    transformer: nn.Module,
+    lora: Lora,
+    *,
+    scale: float = 1.0,
+    adapter_name: str = "default",
+    is_trainable: bool = False,
+) -> None:
+    """Gives the transformer an adapter and makes it the active one; ``disable_adapters()`` is the base again.
+
+    Args:
+        scale: Factor of the whole adapter, beside its own alpha / rank.
+
+    Raises:
+        ValueError: A module or a shape is not the transformer's; the transformer is then as before.
+    """
+    from peft import set_peft_model_state_dict
+
+    check_lora(transformer, lora)
+    trained = {name: parameter.requires_grad for name, parameter in transformer.named_parameters()}
+    transformer.add_adapter(_config_of(lora), adapter_name=adapter_name)
+    loaded = set_peft_model_state_dict(transformer, _state(lora), adapter_name=adapter_name)
+    assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
+    transformer.set_adapters(adapter_name, weights=scale)
+    for name, parameter in transformer.named_parameters():
+        is_adapter = f".{adapter_name}." in name and "lora_" in name
+        parameter.requires_grad_(is_trainable if is_adapter else trained.get(name.replace(".base_layer", ""), False))
+
+
+def check_lora(transformer: nn.Module, lora: Lora) -> None:
+    """Raises ValueError that names the modules and shapes which are not the transformer's; it may be without memory."""
+    modules = dict(transformer.named_modules())
+    problems = []
+    for name, pair in lora.items():
+        module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])
+        if not isinstance(module, nn.Linear):
+            problems.append(f"{name} is no linear layer of the transformer")
+        elif tuple(module.weight.shape) != needed:
+            problems.append(f"{name} has shape {tuple(module.weight.shape)}, the LoRA is for {needed}")
+    if problems:
+        raise ValueError("the LoRA does not fit the transformer:\n  " + "\n  ".join(shortened(problems)))
+
+
+def merge(transformer: nn.Module) -> None:
+    """Adds the active adapter to the weights and takes it away."""
+    transformer.fuse_lora()
+    transformer.unload_lora()
+
+
+def lora_of(transformer: nn.Module, adapter_name: str = "default") -> Lora:
+    """An adapter of the transformer as it is now."""
+    from peft import get_peft_model_state_dict
+
+    config = transformer.peft_config[adapter_name]
+    state = get_peft_model_state_dict(transformer, adapter_name=adapter_name)
+    settings = {"lora_alpha": config.lora_alpha, "alpha_pattern": config.alpha_pattern}
+    return _pairs({name: t.detach().cpu() for name, t in state.items()}, settings, Path(adapter_name))
+
+
+def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> "LoraConfig":
+    """peft's settings for a new adapter on every matrix of the blocks that has a gradient.
+
+    Args:
+        targets: Regular expression of module names, in place of that.
+
+    Raises:
+        ValueError: No module matches ``targets``.
+    """
+    from peft import LoraConfig
+
+    last = len(transformer.transformer_blocks) - 1
+    dead = (f"transformer_blocks.{last}.attn.to_add_out", f"transformer_blocks.{last}.ff_context")
+    pattern = re.compile(targets or r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*")
+    names = [
+        name
+        for name, module in transformer.named_modules()
+        if isinstance(module, nn.Linear) and pattern.fullmatch(name) and not name.startswith(dead)
+    ]
+    if not names:
+        raise ValueError(f"no linear layer of the transformer matches {pattern.pattern!r}")
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
+
+
+def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:
+    """Writes a LoRA; `read_lora` reads every form back bit for bit.
+
+    Raises:
+        ValueError: The form is unknown, or the original's names cannot express the LoRA.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    folder = Path(folder)
+    config = _plain_config(_config_of(lora))
+    if form == "original":
+        pairs = _to_original(lora)
+        tensors = _state(pairs) | {f"{module}.alpha": torch.tensor(pair.alpha) for module, pair in pairs.items()}
+        _write(tensors, folder / _DIFFUSERS_FILE, {})
+    elif form == "diffusers":
+        _write(_state(lora), folder / _DIFFUSERS_FILE, {_METADATA: json.dumps(config, indent=2, sort_keys=True)})
+    else:
+        _write({f"base_model.model.{name}": t for name, t in _state(lora).items()}, folder / _PEFT_FILE, {})
+        (folder / _PEFT_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _file_of(path: Path) -> Path:
+    if path.is_file():
+        return path
+    for name in (_PEFT_FILE, _DIFFUSERS_FILE):
+        if (path / name).is_file():
+            return path / name
+    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {_PEFT_FILE} or {_DIFFUSERS_FILE}")
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"LoRA: {path} is truncated or no safetensors file ({error})") from error
+
+
+def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
+    """A and B by module; alpha is the rank where nothing says it."""
+    sides: dict[str, dict[str, Tensor]] = {}
+    alphas: dict[str, float] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("base_model.model.").removeprefix("transformer.").removeprefix("model.")
+        if short.endswith(".alpha"):
+            alphas[short.removesuffix(".alpha")] = float(tensor)
+        elif match := _KEY.fullmatch(short):
+            sides.setdefault(match["module"], {})[match["side"]] = tensor
+        else:
+            raise ValueError(f"LoRA {file}: tensor {name!r} is no lora_A or lora_B weight")
+    if not sides:
+        raise ValueError(f"LoRA {file}: no lora_A and lora_B weights in it")
+    pairs = {}
+    for module, pair in sides.items():
+        shapes = {side: tuple(tensor.shape) for side, tensor in sorted(pair.items())}
+        is_whole = set(pair) == {"A", "B"} and all(tensor.ndim == 2 for tensor in pair.values())
+        if not is_whole or pair["A"].shape[0] != pair["B"].shape[1]:
+            raise ValueError(f"LoRA {file}: {module} needs lora_A (rank, in) and lora_B (out, rank), got {shapes}")
+        alpha = alphas.get(module, _alpha_in(settings, module, default=len(pair["A"])))
+        if not math.isfinite(alpha):
+            raise ValueError(f"LoRA {file}: alpha of {module} must be a finite number, got {alpha}")
+        pairs[module] = Pair(pair["A"], pair["B"], float(alpha))
+    return pairs
+
+
+def _alpha_in(settings: Mapping[str, Any], module: str, *, default: float) -> float:
+    """peft's rule: a pattern that the name ends with, else the adapter's alpha."""
+    for pattern, alpha in (settings.get("alpha_pattern") or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern.removeprefix('^')})", module):
+            return alpha
+    return settings.get("lora_alpha", default)
+
+
+def _to_diffusers(lora: Lora, file: Path) -> Lora:
+    renamed = {}
+    for module, pair in lora.items():
+        try:
+            rows = transformer_to_diffusers({f"{module}.weight": pair.b})
+        except ValueError as error:
+            raise ValueError(f"LoRA {file}: {error}") from error
+        renamed |= {name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha) for name, b in rows.items()}
+    return renamed
+
+
+def _to_original(lora: Lora) -> Lora:
+    renamed = {}
+    rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
+    for name, b in transformer_to_original(rows).items():
+        # Which modules of diffusers' became this one: three where the original fuses them.
+        parts = [lora[source.removesuffix(".weight")] for source in transformer_to_diffusers({name: b})]
+        if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
+            raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
+        renamed[name.removesuffix(".weight")] = Pair(parts[0].a, b, parts[0].alpha)
+    return renamed
+
+
+def _config_of(lora: Lora) -> "LoraConfig":
+    from peft import LoraConfig
+
+    first = next(iter(lora.values()))
+    return LoraConfig(
+        r=first.rank,
+        lora_alpha=first.alpha,
+        target_modules=_exactly(list(lora)),
+        rank_pattern={f"^{name}": pair.rank for name, pair in lora.items() if pair.rank != first.rank},
+        alpha_pattern={f"^{name}": pair.alpha for name, pair in lora.items() if pair.alpha != first.alpha},
+    )
+
+
+def _exactly(names: list[str]) -> str:
+    """A regular expression for these names: a list would also match names that end with them."""
+    return "|".join(re.escape(name) for name in names)
+
+
+def _plain_config(config: "LoraConfig") -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
+
+
+def _state(lora: Lora) -> dict[str, Tensor]:
+    sides = {}
+    for module, pair in lora.items():
+        sides |= {f"{module}.lora_A.weight": pair.a, f"{module}.lora_B.weight": pair.b}
+    return sides
+
+
+def _write(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(contiguous, path, metadata={"format": "pt"} | metadata)

@@ -1,0 +1,220 @@
+"""LoRA files: every form gives the same change of the weights, exactly."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hyvideo.models.lora import FORMS, Pair, add_lora, lora_of, merge, read_lora, save_lora, training_config
+from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.transformer import install
+
+BLOCK = "transformer_blocks.1"
+TARGETS = (f"{BLOCK}.attn.to_q", f"{BLOCK}.attn.add_v_proj", f"{BLOCK}.ff.net.2", "transformer_blocks.0.attn.to_out.0")
+
+
+def draw(transformer, targets=TARGETS, ranks=(2, 3, 2, 2), alphas=(4.0, 4.0, 1.0, 4.0)):
+    generator = torch.Generator().manual_seed(0)
+    lora = {}
+    for name, rank, alpha in zip(targets, ranks, alphas):
+        out, into = transformer.get_submodule(name).weight.shape
+        a, b = (torch.randn(*shape, generator=generator) for shape in ((rank, into), (out, rank)))
+        lora[name] = Pair(a, b, alpha)
+    return lora
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name].a, other[name].a) and torch.equal(one[name].b, other[name].b)
+        assert one[name].alpha == other[name].alpha
+
+
+def changed_weights(transformer, lora, scale=1.0):
+    """The state dict with the changes added by hand."""
+    state = {name: tensor.clone() for name, tensor in transformer.state_dict().items()}
+    for name, pair in lora.items():
+        state[f"{name}.weight"] += scale * pair.alpha / pair.rank * pair.b @ pair.a
+    return state
+
+
+@pytest.fixture
+def inputs():
+    return {
+        "hidden_states": torch.randn(1, 9, 2, 2, 2),
+        "timestep": torch.tensor([500.0]),
+        "texts": [torch.randn(3, 24)],
+        "glyphs": [torch.zeros(0, 1472)],
+        "images": [torch.zeros(0, 20)],
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_comes_back_bit_for_bit(transformer, tmp_path, form):
+    lora = draw(transformer)
+    save_lora(lora, tmp_path, form=form)
+    assert_same(read_lora(tmp_path), lora)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_an_adapter_is_the_change_of_the_weights_and_can_be_switched_off(transformer, inputs, scale):
+    lora = draw(transformer)
+    install(transformer)
+    expected = copy.deepcopy(transformer)
+    expected.load_state_dict(changed_weights(transformer, lora, scale))
+    with torch.no_grad():
+        base, changed = transformer(**inputs), expected(**inputs)
+        add_lora(transformer, lora, scale=scale)
+        torch.testing.assert_close(transformer(**inputs), changed, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(base, changed, rtol=1e-2)
+        transformer.disable_adapters()
+        assert torch.equal(transformer(**inputs), base)
+
+
+def test_merging_leaves_a_plain_model_with_changed_weights(transformer):
+    lora = draw(transformer)
+    expected = changed_weights(transformer, lora, 0.5)
+    add_lora(transformer, lora, scale=0.5)
+    merge(transformer)
+    assert transformer.state_dict().keys() == expected.keys()
+    for name, tensor in transformer.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_diffusers_reads_its_form(transformer, inputs, tmp_path):
+    lora = draw(transformer)
+    twin = copy.deepcopy(transformer)
+    save_lora(lora, tmp_path, form="diffusers")
+    twin.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True, adapter_name="default")
+    assert_same(lora_of(twin), lora)
+
+
+def test_peft_reads_its_form(transformer, tmp_path):
+    from peft import PeftModel
+
+    lora = draw(transformer)
+    save_lora(lora, tmp_path, form="peft")
+    wrapped = PeftModel.from_pretrained(copy.deepcopy(transformer), tmp_path)
+    merged = wrapped.merge_and_unload().state_dict()
+    for name, tensor in changed_weights(transformer, lora).items():
+        torch.testing.assert_close(merged[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_what_diffusers_and_peft_write_can_be_read(transformer, tmp_path):
+    lora = draw(transformer)
+    add_lora(transformer, lora)
+    transformer.save_lora_adapter(tmp_path / "diffusers")
+    assert_same(read_lora(tmp_path / "diffusers"), lora)
+    tensors = load_file(tmp_path / "diffusers" / "pytorch_lora_weights.safetensors")
+    save_file({f"transformer.{name}": t for name, t in tensors.items()}, tmp_path / "prefixed.safetensors")
+    read = read_lora(tmp_path / "prefixed.safetensors")
+    assert read.keys() == lora.keys() and all(pair.alpha == pair.rank for pair in read.values())
+
+
+def test_the_originals_lora_changes_the_originals_weights(transformer, tmp_path):
+    """Also where the two implementations arrange rows differently."""
+    original = transformer_to_original(transformer.state_dict())
+    modules = {
+        "double_blocks.0.img_attn_q": 2,
+        "txt_in.individual_token_refiner.blocks.0.self_attn_qkv": 2,
+        "final_layer.adaLN_modulation.1": 3,
+    }
+    tensors, changed = {}, dict(original)
+    for module, rank in modules.items():
+        out, into = original[f"{module}.weight"].shape
+        a, b = torch.randn(rank, into), torch.randn(out, rank)
+        tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        changed[f"{module}.weight"] = changed[f"{module}.weight"] + b @ a  # alpha is the rank
+    save_file(tensors, tmp_path / "pytorch_lora_weights.safetensors")
+    lora = read_lora(tmp_path)
+    add_lora(transformer, lora)
+    merge(transformer)
+    for name, tensor in transformer_to_diffusers(changed).items():
+        torch.testing.assert_close(transformer.state_dict()[name], tensor, rtol=1e-5, atol=1e-5)
+    save_lora(lora, tmp_path / "again", form="original")
+    again = load_file(tmp_path / "again" / "pytorch_lora_weights.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_trainable_adapter_gets_every_gradient_and_the_base_none(transformer, inputs):
+    install(transformer)
+    transformer.requires_grad_(False)
+    transformer.add_adapter(training_config(transformer, rank=2, alpha=4))
+    trained = {name for name, p in transformer.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    for name, parameter in transformer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    transformer(**inputs).square().sum().backward()
+    assert {name for name, p in transformer.named_parameters() if p.grad is not None} == trained
+    assert not any("context_embedder" in name for name in trained)
+
+
+def test_adding_a_lora_keeps_what_was_frozen_frozen(transformer):
+    before = {name: p.requires_grad for name, p in transformer.requires_grad_(False).named_parameters()}
+    add_lora(transformer, draw(transformer))
+    assert before and not any(p.requires_grad for p in transformer.parameters())
+    merge(transformer)
+    add_lora(transformer, draw(transformer), is_trainable=True)
+    assert {name for name, p in transformer.named_parameters() if p.requires_grad} == {
+        name for name, _ in transformer.named_parameters() if "lora_" in name
+    }
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def test_no_lora_is_said_so(tmp_path):
+    with pytest.raises(ValueError, match="must be a safetensors file, or a folder with"):
+        read_lora(tmp_path)
+    (tmp_path / "broken.safetensors").write_bytes(b"123456789")
+    with pytest.raises(ValueError, match="truncated or no safetensors"):
+        read_lora(tmp_path / "broken.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda t: t.pop(f"{BLOCK}.attn.to_q.lora_B.weight"), "to_q needs lora_A .* and lora_B"),
+        (lambda t: t.update({f"{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(64, 5)}), "to_q needs lora_A"),
+        (lambda t: t.update({f"{BLOCK}.attn.to_q.weight": torch.zeros(64, 64)}), "no lora_A or lora_B weight"),
+        (lambda t: t.clear(), "no lora_A and lora_B weights"),
+        (lambda t: t.update({"double_blocks.0.what.lora_A.weight": torch.zeros(2, 4)}), "what needs lora_A"),
+    ],
+)
+def test_an_incomplete_file_names_the_tensor(transformer, tmp_path, change, said):
+    save_lora(draw(transformer), tmp_path)
+    file = tmp_path / "pytorch_lora_weights.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=said):
+        read_lora(tmp_path)
+
+
+def test_a_lora_of_another_model_leaves_the_transformer_alone(transformer):
+    lora = draw(transformer) | {"transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)}
+    lora[TARGETS[0]] = Pair(torch.zeros(1, 32), torch.zeros(32, 1), 1.0)
+    with pytest.raises(ValueError, match=r"(?s)to_q has shape \(64, 64\).*blocks.77.attn.to_q is no linear layer"):
+        add_lora(transformer, lora)
+    assert not hasattr(transformer, "peft_config")
+
+
+def test_what_is_more_than_lora_is_refused(transformer, tmp_path):
+    save_lora(draw(transformer), tmp_path, form="peft")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    with pytest.raises(ValueError, match="use_dora is set"):
+        read_lora(tmp_path)
+
+
+def test_targets_that_match_nothing_are_refused(transformer):
+    with pytest.raises(ValueError, match="no linear layer"):
+        training_config(transformer, rank=2, alpha=2, targets="nothing")
+
+
+def test_unknown_forms_are_refused(transformer, tmp_path):
+    with pytest.raises(ValueError, match="one of diffusers, peft, original"):
+        save_lora(draw(transformer), tmp_path, form="kohya")

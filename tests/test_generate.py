@@ -1,0 +1,202 @@
+"""generate.py on a small checkpoint in the original layout: sizes, versions, images, LoRA, checkpoints, bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import generate
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.lora import Pair, save_lora
+from hyvideo.video_io import read_video
+from tests.tiny_checkpoint import write_image, write_original
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["--height", "32", "--width", "48", "--video_length", "5", "--num_inference_steps", "2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    versions = ("480p_t2v", "480p_i2v", "480p_i2v_step_distilled")
+    return write_original(tmp_path_factory.mktemp("tiny") / "ckpts", versions)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    return write_image(tmp_path_factory.mktemp("images") / "image.png")
+
+
+@pytest.fixture
+def make(root, tmp_path, monkeypatch, capsys):
+    """A function that runs generate.py here and gives its code, the JSON files it wrote, and what it said."""
+
+    def run(*flags, out="videos", with_model=True):
+        model = ["--model_path", root, "--dtype", "fp32"] if with_model else []
+        where = tmp_path / out
+        arguments = [*model, *flags, "--output_path", where]
+        monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, arguments)])
+        code = generate.main()
+        settings = [json.loads(path.read_text()) for path in sorted(where.glob("*.json"))] if where.is_dir() else []
+        return code, settings, capsys.readouterr()
+
+    return run
+
+
+def pixels(path):
+    return read_video(path)[0].float()
+
+
+def test_a_version_brings_its_own_settings(make, tmp_path):
+    code, (settings,), said = make("--resolution", "480p", "--prompt", 'a sign says "OPEN"', *SMALL)
+    assert code == 0, said.err
+    assert (settings["version"], settings["shift"], settings["guidance_scale"]) == ("480p_t2v", 5.0, 6.0)
+    assert settings["image"] is None and settings["eta"] == 0
+    video, fps = read_video(tmp_path / "videos" / "0000.mp4")
+    assert len(video) == 5 and fps == 24
+    assert (settings["height"], settings["width"]) == (32, 48)
+    assert "1 videos in" in said.out
+
+
+def test_an_image_picks_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):
+    code, (settings,), said = make("--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL)
+    assert code == 0, said.err
+    assert settings["version"] == "480p_i2v" and settings["image"] == image
+    make("--transformer_version", "480p_i2v", "--prompt", "it moves", *SMALL, out="without")
+    assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "without" / "0000.mp4"))
+
+
+def test_the_step_distilled_version_has_its_number_of_steps(make, image):
+    few = [flag for flag in SMALL if flag not in ("--num_inference_steps", "2")]
+    version = ["--transformer_version", "480p_i2v_step_distilled"]
+    code, (settings,), said = make(*version, "--prompt", "it moves", "--image_path", image, *few)
+    assert code == 0, said.err
+    assert (settings["steps"], settings["guidance_scale"], settings["shift"]) == (12, 1.0, 7.0)
+
+
+def test_a_csv_may_mix_rows_with_and_without_image(make, image, tmp_path):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text(f'prompt,ref_image_path\nit moves,{image}\n"a sign says ""OPEN""",\n')
+    code, settings, said = make("--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL)
+    assert code == 0, said.err
+    assert [entry["image"] for entry in settings] == [image, None]
+
+
+def test_processes_share_the_videos_and_make_what_one_makes(make, root, tmp_path):
+    prompts = ["--prompt", "one", "two", "three"]
+    flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
+    assert make(*flags)[0] == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "generate.py"]
+    arguments = [*flags, "--model_path", root, "--dtype", "fp32", "--output_path", tmp_path / "shared"]
+    result = subprocess.run(
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    for number in range(3):
+        one, two = (pixels(tmp_path / folder / f"{number:04d}.mp4") for folder in ("videos", "shared"))
+        assert (one - two).abs().max() <= 1
+
+
+def test_exploration_changes_the_video_and_its_seed_repeats_it(make, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
+    noisy = ["--stochastic", "flow_grpo", "--eta", "0.9"]
+    make(*flags, out="ode")
+    code, (settings,), _ = make(*flags, *noisy, out="one")
+    make(*flags, *noisy, out="again")
+    assert code == 0 and (settings["sde_type"], settings["eta"]) == ("flow_grpo", 0.9)
+    ode, one, again = (pixels(tmp_path / name / "0000.mp4") for name in ("ode", "one", "again"))
+    assert torch.equal(one, again) and not torch.equal(ode, one)
+
+
+def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
+    transformer = load_transformer(root, "480p_t2v")
+    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    with torch.no_grad():
+        transformer.proj_out.weight.mul_(0.5)
+    transformer.save_pretrained(tmp_path / "checkpoint" / "transformer")
+    make(*flags, out="base")
+    for name, extra in (("tuned", ["--checkpoint_path", tmp_path / "checkpoint"]), ("lora", ["--lora_path", "lora"])):
+        extra = [tmp_path / "lora" if flag == "lora" else flag for flag in extra]
+        code, (settings,), said = make(*flags, *extra, out=name + "_videos")
+        assert code == 0, said.err
+        assert settings["checkpoint" if name == "tuned" else "lora"] == str(extra[1])
+        assert not torch.equal(pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4"))
+
+
+def test_one_video_may_be_named(make, tmp_path):
+    code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4")
+    assert code == 0, said.err
+    assert (tmp_path / "cat.mp4").is_file() and (tmp_path / "cat.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--prompt", "a", "--valid_video_csv", "x.csv"], "one of the two"),
+        (["--prompt", "a", "--height", "64"], "--height and --width go together"),
+        (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic"),
+        (["--prompt", "a", "--stochastic", "euler"], "sde_type must be one of"),
+        (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
+        (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
+        (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
+        (["--prompt", "a", "--checkpoint_path", "nowhere"], "a checkpoint is a folder with `transformer`"),
+        (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
+        (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py is not a folder"),
+        (["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"], "sparse attention"),
+        (["--prompt", "a", "--transformer_version", "720p_t2v"], "has no such folder"),
+        (["--prompt", "a", "--aspect_ratio", "wide"], "wide"),
+        (["--prompt", "a", "b", "--output_path", "one.mp4"], "must be a folder for 2 videos"),
+        (["--prompt", "a", "--model_path", "nowhere"], "checkpoints-download.md"),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_nothing_written(root, tmp_path, monkeypatch, capsys, flags, said):
+    given = ["--model_path", root, "--transformer_version", "480p_t2v", "--output_path", tmp_path / "out", *flags]
+    monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, given)])
+    assert generate.main() == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lora_of_another_model_is_refused_before_anything_is_loaded(make, tmp_path):
+    save_lora({"transformer_blocks.9.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "a", "--lora_path", tmp_path / "lora"]
+    code, written, said = make(*flags, *SMALL)
+    assert code == 2 and "transformer_blocks.9.attn.to_q is no linear layer" in said.err and not written
+
+
+def test_an_image_for_a_text_to_video_version_is_refused(make, image):
+    code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
+    assert code == 2 and "for text-to-video and was given reference images" in said.err
+
+
+@pytest.mark.parametrize(
+    "flags, size",
+    [
+        (["--resolution", "480p"], (480, 848)),
+        (["--resolution", "720p"], (720, 1280)),
+        (["--resolution", "480p", "--aspect_ratio", "9:16"], (848, 480)),
+        (["--resolution", "480p", "--height", "64", "--width", "32"], (64, 32)),
+        ([], (32, 32)),
+    ],
+)
+def test_the_size_is_asked_for_or_that_of_the_resolution(monkeypatch, flags, size):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *flags])
+    options = generate.parse()
+    assert generate.size_of(options, generate.config_of(options, has_images=False), None) == size
+
+
+def test_a_tall_image_makes_a_tall_video(monkeypatch, tmp_path):
+    tall = write_image(tmp_path / "tall.png", height=160, width=90)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall])
+    options = generate.parse()
+    assert generate.size_of(options, generate.config_of(options, has_images=True), tall) == (848, 480)

@@ -145,14 +145,34 @@ def conditions_store(config: Config) -> PartStore | None:
     return PartStore(folder) if folder else None
 
 
+# Where the files lie that conditions depend on, in either layout.
+_ENCODER_FOLDERS = (
+    "vae",
+    "text_encoder",
+    "text_encoder/llm",
+    "text_encoder/byt5-small",
+    "text_encoder/Glyph-SDXL-v2/checkpoints",
+    "vision_encoder/siglip/image_encoder",
+    "vision_encoder/siglip/feature_extractor",
+    "tokenizer",
+    "text_encoder_2",
+    "tokenizer_2",
+    "image_encoder",
+    "feature_extractor",
+)
+_SAMPLE = 2**16  # bytes
+
+
 def _identity(root: Path, *settings: object) -> str:
-    """Tells one set of encoders from another by names, sizes and the first bytes of their files."""
+    """Tells one set of encoders from another by name, size and samples of the bytes of every file."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    parts = ("text_encoder*", "tokenizer*", "vision_encoder", "image_encoder", "feature_extractor", "vae")
-    for path in sorted(path for part in parts for path in root.glob(f"{part}/**/*") if path.is_file()):
+    for path in (path for folder in _ENCODER_FOLDERS for path in sorted((root / folder).glob("*")) if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(root)} {size}".encode())
         with open(path, "rb") as file:
-            start = file.read(2**16)
-        digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + start)
+            for start in (0, size // 2, max(0, size - _SAMPLE)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
 
 

@@ -120,6 +120,22 @@ def transformer_without_memory(root: str | Path, version: str | None) -> "Hunyua
     return _build_without_memory(_TRANSFORMER, _transformer_folder(Path(root), version))[0]
 
 
+def stream_transformer(
+    root: str | Path, version: str | None, *, read: bool = True
+) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
+    """The transformer without memory, and its weights one after another under the model's names: to fill shards.
+
+    Args:
+        read: False gives weights without memory, in the same order, for a rank that gets the values from another.
+
+    Raises:
+        ValueError: As `load_transformer`; from the iterator, before the first weight.
+    """
+    folder = _transformer_folder(Path(root), version)
+    model, is_original = _build_without_memory(_TRANSFORMER, folder)
+    return model, _stream_state(_TRANSFORMER, folder, model, is_original, read=read)
+
+
 def load_vae(
     root: str | Path,
     *,
@@ -288,13 +304,13 @@ def _load(
 
 
 def _stream_state(
-    component: _Component, folder: Folder, model: nn.Module, is_original: bool
+    component: _Component, folder: Folder, model: nn.Module, is_original: bool, *, read: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """The folder's tensors under the model's names, one after another, once all names and shapes are known to fit."""
     expected = _expected_shapes(component, model, is_original)
     weights = read_header(folder, _DIFFUSERS_WEIGHTS)
     refuse(folder, tensor_problems(folder, expected, weights))
-    for name, tensor in stream_tensors(weights, expected):
+    for name, tensor in stream_tensors(weights, expected, read=read):
         # Both maps work tensor by tensor: one of the original's is one or three of diffusers'.
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
 

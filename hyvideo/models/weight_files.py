@@ -79,16 +79,21 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
     return paths
 
 
-def stream_tensors(weights: Weights, expected: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """Every expected tensor with its name, on the CPU: read, or drawn where the files leave it out."""
+def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Every expected tensor with its name, on the CPU: read, or drawn where the files leave it out.
+
+    Args:
+        read: False gives tensors without memory, in the same order, for a process that gets the values elsewhere.
+    """
     for path in sorted(set(weights.files.values())):
-        yield from _read_tensors(path)
+        yield from _read_tensors(path, read)
     for name, shape in expected.items():
         if name not in weights.shapes:
-            yield name, draw_tensor(seed_for(name, weights.drawn), name, shape)
+            seed = seed_for(name, weights.drawn)
+            yield name, draw_tensor(seed, name, shape) if read else torch.empty(shape, device="meta")
 
 
-def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a safetensors file in the order of their bytes."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -97,6 +102,9 @@ def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             if entry["dtype"] not in _DTYPES:
                 raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {entry['dtype']}")
+            if not read:
+                yield name, torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="meta")
+                continue
             start, end = entry["data_offsets"]
             content = torch.empty(end - start, dtype=torch.uint8)
             file.seek(8 + length + start)

@@ -1,0 +1,140 @@
+"""Qwen2-VL with a reward head: clips and questions to three logits.
+
+What decides whether the scores are the original's: tokens stand at places 0, 1, 2... on all three axes of the rotary
+embedding (no M-RoPE), and the rotary frequencies were rounded to bf16 with the weights.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, Settings, Weights
+from hyvideo.models.weight_files import shapes_of, shortened
+
+
+class RewardModel(nn.Module):
+    """The frozen model on one device.
+
+    Args:
+        config: ``Qwen2VLConfig``; its vocabulary is cut to the weights'.
+        reward_token_ids: Of VQ, MQ and TA.
+        merge_lora: Add the LoRA to the weights: fewer small products, and one more rounding.
+        dtype: Of weights and arithmetic.
+        rope_dtype: What the rotary frequencies are rounded to.
+    """
+
+    def __init__(
+        self,
+        config,
+        weights: Weights,
+        settings: Settings,
+        *,
+        reward_token_ids: list[int],
+        merge_lora: bool,
+        dtype: torch.dtype,
+        rope_dtype: torch.dtype,
+        device: str | torch.device,
+    ):
+        from transformers import Qwen2VLModel
+
+        super().__init__()
+        self.reward_token_ids = reward_token_ids
+        with torch.device("meta"):
+            model = Qwen2VLModel(config)
+        _refuse_misfits(shapes_of(model.state_dict()), weights.model)
+        lora = {name: tensor.to(device, dtype) for name, tensor in weights.lora.items()}
+        state = {name: tensor.to(device, dtype) for name, tensor in weights.model.items()}
+        if merge_lora:
+            _merge(state, lora, settings.lora_scale)
+        model.load_state_dict(state, strict=True, assign=True)
+        _restore_rotary(model, rope_dtype, device)
+        if not merge_lora:
+            _inject(model, lora, settings)
+        self.model = model
+        self.head = nn.Linear(*reversed(weights.head.shape), bias=False, device="meta")
+        self.head.weight = nn.Parameter(weights.head.to(device, dtype))
+        self.requires_grad_(False).eval()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
+    ) -> Tensor:
+        """Raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
+        batch, length = input_ids.shape
+        # Without position_ids the model would compute M-RoPE, which the original did not use.
+        positions = torch.arange(length, device=input_ids.device).expand(3, batch, length)
+        hidden = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            pixel_values_videos=pixel_values_videos.to(self.head.weight.dtype),
+            video_grid_thw=video_grid_thw,
+            position_ids=positions,
+            use_cache=False,
+        ).last_hidden_state
+        answers = torch.stack([hidden[input_ids == token] for token in self.reward_token_ids], dim=1)
+        return self.head(answers)[..., 0]
+
+
+class _RoundedVisionRotary(nn.Module):
+    """The vision tower's rotary embedding with positions, frequencies and angles all in one precision."""
+
+    def __init__(self, rotary: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        self.rotary, self.dtype = rotary, dtype
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].to(self.dtype) * self.rotary.inv_freq.to(x.device, self.dtype)
+        arrange = self.rotary.recomposition_frequencies
+        return arrange(angles.cos()), arrange(angles.sin())
+
+
+def _restore_rotary(model: nn.Module, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Makes the rotary frequencies, which no checkpoint holds, in float32 and rounds them."""
+    language, vision = model.language_model, model.visual
+    language.rotary_emb = type(language.rotary_emb)(language.rotary_emb.config).to(device)
+    vision.rotary_pos_emb = type(vision.rotary_pos_emb)(vision.rotary_pos_emb.config).to(device)
+    if dtype != torch.float32:
+        table = language.rotary_emb.inv_freq
+        table.copy_(table.to(dtype).float())
+        vision.rotary_pos_emb = _RoundedVisionRotary(vision.rotary_pos_emb, dtype)
+
+
+def _inject(model: nn.Module, lora: Mapping[str, Tensor], settings: Settings) -> None:
+    """The LoRA beside the weights, in their precision, as the original runs it."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    modules = sorted({name.partition(".lora_")[0] for name in lora})
+    rank, scale = settings.lora_rank, settings.lora_scale
+    config = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=modules, lora_dropout=0.0)
+    inject_adapter_in_model(config, model)
+    parameters = dict(model.named_parameters())
+    adapters = {name for name in parameters if ".lora_" in name}
+    given = {name.replace(".weight", ".default.weight"): tensor for name, tensor in lora.items()}
+    if adapters != given.keys():
+        raise ValueError(f"{LABEL}: the LoRA is not whole: {shortened(sorted(adapters ^ given.keys()))}")
+    for name, tensor in given.items():
+        if parameters[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, not {tuple(parameters[name].shape)}"
+            raise ValueError(f"{LABEL}: tensor {name} of the LoRA has shape {shapes}")
+        parameters[name].data = tensor
+
+
+def _merge(state: dict[str, Tensor], lora: Mapping[str, Tensor], scale: float) -> None:
+    for name, a in lora.items():
+        if ".lora_A." in name:
+            weight = name.replace(".lora_A.weight", ".weight")
+            b = lora[name.replace(".lora_A.", ".lora_B.")]
+            change = scale * (b.float() @ a.float())
+            state[weight] = (state[weight].float() + change).to(state[weight].dtype)
+
+
+def _refuse_misfits(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor]) -> None:
+    problems = [f"tensor {name!r} is missing" for name in sorted(expected.keys() - given.keys())]
+    problems += [f"tensor {name!r} is unexpected" for name in sorted(given.keys() - expected.keys())]
+    problems += [
+        f"tensor {name!r} has shape {tuple(given[name].shape)}, the model needs {shape}"
+        for name, shape in expected.items()
+        if name in given and tuple(given[name].shape) != shape
+    ]
+    if problems:
+        raise ValueError("\n  ".join([f"{LABEL}: the weights do not fit the base model:", *shortened(problems)]))

@@ -1,0 +1,95 @@
+"""Frames of a clip to the patches that Qwen2-VL reads, as the original VideoAlign makes them, bit for bit.
+
+    sample 2 frames a second -> resize (bicubic, antialiased, rounded to uint8) -> normalise -> patches
+
+The number of frames depends on the clip's frames per second: a wrong one changes the score.
+"""
+
+import functools
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PATCH = 14  # pixels
+MERGE = 2  # patches along each side that become one token
+TEMPORAL_PATCH = 2  # frames
+FACTOR = PATCH * MERGE
+MIN_PIXELS = 128 * FACTOR**2
+MIN_FRAMES, MAX_FRAMES = 4, 768
+# CLIP's, which Qwen2-VL was trained with
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, wanted: int | None = None) -> list[int]:
+    """Which frames of a clip are looked at: an even number, spread evenly, the first and the last among them.
+
+    Args:
+        video_fps: Frames per second of the clip.
+        fps: Frames per second to look at.
+        wanted: A number of frames, in place of ``fps``.
+
+    Raises:
+        ValueError: The clip has less than two frames, or fps is not positive.
+    """
+    if num_frames < TEMPORAL_PATCH:
+        raise ValueError(f"a clip needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
+    if not 0 < video_fps < math.inf:
+        raise ValueError(f"frames per second of a clip must be positive, got {video_fps}")
+    if wanted is None:
+        most = min(MAX_FRAMES, num_frames) // TEMPORAL_PATCH * TEMPORAL_PATCH
+        wanted = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
+    # Python rounds halves to even, and so did the original.
+    count = min(round(wanted / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
+    return torch.linspace(0, num_frames - 1, count).round().long().tolist()
+
+
+def resized(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
+    """The size nearest to an image's whose sides are multiples of 28 and whose area lies within the bounds.
+
+    As in the original the upper bound is not looked at again after the lower one has enlarged an image.
+    """
+    rounded = [max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width)]
+    if math.prod(rounded) > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        rounded = [math.floor(side / shrink / FACTOR) * FACTOR for side in (height, width)]
+    elif math.prod(rounded) < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        rounded = [math.ceil(side * grow / FACTOR) * FACTOR for side in (height, width)]
+    return rounded[0], rounded[1]
+
+
+def resize(frames: Tensor, *, max_pixels: int) -> Tensor:
+    """Frames in a size that the model takes. Shape: uint8 (frames, 3, height, width)."""
+    size = resized(*frames.shape[-2:], max_pixels=max_pixels)
+    if size == tuple(frames.shape[-2:]):
+        return frames
+    floats = F.interpolate(frames.float(), size, mode="bicubic", align_corners=False, antialias=True)
+    return floats.clamp(0, 255).round().to(torch.uint8)
+
+
+def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """Normalised patches, and how many there are in time, height and width.
+
+    Shape: uint8 (frames, 3, height, width) to float32 (patches, 3 * 2 * 14 * 14), patches of one token together.
+    """
+    if len(frames) % TEMPORAL_PATCH:
+        frames = torch.cat([frames, frames[-1:]])
+    table = _normalised_levels().to(frames.device)
+    values = torch.stack([table[channel][frames[:, channel].long()] for channel in range(3)], dim=1)
+    time, high, wide = len(frames) // TEMPORAL_PATCH, frames.shape[2] // PATCH, frames.shape[3] // PATCH
+    split = values.view(time, TEMPORAL_PATCH, 3, high // MERGE, MERGE, PATCH, wide // MERGE, MERGE, PATCH)
+    # (time, row of tokens, column of tokens, row in it, column in it, channel, frame, y, x)
+    ordered = split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return ordered.reshape(time * high * wide, -1), (time, high, wide)
+
+
+@functools.cache
+def _normalised_levels() -> Tensor:
+    """(level / 255 - mean) / std of each channel in the original's precisions. Shape: (3, 256)."""
+    levels = (np.arange(256) * (1 / 255)).astype(np.float32)
+    rows = [(levels - np.float32(mean)) / np.float32(std) for mean, std in zip(MEAN, STD)]
+    return torch.from_numpy(np.stack(rows))

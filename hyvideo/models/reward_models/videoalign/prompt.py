@@ -1,0 +1,34 @@
+"""What VideoAlign is asked about a clip: one text with three tokens in whose place it answers.
+
+``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT licence), byte for byte: its spaces at the ends of lines are tokens
+that the scores depend on.
+"""
+
+import functools
+from pathlib import Path
+
+REWARD_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+DIMENSIONS = ("VQ", "MQ", "TA")
+VIDEO_TOKEN = "<|video_pad|>"
+_RESERVED = (*REWARD_TOKENS, VIDEO_TOKEN, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+_HEAD = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
+_TAIL = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def check_prompt(prompt: str) -> None:
+    """Raises ValueError for a prompt that contains one of the tokens which structure the question."""
+    if found := [token for token in _RESERVED if token in prompt]:
+        raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {found[0]}: {prompt!r}")
+
+
+def question(prompt: str, num_video_tokens: int) -> str:
+    """The whole conversation about a clip of so many tokens."""
+    check_prompt(prompt)
+    text = _template().replace("{text_prompt}", prompt)
+    return f"{_HEAD}{VIDEO_TOKEN * num_video_tokens}<|vision_end|>{text}{_TAIL}"
+
+
+@functools.cache
+def _template() -> str:
+    with open(Path(__file__).with_name("prompt_template.txt"), encoding="utf-8", newline="") as file:
+        return file.read()

@@ -1,0 +1,151 @@
+"""VideoAlign: visual quality, motion quality and text alignment of clips, with the original's scores."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hyvideo.models.reward_models.videoalign.checkpoint import (
+    CheckpointMode,
+    base_config,
+    find_checkpoint,
+    read_weights,
+)
+from hyvideo.models.reward_models.videoalign.model import RewardModel
+from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
+from hyvideo.models.reward_models.videoalign.prompt import DIMENSIONS, REWARD_TOKENS, check_prompt, question
+
+Scores = dict[str, float]
+Precision = Literal["bf16", "fp32_math"]
+
+
+class VideoAlignScorer:
+    """The frozen reward model in the released layout.
+
+    Args:
+        root: Folder with model_config.json and checkpoint-*.
+        dtype: bfloat16 as published, float32 throughout, rotary frequencies included.
+        precision: ``fp32_math`` keeps the published rotary frequencies and computes in float32: the scores that bf16
+            scatters about, without its grid of 0.016 to 0.03, so that a group of near-equal clips has no ties.
+        merge_lora: Add the LoRA to the weights; a little faster, scores move by bf16's rounding.
+        batch_size: Clips in one forward pass.
+        base: Folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only.
+
+    Raises: ValueError for files that are missing, damaged or do not fit, naming them.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.bfloat16,
+        precision: Precision | None = None,
+        merge_lora: bool = False,
+        batch_size: int = 4,
+        mode: CheckpointMode = "auto",
+        step: int | None = None,
+        base: str | Path | None = None,
+    ):
+        from transformers import AutoTokenizer, Qwen2VLConfig
+
+        checkpoint = find_checkpoint(root, step=step, base=base)
+        weights = read_weights(checkpoint, mode=mode)
+        self.settings = checkpoint.settings
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint.tokenizer, padding_side="right", local_files_only=True
+        )
+        self.tokenizer.add_special_tokens({"extra_special_tokens": list(REWARD_TOKENS)})
+        config = Qwen2VLConfig.from_dict(base_config(checkpoint))
+        embedding = "language_model.embed_tokens.weight"
+        if embedding in weights.model:
+            # The original cuts the embedding to the tokenizer's length.
+            weights.model[embedding] = weights.model[embedding][: len(self.tokenizer)]
+            config.text_config.vocab_size = len(weights.model[embedding])
+        rounded = precision == "fp32_math" or dtype == torch.bfloat16
+        self.model = RewardModel(
+            config,
+            weights,
+            checkpoint.settings,
+            reward_token_ids=self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)),
+            merge_lora=merge_lora,
+            dtype=torch.float32 if precision == "fp32_math" else dtype,
+            rope_dtype=torch.bfloat16 if rounded else torch.float32,
+            device=self.device,
+        )
+
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Raises ValueError for a prompt with one of the tokens in whose place the model answers."""
+        for prompt in prompts:
+            check_prompt(prompt)
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True) -> list[Scores]:
+        """VQ, MQ, TA and their sum of each clip; normalised to the statistics of the original's validation set.
+
+        Args:
+            videos: uint8. Shape of each: (frames, 3, height, width).
+            fps: Frames per second of the clips: it decides which frames are looked at.
+
+        Raises: ValueError for clips that cannot be scored: too short, another type, a reserved prompt.
+        """
+        return self._score(videos, prompts, [fps] * len(videos), normalize)
+
+    def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
+        """As `score`, of video files, whose frames per second are in them.
+
+        Raises: ValueError for a file that cannot be read or does not say its frames per second.
+        """
+        from hyvideo.video_io import read_video
+
+        clips, rates = zip(*(read_video(path) for path in paths))
+        return self._score(list(clips), prompts, list(rates), normalize)
+
+    @torch.no_grad()
+    def _score(self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool) -> list[Scores]:
+        if len(videos) != len(prompts):
+            raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
+        scores: list[Scores] = []
+        for start in range(0, len(videos), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            raw = self.model(**self.prepare(videos[part], prompts[part], rates[part])).float().tolist()
+            scores += [self._scaled(row, normalize) for row in raw]
+        return scores
+
+    def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
+        """The model's inputs for a batch, padded on the right."""
+        pixels, grids, texts = [], [], []
+        for video, prompt, rate in zip(videos, prompts, rates):
+            frames = self.sampled(video, rate)
+            values, grid = patches(resize(frames, max_pixels=self.settings.max_pixels))
+            pixels.append(values)
+            grids.append(grid)
+            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2))
+        tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
+        return {
+            "input_ids": tokens.input_ids.to(self.device),
+            "attention_mask": tokens.attention_mask.to(self.device),
+            "pixel_values_videos": torch.cat(pixels),
+            "video_grid_thw": torch.tensor(grids, device=self.device),
+        }
+
+    def sampled(self, video: Tensor, rate: float) -> Tensor:
+        """The frames that are looked at, on the scorer's device. Shape: uint8 (frames, 3, height, width)."""
+        if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3:
+            raise ValueError(f"a clip must be uint8 (frames, 3, height, width), got {video.dtype} {tuple(video.shape)}")
+        indices = frame_indices(len(video), rate, fps=self.settings.fps, wanted=self.settings.num_frames)
+        return video[indices].to(self.device, non_blocking=True)
+
+    def _scaled(self, row: list[float], normalize: bool) -> Scores:
+        scores = dict(zip(DIMENSIONS, row))
+        constants = self.settings.normalisation
+        if normalize and constants:
+            scores = {name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"] for name, v in scores.items()}
+        return scores | {"Overall": sum(scores.values())}
+
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
+        """None of its own."""
+        return {}

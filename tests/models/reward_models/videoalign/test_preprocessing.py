@@ -1,0 +1,92 @@
+"""Frames to patches: the original's choice of frames, sizes and values."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.models.reward_models.videoalign.preprocessing import (
+    FACTOR,
+    MIN_PIXELS,
+    frame_indices,
+    patches,
+    resize,
+    resized,
+)
+from hyvideo.video_io import read_video
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "videoalign"
+golden = json.loads((GOLDEN / "golden.json").read_text())
+MAX_PIXELS = 200704
+
+
+def sha(tensor):
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("total, fps, count, indices", golden["tables"]["smart_nframes"])
+def test_the_frames_are_those_that_the_original_looks_at(total, fps, count, indices):
+    chosen = frame_indices(total, fps)
+    assert len(chosen) == count
+    assert indices is None or chosen == indices
+
+
+@pytest.mark.parametrize("height, width, to_height, to_width", golden["tables"]["smart_resize"])
+def test_the_size_is_that_of_the_original(height, width, to_height, to_width):
+    assert resized(height, width, max_pixels=MAX_PIXELS) == (to_height, to_width)
+
+
+def test_first_and_last_frame_are_always_looked_at_and_the_order_is_kept():
+    rng = random.Random(0)
+    for _ in range(500):
+        total, fps = rng.randint(2, 2000), rng.uniform(0.5, 60)
+        indices = frame_indices(total, fps)
+        assert indices[0] == 0 and indices[-1] == total - 1
+        assert indices == sorted(set(indices))
+        assert len(indices) % 2 == 0 and len(indices) <= 768
+
+
+def test_sizes_are_multiples_of_28_and_of_a_bounded_area():
+    rng = random.Random(0)
+    for _ in range(500):
+        size = rng.randint(28, 2000), rng.randint(28, 2000)
+        if max(size) / min(size) > 20:
+            continue
+        height, width = resized(*size, max_pixels=MAX_PIXELS)
+        assert height % FACTOR == width % FACTOR == 0
+        assert height * width >= MIN_PIXELS
+        assert height * width <= MAX_PIXELS or size[0] * size[1] < MIN_PIXELS
+
+
+@pytest.mark.parametrize("clip", range(3))
+def test_frames_and_pixels_of_the_golden_clips_are_bit_equal(clip):
+    expected = golden["meta"][str(clip)]
+    video, fps = read_video(GOLDEN / "videos" / golden["videos"][clip])
+    assert fps == expected["fps"] and len(video) == expected["total_frames"]
+    indices = frame_indices(len(video), fps)
+    assert indices == expected["idx"]
+    frames = np.load(GOLDEN / "intermediates.npz")[f"{clip}_frames_uint8_THWC"]
+    assert torch.equal(video[indices], torch.from_numpy(frames).permute(0, 3, 1, 2))
+    small = resize(video[indices], max_pixels=MAX_PIXELS)
+    assert sha(small) == expected["resized_sha256_uint8"]
+    values, grid = patches(small)
+    assert list(values.shape) == expected["pixel_values_shape"]
+    assert sha(values) == expected["pixel_values_sha256"]
+    assert grid[0] * grid[1] * grid[2] == len(values)
+
+
+def test_an_odd_number_of_frames_repeats_the_last():
+    frames = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8)
+    values, grid = patches(frames)
+    again, _ = patches(torch.cat([frames, frames[-1:]]))
+    assert grid == (2, 2, 2) and torch.equal(values, again)
+
+
+@pytest.mark.parametrize("total, fps", [(1, 24), (0, 24), (10, 0), (10, float("nan")), (10, float("inf"))])
+def test_clips_that_cannot_be_looked_at_are_refused(total, fps):
+    with pytest.raises(ValueError, match="at least 2 frames|must be positive"):
+        frame_indices(total, fps)

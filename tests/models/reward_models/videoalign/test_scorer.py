@@ -1,0 +1,275 @@
+"""Scores against the original program's on a small random model in the released layout."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+from hyvideo.models.reward_models.videoalign import checkpoint as checkpoints
+from hyvideo.models.reward_models.videoalign.checkpoint import QWEN2_VL_2B, find_checkpoint, read_weights
+from hyvideo.models.reward_models.videoalign.model import RewardModel
+from hyvideo.video_io import read_video
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "videoalign"
+golden = json.loads((GOLDEN / "golden.json").read_text())
+centre = json.loads((GOLDEN / "bf16_reference_fp32maths.json").read_text())
+VIDEOS = [GOLDEN / "videos" / name for name in golden["videos"]]
+PROMPTS = golden["prompts"]
+FLOAT, BFLOAT = 2e-5, 0.1  # of raw scores
+
+
+def load(root="VideoReward", **options):
+    return VideoAlignScorer(GOLDEN / root, base=GOLDEN / "base", **options)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return load(dtype=torch.float32)
+
+
+def difference(scores, expected):
+    assert len(scores) == len(expected)
+    return max(abs(a[name] - b[name]) for a, b in zip(scores, expected) for name in ("VQ", "MQ", "TA", "Overall"))
+
+
+# --- against the original program --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", range(3))
+def test_tokens_are_the_originals(exact, clip):
+    video, fps = read_video(VIDEOS[clip])
+    ids = exact.prepare([video], [PROMPTS[clip]], [fps])["input_ids"]
+    expected = np.load(GOLDEN / "intermediates.npz")[f"{clip}_input_ids"]
+    assert torch.equal(ids, torch.from_numpy(expected).long())
+
+
+def test_a_batch_is_padded_on_the_right_as_the_original_does(exact):
+    clips, rates = zip(*map(read_video, VIDEOS))
+    batch = exact.prepare(list(clips), PROMPTS, list(rates))
+    arrays = np.load(GOLDEN / "intermediates.npz")
+    assert torch.equal(batch["input_ids"], torch.from_numpy(arrays["batch_input_ids"]).long())
+    assert torch.equal(batch["attention_mask"], torch.from_numpy(arrays["batch_attention_mask"]).long())
+
+
+@pytest.mark.parametrize("batch_size, run", [(1, "single"), (3, "batch")])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_float32_scores_are_the_originals(exact, batch_size, run, normalize):
+    exact.batch_size = batch_size
+    scores = exact.score_files(VIDEOS, PROMPTS, normalize=normalize)
+    assert difference(scores, golden["fp32"][f"{run}_{'norm' if normalize else 'raw'}"]) <= FLOAT
+
+
+@pytest.mark.parametrize(
+    "change, run", [({"fps": 4.0}, "fps4_raw_a"), ({"num_frames": 8}, "nframes8_raw_a")], ids=["fps", "num_frames"]
+)
+def test_other_samplings_of_frames_are_the_originals(change, run):
+    scorer = load(dtype=torch.float32)
+    scorer.settings = dataclasses.replace(scorer.settings, **change)
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]) <= FLOAT
+
+
+def test_a_smaller_frame_area_is_the_originals():
+    scorer = load(dtype=torch.float32)
+    scorer.settings = dataclasses.replace(scorer.settings, max_pixels=120000)
+    scores = scorer.score_files(VIDEOS[2:], PROMPTS[2:], normalize=False)
+    assert difference(scores, golden["fp32"]["max_pixels_120000_raw_c"]) <= FLOAT
+
+
+@pytest.mark.parametrize("options", [{"merge_lora": True}, {"root": "VideoReward_adapter"}], ids=["merged", "adapter"])
+def test_merged_lora_and_the_adapter_form_give_the_same_scores(options):
+    scores = load(dtype=torch.float32, **options).score_files(VIDEOS[:1], PROMPTS[:1], normalize=False)
+    assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
+
+
+@pytest.mark.parametrize("batch_size, run", [(1, "single_raw"), (3, "batch_raw")])
+def test_bf16_scores_are_the_originals_to_its_own_noise(batch_size, run):
+    scores = load(batch_size=batch_size).score_files(VIDEOS, PROMPTS, normalize=False)
+    assert difference(scores, golden["bf16"][run]) <= BFLOAT
+
+
+def test_float32_arithmetic_gives_the_centre_of_the_bf16_scores():
+    scorer = load(precision="fp32_math")
+    assert difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), centre["single_raw"]) <= FLOAT
+
+
+# --- clips in memory -----------------------------------------------------------------------------
+
+
+def test_a_clip_in_memory_scores_as_its_file(exact):
+    video, fps = read_video(VIDEOS[1])
+    (from_file,) = exact.score_files(VIDEOS[1:2], PROMPTS[1:2])
+    (in_memory,) = exact.score([video], PROMPTS[1:2], fps=fps)
+    assert in_memory == from_file
+
+
+def test_frames_per_second_are_part_of_the_input(exact):
+    video, fps = read_video(VIDEOS[0])
+    (true,), (wrong,) = (exact.score([video], PROMPTS[:1], fps=rate) for rate in (fps, fps / 3))
+    assert abs(true["VQ"] - wrong["VQ"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "video, prompt, said",
+    [
+        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "at least 2 frames"),
+        (torch.zeros(4, 3, 64, 64), "a", "must be uint8"),
+        (torch.zeros(4, 64, 64, 3, dtype=torch.uint8), "a", r"must be uint8 \(frames, 3, height, width\)"),
+        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", "reserved text"),
+        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|video_pad|>", "reserved text"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(exact, video, prompt, said):
+    with pytest.raises(ValueError, match=said):
+        exact.score([video], [prompt], fps=8)
+
+
+def test_reserved_prompts_are_found_before_a_run(exact):
+    exact.check_prompts(["a cat", "<VQ_reward>"])
+    with pytest.raises(ValueError, match="reserved text <|MQ_reward|>"):
+        exact.check_prompts(["a cat", "<|MQ_reward|>"])
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A copy of the released form, its base beside it, to be broken."""
+    shutil.copytree(GOLDEN / "base", tmp_path / "base")
+    return shutil.copytree(GOLDEN / "VideoReward", tmp_path / "VideoReward")
+
+
+def rewrite(root, change):
+    path = root / "checkpoint-11352" / "model.pth"
+    tensors = torch.load(path, weights_only=True)
+    change(tensors)
+    torch.save(tensors, path)
+
+
+def test_the_base_is_found_beside_the_folder(own):
+    assert find_checkpoint(own).base == own.parent / "base"
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda t: t.pop("base_model.model.visual.merger.ln_q.weight"), "'visual.merger.ln_q.weight' is missing"),
+        (lambda t: t.update({"base_model.model.model.x": torch.zeros(1)}), "'language_model.x' is unexpected"),
+        (lambda t: t.update({"base_model.model.model.norm.weight": torch.zeros(3)}), r"norm.weight' has shape \(3,\)"),
+        (lambda t: t.pop("base_model.model.rm_head.weight"), "no tensor rm_head.weight"),
+        (
+            lambda t: t.pop("base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight"),
+            "the LoRA is not whole: .*up_proj.lora_B",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(own, change, said):
+    rewrite(own, change)
+    with pytest.raises(ValueError, match=said):
+        VideoAlignScorer(own)
+
+
+def test_a_truncated_file_is_named(own):
+    path = own / "checkpoint-11352" / "model.pth"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match="model.pth is missing, truncated"):
+        VideoAlignScorer(own)
+
+
+@pytest.mark.parametrize(
+    "section, change, said",
+    [
+        ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
+        ("data_config", {"sample_type": "multi_pts"}, "sample_type 'multi_pts', not 'uniform'"),
+    ],
+)
+def test_settings_of_another_reward_are_refused(own, section, change, said):
+    path = own / "model_config.json"
+    config = json.loads(path.read_text())
+    config[section] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=said):
+        VideoAlignScorer(own)
+
+
+def test_missing_parts_are_named(own, tmp_path):
+    with pytest.raises(ValueError, match="no checkpoint of step 5, it has .11352."):
+        VideoAlignScorer(own, step=5)
+    with pytest.raises(ValueError, match="model_config.json does not exist"):
+        VideoAlignScorer(tmp_path / "nowhere")
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(ValueError, match="the base model base is in none of"):
+        VideoAlignScorer(own)
+
+
+def test_an_output_layer_that_differs_takes_the_embeddings_place(own):
+    rewrite(own, lambda t: t["base_model.model.lm_head.weight"].add_(1))
+    weights = read_weights(find_checkpoint(own))
+    expected = torch.load(own / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
+    assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
+
+
+@pytest.mark.parametrize("mode", ["v1", "v3"])
+def test_the_references_modes_are_accepted_for_the_file_they_fit(own, mode):
+    assert read_weights(find_checkpoint(own), mode=mode).head.shape[0] == 1
+    with pytest.raises(ValueError, match="v2 does not fit .* names are of v1 or v3"):
+        read_weights(find_checkpoint(own), mode="v2")
+
+
+def test_a_file_of_newer_names_loads_as_the_older_one(own, exact):
+    """What transformers 5 would have saved."""
+
+    def rename(tensors):
+        for name in list(tensors):
+            inner = name.removeprefix("base_model.model.")
+            if inner.startswith("visual."):
+                tensors[f"base_model.model.model.{inner}"] = tensors.pop(name)
+            elif inner.startswith("model."):
+                tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = tensors.pop(name)
+
+    rewrite(own, rename)
+    scorer = VideoAlignScorer(own, dtype=torch.float32, mode="v2")
+    assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
+    with pytest.raises(ValueError, match="v1 does not fit"):
+        read_weights(find_checkpoint(own), mode="v1")
+
+
+def test_the_released_file_fits_the_built_in_settings_of_the_base_model(monkeypatch, tmp_path):
+    """All 1,123 names and shapes of the released file, on a model without memory."""
+    from transformers import Qwen2VLConfig
+
+    released = json.loads((GOLDEN / "released_checkpoint_keys_shapes.json").read_text())
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in released.items()}
+    assert len(tensors) == 1123
+    config = json.loads((GOLDEN / "VideoReward" / "model_config.json").read_text())
+    config["model_config"]["model_name_or_path"] = "Qwen/Qwen2-VL-2B-Instruct"
+    config["peft_lora_config"] |= {"lora_r": 64, "lora_alpha": 128}
+    (tmp_path / "checkpoint-11352").mkdir()
+    (tmp_path / "checkpoint-11352" / "model.pth").touch()
+    (tmp_path / "model_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(checkpoints, "_read_pickle", lambda _: tensors)
+    monkeypatch.setattr(torch, "equal", lambda *_: True)
+    found = find_checkpoint(tmp_path)
+    assert found.base is None and found.settings.lora_scale == 2.0
+    weights = read_weights(found)
+    assert len(weights.lora) == 2 * 7 * 28
+    base = Qwen2VLConfig.from_dict(QWEN2_VL_2B)
+    base.text_config.vocab_size = 151660
+    model = RewardModel(
+        base,
+        weights,
+        found.settings,
+        reward_token_ids=[151657, 151658, 151659],
+        merge_lora=False,
+        dtype=torch.bfloat16,
+        rope_dtype=torch.bfloat16,
+        device="meta",
+    )
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        t.numel() for name, t in tensors.items() if "lm_head" not in name
+    )

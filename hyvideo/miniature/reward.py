@@ -17,9 +17,10 @@ class MiniatureScorer:
 
     Args:
         root: The checkpoint folder. Without reference statistics there is no Frechet distance.
+        device: Not used: the analysis runs on the CPU.
     """
 
-    def __init__(self, root: str | Path):
+    def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
         path = Path(root) / REFERENCE_STATISTICS
         self.reference = None
         if path.is_file():

@@ -4,17 +4,30 @@ A new reward is one class with one method and one line in ``SCORERS``.
 """
 
 import importlib
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 Scores = dict[str, float]
 
-# name -> where its class is; imported when it is asked for, so that a run loads one scorer and its packages only
-SCORERS = {"miniature": "hyvideo.miniature.reward:MiniatureScorer"}
+
+class Entry(NamedTuple):
+    """A line of the registry."""
+
+    where: str  # module:class; imported when it is asked for, so that a run loads the packages of its scorers only
+    folder: str  # of its files, below the checkpoint folder
+
+
+SCORERS = {
+    "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", "."),
+    "videoalign": Entry("hyvideo.models.reward_models.videoalign:VideoAlignScorer", "VideoReward"),
+}
 
 
 class Scorer(Protocol):
@@ -51,12 +64,24 @@ class Reward:
         return sum(self.scores.get(dimension, math.nan) for dimension in ("VQ", "MQ", "TA"))
 
 
-def make_scorer(name: str, root: str) -> Scorer:
-    """The scorer called ``name``, with its files below the checkpoint folder ``root``."""
+def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cpu", **options) -> Scorer:
+    """The scorer called ``name``, with its files below the checkpoint folder ``root``.
+
+    Args:
+        options: Of the scorer's class; ``path`` names another folder of its files.
+
+    Raises: ValueError for an unknown name, an option that the class does not have, or files that cannot be used.
+    """
     if name not in SCORERS:
         raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, got {name!r}")
-    module, _, class_name = SCORERS[name].partition(":")
-    return getattr(importlib.import_module(module), class_name)(root)
+    entry = SCORERS[name]
+    module, _, class_name = entry.where.partition(":")
+    cls = getattr(importlib.import_module(module), class_name)
+    known = set(inspect.signature(cls).parameters)
+    if unknown := sorted(set(options) - known - {"path"}):
+        raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    path = options.pop("path", None) or Path(root) / entry.folder
+    return cls(path, device=device, **options)
 
 
 def rewards_of(scores: Iterable[Scores], weights: dict[str, float]) -> list[Reward]:

@@ -6,7 +6,7 @@ A new reward is one class with one method and one line in ``SCORERS``.
 import importlib
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -47,12 +47,17 @@ class Scorer(Protocol):
         """Measures of a whole set of videos that are never part of the reward, for validation. May be empty."""
 
 
+class ScorerUnavailable(RuntimeError):
+    """A scorer is out of reach, as a service that is down: no video can be scored, one by one neither."""
+
+
 @dataclass(frozen=True)
 class Reward:
     """What one rollout got. ``total`` is NaN where the reward is missing, never a number in its place."""
 
     total: float
     scores: Scores
+    reason: str | None = None  # why it is missing
 
     @property
     def is_missing(self) -> bool:
@@ -84,11 +89,14 @@ def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cp
     return cls(path, device=device, **options)
 
 
-def rewards_of(scores: Iterable[Scores], weights: dict[str, float]) -> list[Reward]:
+def rewards_of(scores: Iterable[Scores], weights: Mapping[str, float]) -> list[Reward]:
     """``R = w_VQ VQ + w_MQ MQ + w_TA TA``; a dimension that is absent or not finite makes the reward missing."""
-    return [Reward(_weighted(one, weights), one) for one in scores]
+    return [Reward(weighted(one, weights), one) for one in scores]
 
 
-def _weighted(scores: Scores, weights: dict[str, float]) -> float:
-    total = sum(weight * scores.get(dimension, math.nan) for dimension, weight in weights.items() if weight)
-    return total if math.isfinite(total) else math.nan
+def weighted(scores: Scores, weights: Mapping[str, float]) -> float:
+    """The sum of the weighted dimensions, NaN where one with a weight is absent or no finite number."""
+    parts = [(weight, scores.get(dimension)) for dimension, weight in weights.items() if weight]
+    if not all(isinstance(value, (int, float)) and math.isfinite(value) for _, value in parts):
+        return math.nan
+    return sum(weight * value for weight, value in parts)

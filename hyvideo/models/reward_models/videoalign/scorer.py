@@ -55,7 +55,7 @@ class VideoAlignScorer:
         weights = read_weights(checkpoint, mode=mode)
         self.settings = checkpoint.settings
         self.batch_size = batch_size
-        self.device = torch.device(device)
+        self.device = self.home = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(
             checkpoint.tokenizer, padding_side="right", local_files_only=True
         )
@@ -77,6 +77,11 @@ class VideoAlignScorer:
             rope_dtype=torch.bfloat16 if rounded else torch.float32,
             device=self.device,
         )
+
+    def move_to(self, device: str | torch.device | None) -> None:
+        """Moves the model; None brings it back to the device it was made for."""
+        self.device = self.home if device is None else torch.device(device)
+        self.model.to(self.device)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
         """Raises ValueError for a prompt with one of the tokens in whose place the model answers."""

@@ -24,7 +24,7 @@ first_free_folder() { # outputs/miniature, outputs/miniature-2, ...
     echo "$folder"
 }
 
-num_gpus="$(nvidia-smi --list-gpus 2>/dev/null | wc -l || true)"
+num_gpus="$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true)"
 arguments=("$@")
 if ! has_flag --config "$@"; then
     if [ "$num_gpus" -gt 0 ]; then

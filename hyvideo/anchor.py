@@ -38,10 +38,13 @@ class Anchor:
         if self._offload:
             self.model.to("cpu")
 
-    def after_update(self, policy: nn.Module) -> None:
-        """Counts one optimizer update, and copies the policy when it is due."""
+    def after_update(self) -> None:
+        """Counts one optimizer update."""
         self.age += 1
-        if self.refresh_every is not None and self.age == self.refresh_every:
+
+    def after_round(self, policy: nn.Module) -> None:
+        """Copies the policy when it is due: never within a round, whose means belong to one anchor."""
+        if self.refresh_every is not None and self.age >= self.refresh_every:
             self.refresh(policy)
 
     @torch.no_grad()

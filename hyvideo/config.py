@@ -80,11 +80,26 @@ class RolloutSettings:
 
 @dataclass(frozen=True)
 class RewardSettings:
-    reward_model: str = _setting("videoalign", "Which scorer gives the reward.")
+    reward_model: list[str] = _setting(["videoalign"], "Which scorers give the reward; their dimensions are added.")
     reward_weights: str = _setting(
         "alignment",
-        "Weights of VQ, MQ and TA: `averaged` (1, 1, 1), `alignment` (0.5, 0.5, 1), or a JSON object.",
+        "Weights of the dimensions: `averaged` (VQ, MQ, TA 1, 1, 1), `alignment` (0.5, 0.5, 1), or a JSON object.",
     )
+    reward_config: str = _setting("", "YAML of options for each scorer: `videoalign: {path: ..., batch_size: 8}`.")
+    reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = _setting(
+        "auto", "How VideoAlign's tensors are named: v1 and v3 as released, v2 by newer transformers."
+    )
+    reward_precision: Literal["bf16", "fp32_math"] = _setting(
+        "bf16", "VideoAlign as published, or in float32, which settles ties within a group."
+    )
+    reward_video: Literal["memory", "file"] = _setting(
+        "memory", "Score the decoded frames, or what an H.264 file keeps of them, as published numbers were made."
+    )
+    reward_offload: bool = _setting(False, "Keep the scorers on the CPU while they have nothing to do.")
+    reward_retries: int = _setting(1, "Times that a failed batch is scored again before its videos one by one.")
+    max_missing_fraction: float = _setting(0.25, "Stop when more of a round's rewards are missing.")
+    remote_reward_url: str = _setting("", "Addresses of reward services, with commas, in place of scorers here.")
+    remote_reward_timeout: float = _setting(120.0, "Seconds after which a reward service has failed.")
     advantage_clip: float = _setting(5.0, "Advantages are clipped to plus or minus this.")
 
 
@@ -237,6 +252,29 @@ class Config:
         return f"dual_{moving}" if settings.use_dual_kl else moving
 
     @property
+    def reward_options(self) -> dict[str, dict]:
+        """Options of each scorer, of the settings and of ``reward_config``, which wins. Raises ValueError for that."""
+        reward = self.reward
+        options: dict[str, dict] = {name: {} for name in reward.reward_model}
+        if "videoalign" in options:
+            options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
+        path = Path(reward.reward_config)
+        if not reward.reward_config:
+            return options
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"reward_config must be a readable YAML file, got {str(path)!r} ({reason})") from error
+        for name, given in (content if isinstance(content, dict) else {"": None}).items():
+            if name not in options or not isinstance(given, dict):
+                raise ValueError(
+                    f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {name!r}"
+                )
+            options[name] = options[name] | given
+        return options
+
+    @property
     def reward_weights(self) -> dict[str, float]:
         """Weight of each reward dimension."""
         text = self.reward.reward_weights
@@ -310,10 +348,15 @@ def _flags_of_yaml(path: Path, parser: argparse.ArgumentParser) -> list[str]:
     return flags
 
 
+_LISTS = ("report_to", "reward_model")
+
+
 def _flag(name: str, value, path: Path, parser: argparse.ArgumentParser) -> list[str]:
+    if name in _LISTS and isinstance(value, str):
+        return [f"--{name}", value]
     if name == "reward_weights" and isinstance(value, dict):
         return [f"--{name}={json.dumps(value)}"]
-    if isinstance(value, dict) or value is None or (isinstance(value, list) and name != "report_to"):
+    if isinstance(value, dict) or value is None or (isinstance(value, list) and name not in _LISTS):
         kind = {dict: "a mapping", list: "a list"}.get(type(value), "nothing")
         parser.error(f"{path}: setting {name!r} takes one value, got {kind}; leave it out for its default")
     if isinstance(value, list):

@@ -32,6 +32,11 @@ def read_requests(path: str | Path) -> list[Request]:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {path}")
     requests = []
     for number, row in enumerate(rows, start=1):
+        if None in row:
+            raise ValueError(
+                f"row {number} of {path} has more cells than there are columns; a prompt with a comma needs double "
+                f"quotes around it: {row['prompt']!r}"
+            )
         prompt, image = ((row.get(column) or "").strip() for column in ("prompt", "ref_image_path"))
         if not prompt:
             raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
@@ -71,7 +76,7 @@ class PromptOrder:
     seed: int
 
     def indices(self, iteration: int) -> list[int]:
-        """Prompts of an iteration, counted from 1. They repeat only when a round needs more than there are."""
+        """Prompts of an iteration, counted from 1. One may come twice where one order ends and the next begins."""
         first = (iteration - 1) * self.prompts_per_iteration
         return [self._at(position) for position in range(first, first + self.prompts_per_iteration)]
 

@@ -118,6 +118,8 @@ def _make(
     else:
         latents = pipeline.sample_ode(conditions, noise, with_progress=with_progress)
     (frames,) = pipeline.decode(latents)
+    if frames is None:
+        raise FloatingPointError(f"the video for {video.path} is not finite; try --dtype fp32 or another checkpoint")
     write_video(video.path, frames, config.data.fps)
 
 

@@ -6,7 +6,7 @@ Imports neither torch nor a model, so a mistake is told in the first second.
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
     branches = 2 if rollout.cfg_scale > 1 else 1
     training = 4 if config.distributed.enable_gradient_checkpointing else 3
-    anchor = stochastic if needs_anchor(config) else 0
+    anchor = trained if needs_anchor(config) else 0
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -122,9 +122,12 @@ def _range_problems(config: Config) -> Iterator[str]:
     not_negative = (
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
         "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
-        "validation_width seed validation_seed vae_tile_size"
+        "validation_width seed validation_seed vae_tile_size reward_retries"
     ).split()
-    positive = "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction".split()
+    positive = (
+        "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
+        "remote_reward_timeout"
+    ).split()
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{name} must be a finite number, got {value}"
@@ -141,6 +144,8 @@ def _range_problems(config: Config) -> Iterator[str]:
         yield f"timestep_fraction must be at most 1, got {values['timestep_fraction']}"
     if values["sde_type"] == "cps" and values["eta"] > 1:
         yield f"eta must be within [0, 1] for cps, got {values['eta']}"
+    if not 0 <= values["max_missing_fraction"] <= 1:
+        yield f"max_missing_fraction must lie in [0, 1], got {values['max_missing_fraction']}"
     if not 0 <= values["vae_tile_overlap"] < 1:
         yield f"vae_tile_overlap must lie in [0, 1), got {values['vae_tile_overlap']}"
     if values["sample_n_frames"] % 4 != 1:
@@ -201,6 +206,10 @@ def _method_problems(config: Config) -> Iterator[str]:
     unknown = set(config.record.report_to) - {"tensorboard", "wandb", "none"}
     if unknown:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
+    if "wandb" in config.record.report_to:
+        from hyvideo.metrics import import_wandb
+
+        yield from _problem_of(import_wandb)
     yield from _reward_problems(config)
     yield from _missing_features(config)
 
@@ -208,9 +217,13 @@ def _method_problems(config: Config) -> Iterator[str]:
 def _reward_problems(config: Config) -> Iterator[str]:
     from hyvideo.models.reward_models.rewards import SCORERS
 
-    if config.reward.reward_model not in SCORERS:
-        yield f"reward_model must be one of {', '.join(SCORERS)}, got {config.reward.reward_model!r}"
-    text = config.reward.reward_weights
+    reward = config.reward
+    if unknown := [name for name in reward.reward_model if name not in SCORERS]:
+        yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}"
+    if len(set(reward.reward_model)) < len(reward.reward_model):
+        yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
+    yield from _problem_of(lambda: config.reward_options)
+    text = reward.reward_weights
     if text in REWARD_PRESETS:
         return
     try:
@@ -220,11 +233,18 @@ def _reward_problems(config: Config) -> Iterator[str]:
     is_number = isinstance(weights, dict) and all(
         isinstance(w, (int, float)) and not isinstance(w, bool) and math.isfinite(w) for w in weights.values()
     )
-    if not is_number or not weights or not set(weights) <= {"VQ", "MQ", "TA"} or not any(weights.values()):
+    if not is_number or not weights or not any(weights.values()):
         yield (
-            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers for VQ, MQ and TA "
-            f"with one not 0, got {text!r}"
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
+            f"such as VQ, MQ and TA, with one not 0, got {text!r}"
         )
+
+
+def _problem_of(check: Callable[[], object]) -> Iterator[str]:
+    try:
+        check()
+    except ValueError as error:
+        yield str(error)
 
 
 def _missing_features(config: Config) -> Iterator[str]:
@@ -251,7 +271,7 @@ def _path_problems(config: Config) -> Iterator[str]:
             yield str(error)
     if not Path(config.model.pretrained_model_root).is_dir():
         yield _no_checkpoints(config)
-    if (Path(config.record.output_dir) / "metrics.jsonl").exists() and not config.record.resume_from_checkpoint:
+    if _has_lines(Path(config.record.output_dir) / "metrics.jsonl") and not config.record.resume_from_checkpoint:
         yield (
             f"output_dir {config.record.output_dir!r} already holds a run; go on with it by --resume_from_checkpoint "
             "latest, or name another output_dir"
@@ -259,6 +279,10 @@ def _path_problems(config: Config) -> Iterator[str]:
     problem = _unwritable(Path(config.record.output_dir))
     if problem:
         yield f"output_dir must be a folder that can be written to, got {config.record.output_dir!r}: {problem}"
+
+
+def _has_lines(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -64,10 +64,13 @@ def write_config(output_dir: Path, config: Config, device: torch.device, world_s
     write_text(output_dir / "config.yaml", yaml.safe_dump(settings | {"environment": environment}, sort_keys=False))
 
 
-def score_entry(prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float) -> dict:
-    """One object of scores.json. A number that is not there is null."""
-    scores = {name: _or_none(value) for name, value in reward.scores.items()}
+def score_entry(
+    prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
+) -> dict:
+    """One object of scores.json; ``number`` is the video's among all. A number that is not there is null."""
+    scores = dict.fromkeys(("VQ", "MQ", "TA")) | {name: _or_none(value) for name, value in reward.scores.items()}
     return {
+        "number": number,
         "prompt": prompt,
         "seed": seed,
         "group": group,
@@ -77,6 +80,7 @@ def score_entry(prompt: str, seed: int, group: int, reward: Reward, *, file: str
         "Overall": _or_none(reward.overall),
         "advantage": _or_none(advantage),
         "missing": reward.is_missing,
+        "reason": reward.reason,
     }
 
 
@@ -108,7 +112,7 @@ def evenly_spaced(count: int, total: int) -> list[int]:
 
 
 def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _revision() -> str:

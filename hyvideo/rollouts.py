@@ -1,6 +1,6 @@
 """A round of rollouts: which rollout sits where, what it was told, what it became, and how its steps are visited."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ class Round:
     prompts: list[str]
     conditions: Conditions
     rollout: Rollout
-    rewards: list[Reward]
-    advantages: Tensor  # NaN where the rollout is left out of the loss
     visits: Tensor  # (rollouts, trained steps): places in the schedule, in the order of training, on the CPU
+    rewards: list[Reward] = field(default_factory=list)  # when they have come
+    advantages: Tensor = torch.empty(0)  # NaN where the rollout is left out of the loss
 
     def rows_of_update(self, update: int, num_updates: int, iteration: int) -> list[int]:
         """Scored rollouts that the ``update``-th optimizer update of the round trains on.

@@ -1,5 +1,6 @@
 """The numbers of an iteration: sums over training forwards, means over updates, statistics of the rewards."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,36 +36,40 @@ class UpdateResult:
     num_terms: int  # (rollout, step) pairs
 
 
-def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int) -> dict[str, float]:
+def reward_metrics(
+    rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str] = DIMENSIONS
+) -> dict[str, float]:
     """Over the rollouts of the round that were scored.
 
     Args:
-        rewards: Total, VQ, MQ and TA. Shape: (rollouts, 4).
+        rewards: The total and each dimension. Shape: (rollouts, 1 + dimensions).
         advantages: Shape: (rollouts,).
     """
     scored = rewards[:, 0].isfinite()
-    means = rewards[scored].mean(0).tolist()
+    means = rewards[scored].nanmean(0).tolist()
     groups = torch.where(scored, rewards[:, 0], torch.nan).view(-1, group_size)
-    deviations = (groups - groups.nanmean(1, keepdim=True)) ** 2
-    spread = deviations.nanmean(1).sqrt().nanmean().item()
-    is_zero = (advantages.view(-1, group_size) == 0).all(1)
+    deviations = ((groups - groups.nanmean(1, keepdim=True)) ** 2).nanmean(1).sqrt()
+    can_differ = groups.isfinite().sum(1) >= 2
+    by_group = advantages.view(-1, group_size)
+    is_zero = ((by_group == 0) | by_group.isnan()).all(1) & (by_group == 0).any(1)
     return {
         "reward/mean": means[0],
-        "reward/std": spread,
-        **{f"reward/{name}": mean for name, mean in zip(DIMENSIONS, means[1:])},
-        "reward/overall": sum(means[1:]),
+        "reward/std": deviations[can_differ].mean().item(),
+        **{f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])},
+        "reward/overall": sum(mean for name, mean in zip(dimensions, means[1:]) if name in DIMENSIONS),
         "reward/missing": float((~scored).sum()),
         "advantage/zero_groups": float(is_zero.sum()),
     }
 
 
 def average(results: list[UpdateResult]) -> dict[str, float]:
-    """Means over the updates of a round, weighted by their terms; the largest of what is a maximum."""
+    """Means over the updates of a round, weighted by their terms; empty for a round without any.
+
+    The ratio's deviation is that of the first update, which sees the policy that made the rollouts: it must be 0 but
+    for rounding.
+    """
+    if not results:
+        return {}
     total = sum(result.num_terms for result in results)
-    if not total:
-        raise ValueError("no rollout of this round could be scored, so there is nothing to train on")
-    names = results[0].metrics
-    mean = {name: sum(r.metrics[name] * r.num_terms for r in results) / total for name in names}
-    return mean | {
-        "policy/ratio_max_deviation": max(result.metrics["policy/ratio_max_deviation"] for result in results)
-    }
+    mean = {name: sum(r.metrics[name] * r.num_terms for r in results) / total for name in results[0].metrics}
+    return mean | {"policy/ratio_max_deviation": results[0].metrics["policy/ratio_max_deviation"]}

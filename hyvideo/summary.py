@@ -19,8 +19,9 @@ def print_start(trainer) -> None:
 def print_summary(trainer) -> None:
     """Reward before and after with its spread, where the videos are, and a picture of both."""
     print()
-    if trainer.validation and trainer.validation.has_base:
-        print("\n".join(_validation_lines(trainer.validation, trainer.iteration)))
+    validation = trainer.validation
+    if validation and validation.has(0) and validation.has(trainer.iteration):
+        print("\n".join(_validation_lines(validation, trainer.iteration)))
     else:
         print(_training_line(trainer.output_dir / "metrics.jsonl"))
     print(f"metrics, videos and checkpoints are in {trainer.output_dir}")
@@ -35,7 +36,7 @@ def _validation_lines(validation: Validation, iteration: int) -> list[str]:
         f"  reward {before['reward']:.3f} ± {before['reward_std']:.3f} -> {after['reward']:.3f} ± "
         f"{after['reward_std']:.3f}   ({gain:+.3f}{in_spreads})",
     ]
-    others = [name for name in after if name not in ("reward", "reward_std", "missing")]
+    others = [name for name in after if name not in ("reward", "reward_std", "missing") and name in before]
     lines += [f"  {name:<18} {before[name]:.3f} -> {after[name]:.3f}" for name in others]
     picture = validation.picture(iteration)
     if picture:
@@ -46,6 +47,9 @@ def _validation_lines(validation: Validation, iteration: int) -> list[str]:
 
 def _training_line(path: Path) -> str:
     rewards = [json.loads(line)["reward/mean"] for line in path.read_text().splitlines()]
+    rewards = [reward for reward in rewards if reward is not None]
+    if not rewards:
+        return "no rollout had a reward"
     few = min(5, len(rewards))
     first, last = statistics.fmean(rewards[:few]), statistics.fmean(rewards[-few:])
     return f"reward of the rollouts: {first:.3f} in the first {few} iterations -> {last:.3f} in the last {few}"

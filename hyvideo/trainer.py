@@ -5,6 +5,7 @@
 Every stage is a method, in this order. The mathematics is in ``grpo`` and ``schedulers``.
 """
 
+import dataclasses
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,26 +18,29 @@ from hyvideo.components import Needs, check_checkpoint, load_encoder, load_pipel
 from hyvideo.config import Config
 from hyvideo.data import PromptOrder, Request, read_requests
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.collectives import average_gradients, barrier, gather_replicas, sum_over_replicas
+from hyvideo.distributed.collectives import (
+    average_gradients,
+    barrier,
+    gather_objects,
+    gather_replicas,
+    sum_over_replicas,
+)
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.loss import clipped_policy_loss
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights, position_kl, velocity_kl
 from hyvideo.metrics import MetricsWriter, ProgressBar
-from hyvideo.models.reward_models.rewards import Reward, Scorer, make_scorer, rewards_of
+from hyvideo.models.reward_models.judge import Judge
+from hyvideo.models.reward_models.rewards import Reward, Scorer
+from hyvideo.optimizers import learning_rate, make_optimizer
+from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.plan import make_plan, needs_anchor
-from hyvideo.records import (
-    StageTimer,
-    evenly_spaced,
-    peak_memory_gib,
-    score_entry,
-    write_config,
-    write_json,
-    write_videos,
-)
+from hyvideo.records import StageTimer, peak_memory_gib, write_config
+from hyvideo.rewarding import make_judge, refuse_too_many_missing
 from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
 from hyvideo.round_metrics import DIMENSIONS, SUMMED, Terms, UpdateResult, average, reward_metrics
+from hyvideo.round_records import keep_round
 from hyvideo.validation import Validation
 
 
@@ -45,20 +49,21 @@ class Trainer:
 
     Args:
         config: Checked settings (``plan.check``).
-        scorer: The reward; by default the one that the settings name.
+        scorers: The rewards by name; by default those that the settings name.
 
     Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device, *, scorer: Scorer | None = None):
+    def __init__(self, config: Config, mesh: Mesh, device: torch.device, *, scorers: dict[str, Scorer] | None = None):
         self.config, self.mesh, self.device = config, mesh, device
         self.plan = make_plan(config, mesh.world_size)
         self.output_dir = Path(config.record.output_dir)
         self.requests = read_requests(config.data.prompts_csv)
         self.order = PromptOrder(len(self.requests), self.plan.groups, config.data.seed)
-        self.scorer = scorer or make_scorer(config.reward.reward_model, config.model.pretrained_model_root)
-        self.scorer.check_prompts([request.prompt for request in self.requests])
         validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
+        self.judge: Judge = make_judge(config, device, scorers)
+        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
+        self.judge.check_prompts([request.prompt for request in self.requests + validated])
 
         rollout_size = (config.data.height, config.data.width)
         validation_size = (
@@ -76,7 +81,7 @@ class Trainer:
             config.data.sample_n_frames, config.data.height, config.data.width
         )
         self.trained = [p for p in self.policy.parameters() if p.requires_grad]
-        self.optimizer = _make_optimizer(config, self.trained)
+        self.optimizer = make_optimizer(config.optimizer, self.trained)
 
         sampler = {"eta": config.rollout.eta, "sde_type": config.rollout.sde_type}
         scheduler = self.pipeline.scheduler
@@ -97,11 +102,16 @@ class Trainer:
             self.anchor = Anchor(self.policy, refresh_every=every, offload=settings.reference_mode_offload)
         self.validation = None
         if config.data.valid_video_csv:
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer)
+            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge)
         self.iteration = 0
         self.update_count = 0
         self.forwards = 0  # transformer evaluations of this iteration, on this replica
         self.resumed = self._resume()
+        if self.resumed and self.iteration >= config.optimizer.max_steps:
+            raise ValueError(
+                f"max_steps must be above the iteration to resume after, got {config.optimizer.max_steps} and "
+                f"{self.iteration}; raise max_steps"
+            )
 
     # --- the run ------------------------------------------------------------------------------------------------
 
@@ -110,6 +120,8 @@ class Trainer:
         config = self.config
         if self.mesh.is_main:
             self.output_dir.mkdir(parents=True, exist_ok=True)
+            if self.resumed:
+                checkpoint.drop_after(self.output_dir, self.iteration)
             write_config(self.output_dir, config, self.device, self.mesh.world_size)
         writer = self._metrics_writer() if self.mesh.is_main else None
         if self.validation and self.iteration == 0:
@@ -133,29 +145,26 @@ class Trainer:
         """One round of rollouts and its training; gives the metrics of layout.md."""
         timer = StageTimer(self.device)
         self.forwards = 0
-        batches = range(self.config.rollout.gradient_accumulation_steps)
-        places = [place for batch in batches for place in places_of_replica(self.config, self.mesh, batch)]
-        indices = self.order.indices(self.iteration)
-        requests = [self.requests[indices[place.group]] for place in places]
-        prompts = [request.prompt for request in requests]
+        places = self._places()
+        requests = self._requests(places)
         with timer("conditions"):
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.device)
-        with timer("rollout"):
-            rollout = self.sample(places, conditions)
-        with timer("decode"):
-            videos = self.pipeline.decode(rollout.final, batch_size=self.config.rollout.decode_batch_size)
-        with timer("reward"):
-            scores = self.scorer.score(videos, prompts, fps=self.config.data.fps)
-            rewards = rewards_of(scores, self.config.reward_weights)
-        advantages, reward_metrics = self.advantages(rewards)
+        prompts = [request.prompt for request in requests]
+        rollout, videos, pending = self._sample_and_submit(places, conditions, prompts, timer)
         visits = visiting_orders(self.config, self.iteration, places, self.stochastic_steps, self.plan.trained_steps)
-        round_ = Round(places, prompts, conditions, rollout, rewards, advantages, visits)
-        with timer("anchor"):
+        round_ = Round(places, prompts, conditions, rollout, visits)
+        with timer("anchor"):  # while the last rewards are computed
             anchor_means = self.anchor_means(round_)
+        with timer("reward"):
+            rewards = self.judge.collect(pending)
+        advantages, reward_metrics = self.advantages(rewards)
+        round_ = dataclasses.replace(round_, rewards=rewards, advantages=advantages)
+        with timer("record"):
+            self._keep_videos(round_, videos, reward_metrics, writer)
+        refuse_too_many_missing(self.config, reward_metrics, rewards, self.plan.rollouts, self.iteration)
         with timer("update"):
             update_metrics = self.update(round_, anchor_means)
-        self._keep_videos(round_, videos, writer)
         return {
             "iteration": self.iteration,
             "update": self.update_count,
@@ -164,8 +173,32 @@ class Trainer:
             "anchor/age": self.anchor.age if self.anchor else 0,
             "cost/forwards": self.forwards / len(places),
             **timer.metrics(),
+            "time/scoring": self.judge.take_times().scoring,
             "memory/peak_gib": peak_memory_gib(self.device),
         }
+
+    def _places(self) -> list[Place]:
+        """Of this replica's rollouts in the round."""
+        batches = range(self.config.rollout.gradient_accumulation_steps)
+        return [place for batch in batches for place in places_of_replica(self.config, self.mesh, batch)]
+
+    def _requests(self, places: list[Place]) -> list[Request]:
+        indices = self.order.indices(self.iteration)
+        return [self.requests[indices[place.group]] for place in places]
+
+    def _sample_and_submit(self, places: list[Place], conditions: Conditions, prompts: list[str], timer: StageTimer):
+        """Rollouts, their videos and their pending rewards: a batch is scored while the next is sampled."""
+        size = self.config.rollout.batch_size
+        parts, videos, pending = [], [], []
+        for start in range(0, len(places), size):
+            rows = list(range(start, min(start + size, len(places))))
+            with timer("rollout"):
+                parts.append(self.sample([places[row] for row in rows], conditions.select(rows)))
+            with timer("decode"):
+                decoded = self.pipeline.decode(parts[-1].final, batch_size=self.config.rollout.decode_batch_size)
+            pending.append(self.judge.submit(decoded, [prompts[row] for row in rows], fps=self.config.data.fps))
+            videos += decoded
+        return Rollout.cat(parts), videos, pending
 
     def _precompute_conditions(self, wanted: list[tuple[list[Request], int, int]]) -> None:
         """Encodes every request of the run into the store, a share on each rank, and lets the encoders go."""
@@ -179,27 +212,21 @@ class Trainer:
 
     # --- rollout ------------------------------------------------------------------------------------------------
 
-    def sample(self, places: list[Place], conditions) -> Rollout:
-        """Rollouts of this replica, a batch at a time; noise is drawn for each rollout, never per batch."""
-        size = self.config.rollout.batch_size
-        parts = []
-        for start in range(0, len(places), size):
-            part = places[start : start + size]
-            noise = self._stack_noise([initial_noise(self.config, self.iteration, p, self.latent_shape) for p in part])
+    def sample(self, places: list[Place], conditions: Conditions) -> Rollout:
+        """A batch of rollouts; noise is drawn for each rollout, never per batch."""
+        noise = self._stack_noise([initial_noise(self.config, self.iteration, p, self.latent_shape) for p in places])
 
-            def draw(step: int, part=part) -> Tensor:
-                shape = self.latent_shape
-                return self._stack_noise([step_noise(self.config, self.iteration, p, step, shape) for p in part])
+        def draw(step: int) -> Tensor:
+            shape = self.latent_shape
+            return self._stack_noise([step_noise(self.config, self.iteration, p, step, shape) for p in places])
 
-            rows = list(range(start, start + len(part)))
-            parts.append(self.pipeline.sample(conditions.select(rows), noise, draw))
         self.forwards += len(places) * self._branches * self.config.rollout.grpo_sampling_steps
-        return Rollout.cat(parts)
+        return self.pipeline.sample(conditions, noise, draw)
 
     def advantages(self, rewards: list[Reward]) -> tuple[Tensor, dict[str, float]]:
         """Advantages of this replica's rollouts (rollouts,), normalised over the whole groups of all replicas."""
         own = torch.tensor(
-            [[reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)] for reward in rewards],
+            [[reward.total, *(reward.scores.get(name, math.nan) for name in self.dimensions)] for reward in rewards],
             dtype=torch.float64,
         )
         batches, size = self.config.rollout.gradient_accumulation_steps, self.config.rollout.batch_size
@@ -209,7 +236,7 @@ class Trainer:
         advantages = group_advantages(in_order[:, 0], group_size, clip=self.config.reward.advantage_clip)
         by_replica = advantages.view(batches, self.mesh.num_replicas, size)
         own_advantages = by_replica[:, self.mesh.replica].flatten().float()
-        return own_advantages.to(self.device), reward_metrics(in_order, advantages, group_size)
+        return own_advantages.to(self.device), reward_metrics(in_order, advantages, group_size, self.dimensions)
 
     # --- trust region ---------------------------------------------------------------------------------------------
 
@@ -227,9 +254,8 @@ class Trainer:
         if self.config.trust_region.kl_compute_mode == "training_phase":
             return None
         means = torch.zeros_like(round_.rollout.means[index, round_.visits])
-        scored = round_.advantages.isfinite().nonzero().flatten().tolist()
         with self.anchor as model:
-            for rows in _chunks(scored, self.config.loss.mini_batch_size_per_update):
+            for rows in _chunks(list(range(len(round_.places))), self.config.loss.mini_batch_size_per_update):
                 for visit in range(round_.visits.shape[1]):
                     means[rows, visit] = self._anchor_mean(round_, rows, visit, model)
         return means
@@ -253,7 +279,9 @@ class Trainer:
                     continue
                 rows = round_.rows_of_update(update, num_updates, self.iteration)
                 results.append(self._one_update(round_, rows, counts[update], anchor_means, anchor_model))
-        return average(results) | {"kl/coef": self.kl_coefficient.value, "lr": self._learning_rate()}
+        if self.anchor:
+            self.anchor.after_round(self.policy)
+        return average(results)
 
     def _one_update(
         self,
@@ -283,18 +311,23 @@ class Trainer:
         recompute = self.config.distributed.enable_gradient_checkpointing
         self.forwards += len(rows) * num_visits * self._branches * (4 if recompute else 3)
 
-        grad_norm = self._step_optimizer()
+        used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
+        grad_norm = self._step_optimizer(used["lr"])
         sums = sum_over_replicas(sums, self.mesh) / num_terms
         largest = gather_replicas(largest[None], self.mesh).amax()
-        metrics = dict(zip(SUMMED, sums.tolist())) | {
-            "policy/ratio_max_deviation": largest.item(),
-            "grad/norm": grad_norm,
-        }
+        metrics = (
+            dict(zip(SUMMED, sums.tolist()))
+            | used
+            | {
+                "policy/ratio_max_deviation": largest.item(),
+                "grad/norm": grad_norm,
+            }
+        )
         if self.anchor is None:
             metrics["kl/position"] = math.nan  # not measured
         self.kl_coefficient.observe(metrics.pop("kl/total"))
         if self.anchor:
-            self.anchor.after_update(self.policy)
+            self.anchor.after_update()
         return UpdateResult(metrics, num_terms)
 
     def _terms(self, round_: Round, rows: list[int], visit: int, anchor_mean: Tensor | None) -> Terms:
@@ -342,7 +375,7 @@ class Trainer:
             transformer=transformer,
         )
 
-    def _step_optimizer(self) -> float:
+    def _step_optimizer(self, rate: float) -> float:
         """Averages and clips the gradients and applies them; gives their norm before clipping."""
         average_gradients(self.trained, self.mesh)
         grad_norm = nn.utils.clip_grad_norm_(self.trained, self.config.optimizer.max_grad_norm).item()
@@ -352,7 +385,7 @@ class Trainer:
                 "Lower learning_rate, or look at the rollouts of this iteration"
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate()
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.update_count += 1
@@ -363,11 +396,6 @@ class Trainer:
         updates = range(self.plan.updates)
         own = [len(round_.rows_of_update(update, self.plan.updates, self.iteration)) for update in updates]
         return sum_over_replicas(torch.tensor(own), self.mesh).tolist()
-
-    def _learning_rate(self) -> float:
-        settings = self.config.optimizer
-        warmth = min(1.0, (self.update_count + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        return settings.learning_rate * warmth
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -415,23 +443,19 @@ class Trainer:
             resume_iteration=self.iteration if self.resumed else before_any_checkpoint,
         )
 
-    def _keep_videos(self, round_: Round, videos: list[Tensor], writer: MetricsWriter | None) -> None:
-        """Every so often, some of the main rank's videos and all its scores go to rollouts/<iteration>/."""
-        record = self.config.record
-        if writer is None or not record.log_video_interval or self.iteration % record.log_video_interval:
+    def _keep_videos(
+        self, round_: Round, videos: list[Tensor | None], metrics: dict[str, float], writer: MetricsWriter | None
+    ) -> None:
+        """Every so often, and when a reward is missing, some videos and all scores go to rollouts/<iteration>/."""
+        interval = self.config.record.log_video_interval
+        is_due = interval and self.iteration % interval == 0
+        if not interval or not (is_due or metrics["reward/missing"]):
             return
         folder = self.output_dir / "rollouts" / f"{self.iteration:06d}"
-        kept = {i: videos[i] for i in evenly_spaced(record.log_num_videos, len(videos))}
-        names = write_videos(folder, kept, self.config.data.fps)
-        entries = [
-            score_entry(prompt, self.config.data.seed, place.group, reward, file=names.get(i), advantage=advantage)
-            for i, (prompt, place, reward, advantage) in enumerate(
-                zip(round_.prompts, round_.places, round_.rewards, round_.advantages.tolist())
-            )
-        ]
-        write_json(folder / "scores.json", entries)
-        for i, video in kept.items():
-            writer.add_video(f"rollout/{i}", video, self.config.data.fps, self.iteration, file=folder / names[i])
+        limit = self.config.record.log_num_videos if is_due else 0
+        names = keep_round(self.config, folder, round_, videos, limit, lambda own: gather_objects(own, self.mesh))
+        for row, name in names.items() if writer else ():
+            writer.add_video(f"rollout/{row}", videos[row], self.config.data.fps, self.iteration, file=folder / name)
 
     def _is_due(self, interval: int) -> bool:
         return self.iteration % interval == 0 or self.iteration == self.config.optimizer.max_steps
@@ -446,17 +470,6 @@ class Trainer:
 
 def _chunks(rows: list[int], size: int) -> list[list[int]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def _make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    settings = config.optimizer
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        weight_decay=settings.weight_decay,
-    )
 
 
 def _kl_schedule(config: Config) -> KLScheduleSettings:

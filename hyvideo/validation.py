@@ -1,6 +1,7 @@
 """Videos of the same prompts and seeds, sampled without noise: how far the policy has come."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from hyvideo.data import read_requests
 from hyvideo.distributed.collectives import gather_replicas
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.randomness import normal
-from hyvideo.models.reward_models.rewards import Reward, Scorer, rewards_of
+from hyvideo.models.reward_models.judge import Judge
+from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pictures import before_after
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditioning import Conditions
@@ -36,9 +38,9 @@ class Validation:
         mesh: Mesh,
         pipeline: HunyuanVideoGRPOPipeline,
         encoder: ConditionEncoder,
-        scorer: Scorer,
+        judge: Judge,
     ):
-        self.config, self.mesh, self.scorer, self.encoder = config, mesh, scorer, encoder
+        self.config, self.mesh, self.judge, self.encoder = config, mesh, judge, encoder
         self.pipeline = pipeline.with_steps(config.record.validation_steps)
         requests = read_requests(config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(config.record.validation_repeats)]
@@ -53,9 +55,8 @@ class Validation:
         rows = self._rows()
         videos = self._videos(rows)
         prompts = [self.prompts[row] for row in rows]
-        scores = self.scorer.score(videos, prompts, fps=self.config.data.fps)
-        rewards = self._gather(rewards_of(scores, self.config.reward_weights))
-        measures = summarise(rewards) | self.scorer.held_out(videos, prompts)
+        rewards = self._gather(self.judge.score(videos, prompts, fps=self.config.data.fps))
+        measures = summarise(rewards) | self._held_out(videos, prompts)
         if self.mesh.is_main:
             self._record(iteration, rewards, dict(zip(rows, videos)), measures)
         return {f"validation/{name}": value for name, value in measures.items()}
@@ -63,14 +64,14 @@ class Validation:
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
 
-    @property
-    def has_base(self) -> bool:
-        """Claims that the base policy was validated here; not so for a run that goes on from another folder's."""
-        return (self.folder(0) / "measures.json").is_file()
+    def has(self, iteration: int) -> bool:
+        """Claims that the policy of ``iteration`` was validated here; not so the base of a run begun elsewhere."""
+        return (self.folder(iteration) / "measures.json").is_file()
 
     def measures(self, iteration: int) -> dict[str, float]:
-        """The measures of an earlier validation, as recorded."""
-        return json.loads((self.folder(iteration) / "measures.json").read_text())
+        """The measures of an earlier validation, as recorded; NaN where nothing could be measured."""
+        recorded = json.loads((self.folder(iteration) / "measures.json").read_text())
+        return {name: math.nan if value is None else value for name, value in recorded.items()}
 
     def picture(self, iteration: int) -> Path | None:
         """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""
@@ -96,9 +97,9 @@ class Validation:
         last = len(self.prompts) - 1
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
 
-    def _videos(self, rows: list[int]) -> list[Tensor]:
+    def _videos(self, rows: list[int]) -> list[Tensor | None]:
         batch_size = self.config.record.validation_batch_size
-        videos: list[Tensor] = []
+        videos: list[Tensor | None] = []
         for start in range(0, len(rows), batch_size):
             part = rows[start : start + batch_size]
             conditions = self._conditions(part).to(self.pipeline.device)
@@ -114,10 +115,16 @@ class Validation:
         prompt, repeat = divmod(row, self.config.record.validation_repeats)
         return normal(self.latent_shape, self.config.record.validation_seed, "validation noise", prompt, repeat)
 
+    def _held_out(self, videos: list[Tensor | None], prompts: list[str]) -> dict[str, float]:
+        """Measures of this replica's videos, and of how many they are."""
+        seen = [(video, prompt) for video, prompt in zip(videos, prompts) if video is not None]
+        measures = self.judge.held_out(*map(list, zip(*seen))) if seen else {}
+        return measures | ({"held_out_videos": float(len(seen))} if measures else {})
+
     def _gather(self, rewards: list[Reward]) -> list[Reward]:
         """The rewards of all validation videos, in their order."""
         own = torch.tensor(
-            [[reward.total, *(reward.scores[name] for name in DIMENSIONS)] for reward in rewards],
+            [[reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)] for reward in rewards],
             dtype=torch.float64,
         )
         everyone = gather_replicas(own.flatten(), self.mesh).view(self.mesh.num_replicas, -1, 1 + len(DIMENSIONS))
@@ -129,7 +136,7 @@ class Validation:
     ) -> None:
         folder = self.folder(iteration)
         kept = set(evenly_spaced(self.config.record.log_num_videos, len(self.prompts)))
-        shown = {row: video for row, video in videos.items() if row in kept}
+        shown = {row: video for row, video in videos.items() if row in kept and video is not None}
         names = write_videos(folder, shown, self.config.data.fps)
         repeats = self.config.record.validation_repeats
         entries = [
@@ -139,12 +146,13 @@ class Validation:
                 row // repeats,
                 reward,
                 file=names.get(row),
-                advantage=float("nan"),
+                advantage=math.nan,
+                number=row,
             )
             for row, reward in enumerate(rewards)
         ]
         write_json(folder / "scores.json", entries)
-        write_json(folder / "measures.json", measures)
+        write_json(folder / "measures.json", {n: v if math.isfinite(v) else None for n, v in measures.items()})
 
     def _recorded(self, iteration: int) -> dict[str, dict]:
         entries = json.loads((self.folder(iteration) / "scores.json").read_text())
@@ -154,17 +162,21 @@ class Validation:
 def summarise(rewards: list[Reward]) -> dict[str, float]:
     """Mean and spread over the videos that were scored, and how many were not."""
     scored = [reward for reward in rewards if not reward.is_missing]
-    if not scored:
-        raise ValueError("no validation video could be scored; see scores.json of the run")
     totals = [reward.total for reward in scored]
-    means = {name: statistics.fmean(reward.scores[name] for reward in scored) for name in DIMENSIONS}
+    means = {name: _mean([reward.scores.get(name, math.nan) for reward in scored]) for name in DIMENSIONS}
     return {
-        "reward": statistics.fmean(totals),
-        "reward_std": statistics.pstdev(totals),
+        "reward": _mean(totals),
+        "reward_std": statistics.pstdev(totals) if totals else math.nan,
         **means,
-        "overall": statistics.fmean(reward.overall for reward in scored),
+        "overall": sum(means.values()),
         "missing": float(len(rewards) - len(scored)),
     }
+
+
+def _mean(values: list[float]) -> float:
+    """Of the numbers among the values; NaN without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def _shown(value: float | None) -> str:

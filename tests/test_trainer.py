@@ -37,7 +37,7 @@ class Forgetful(Redness):
 
 def run(config, mesh, iterations=1, scorer=None):
     """Metrics of a few iterations of a new trainer, and the trainer."""
-    trainer = Trainer(config, mesh, CPU, scorer=scorer or Redness())
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer or Redness()})
     history = []
     for _ in range(iterations):
         trainer.iteration += 1
@@ -142,7 +142,7 @@ def test_both_ways_to_compute_the_anchor_train_the_same(tiny_config, mesh):
 def test_a_strong_position_kl_holds_the_policy_back(tiny_config, mesh):
     free = tiny_config.with_settings(use_moving_KL=False, learning_rate=1e-3, kl_weight=0.0)
     held = free.with_settings(kl_weight=1e4, kl_schedule="constant")
-    start = weights(Trainer(free, mesh, CPU, scorer=Redness()))
+    start = weights(Trainer(free, mesh, CPU, scorers={"test": Redness()}))
 
     def drift(config):
         _, trainer = run(config, mesh, iterations=4)

@@ -54,7 +54,8 @@ def save(output_dir: Path, iteration: int, transformer: nn.Module, training: Tra
         shutil.rmtree(target)
     os.rename(aside, target)
     _point_latest_at(root, target.name)
-    for old in complete(output_dir)[:-keep] if keep else []:
+    others = [path for path in complete(output_dir) if path != target]
+    for old in others[: max(0, len(others) - (keep - 1))] if keep else []:
         shutil.rmtree(old)
     return target
 
@@ -100,7 +101,19 @@ def find(output_dir: Path, wanted: str) -> Path | None:
             raise ValueError(f"resume_from_checkpoint must be `latest` or a checkpoint folder, got {wanted!r}")
         return Path(wanted)
     found = complete(output_dir)
+    pointer = output_dir / FOLDER / LATEST
+    named = output_dir / FOLDER / pointer.read_text().strip() if pointer.is_file() else None
+    if named in found:
+        return named
     return found[-1] if found else None
+
+
+def drop_after(output_dir: Path, iteration: int) -> None:
+    """Removes what a run left after ``iteration``, which is being resumed: it will be made again, differently."""
+    for parent in (FOLDER, "samples", "rollouts"):
+        for path in (output_dir / parent).glob("[0-9]*"):
+            if path.name.isdigit() and int(path.name) > iteration:
+                shutil.rmtree(path)
 
 
 def complete(output_dir: Path) -> list[Path]:

@@ -43,10 +43,6 @@ class KLWeights:
     velocity: float
     anchor_moves: bool
 
-    @property
-    def needs_anchor(self) -> bool:
-        return self.position > 0
-
 
 def kl_weights(strategy: str, *, dual_position: float = 1.0, dual_velocity: float = 0.1) -> KLWeights:
     """Weights of the two distances under a strategy's name."""
@@ -91,19 +87,25 @@ class KLCoefficient:
         self.settings = settings
         self.num_updates = 0
         self.recent: deque[float] = deque(maxlen=settings.window)
-        self.value = settings.maximum if settings.schedule == "constant" else self._clip(settings.initial)
+        self.value = settings.maximum if self._is_at_its_end else self._clip(settings.initial)
 
     def observe(self, kl: float) -> None:
         """Counts one update, given the KL averaged over its ranks, samples and steps."""
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        if self.settings.schedule == "constant":
-            return
-        if self.num_updates <= self.settings.warmup_updates:
+        if self._is_at_its_end:
+            self.value = self.settings.maximum
+        elif self.num_updates <= self.settings.warmup_updates:
             self.value = self._warming_up()
         elif self.settings.schedule == "adaptive" and self.recent:
             self.value = self._clip(self.value * self._feedback_factor())
+
+    @property
+    def _is_at_its_end(self) -> bool:
+        """Claims that beta is at its maximum and stays there."""
+        is_warm = self.num_updates >= self.settings.warmup_updates
+        return self.settings.schedule == "constant" or (self.settings.schedule == "two_stage" and is_warm)
 
     def _warming_up(self) -> float:
         start = self._clip(self.settings.initial)

@@ -81,7 +81,7 @@ def measure(videos: Tensor, labels: Tensor) -> Measures:
 def _find_object(pixels: Tensor) -> _Object:
     saturation = pixels.amax(2) - pixels.amin(2)
     cover = ((saturation - 0.2) / 0.35).clamp(0, 1)
-    x, y = pixel_grid(cover.shape[-1])
+    x, y = pixel_grid(*cover.shape[-2:])
     area = cover.sum((2, 3))
     return _Object(
         cover=cover,
@@ -97,7 +97,7 @@ def _shape_overlap(seen: _Object) -> tuple[Tensor, Tensor]:
 
     Shape: (batch, shapes), and the templates (shapes, batch, frames, height, width).
     """
-    x, y = pixel_grid(seen.cover.shape[-1])
+    x, y = pixel_grid(*seen.cover.shape[-2:])
     dx, dy = x - seen.centre_x[..., None, None], y - seen.centre_y[..., None, None]
     radius = (seen.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
     templates = torch.sigmoid(-signed_distances(dx, dy, radius) / 0.5)

@@ -57,10 +57,9 @@ def labels_of(captions: list[str]) -> Tensor:
     return torch.stack([_LABEL_OF[text.strip().lower()] for text in captions])
 
 
-def pixel_grid(size: int) -> tuple[Tensor, Tensor]:
-    """x and y of the pixel centres. Shape: (size, size) each."""
-    centres = torch.arange(size) + 0.5
-    y, x = torch.meshgrid(centres, centres, indexing="ij")
+def pixel_grid(height: int, width: int) -> tuple[Tensor, Tensor]:
+    """x and y of the pixel centres. Shape: (height, width) each."""
+    y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     return x, y
 
 
@@ -112,7 +111,7 @@ def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | None =
     scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
     radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)
 
-    x, y = pixel_grid(SIZE)
+    x, y = pixel_grid(SIZE, SIZE)
     dx, dy = x - centres[..., 0, None, None], y - centres[..., 1, None, None]
     distances = signed_distances(dx, dy, radius[..., None, None])  # (shapes, batch, frames, height, width)
     distance = distances[labels[:, 1], torch.arange(batch)]

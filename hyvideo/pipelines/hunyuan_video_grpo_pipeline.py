@@ -218,11 +218,15 @@ class HunyuanVideoGRPOPipeline:
         return velocity.float()
 
     @torch.no_grad()
-    def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor]:
-        """Videos on the CPU, uint8. Shape of each: (frames, channels, height, width)."""
-        videos: list[Tensor] = []
+    def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:
+        """Videos on the CPU, uint8; None where the decoded values are not finite.
+
+        Shape of each: (frames, channels, height, width).
+        """
+        videos: list[Tensor | None] = []
         for part in latents.split(batch_size):
             scaled = (part / self.vae.config.scaling_factor).to(self.vae.dtype)
             decoded = self.vae.decode(scaled, return_dict=False)[0]
-            videos += to_uint8(decoded).transpose(1, 2).cpu().unbind(0)
+            for video in decoded.transpose(1, 2):
+                videos.append(to_uint8(video).cpu() if video.isfinite().all() else None)
         return videos

@@ -30,7 +30,7 @@ for name, tensor in model.state_dict().items():
 whole = sum(t.numel() for t in expected.values())
 assert local < 0.6 * whole, (local, whole)
 assert all(not p.is_meta for p in model.parameters())
-print("filled", rank)
+print("filled")
 dist.destroy_process_group()
 """
 
@@ -48,4 +48,4 @@ def test_every_rank_gets_its_shard_of_what_the_first_reads(tmp_path):
         timeout=120,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "filled 0" in result.stdout and "filled 1" in result.stdout
+    assert result.stdout.count("filled") == 2  # the two may write at once

@@ -77,7 +77,6 @@ def test_velocity_kl_estimates_the_kl_to_the_rollout_policy():
 def test_strategies_weigh_the_two_distances(strategy, position, velocity, anchor_moves):
     weights = kl_weights(strategy)
     assert (weights.position, weights.velocity, weights.anchor_moves) == (position, velocity, anchor_moves)
-    assert weights.needs_anchor is (position > 0)
 
 
 def test_every_named_strategy_has_weights():

@@ -67,7 +67,7 @@ def test_web_labels_lie_as_often_as_said():
 
 
 def test_pixel_centres_lie_at_halves_with_x_to_the_right():
-    x, y = pixel_grid(3)
+    x, y = pixel_grid(3, 3)
     assert x[0].tolist() == y[:, 0].tolist() == [0.5, 1.5, 2.5]
 
 
@@ -109,7 +109,7 @@ def test_the_same_generator_draws_the_same_clips():
 
 def test_the_object_moves_where_its_caption_says():
     weight = bright(render(LABELS, rng("move")))
-    x, y = pixel_grid(32)
+    x, y = pixel_grid(32, 32)
     mass = weight.sum((2, 3))
     centre = torch.stack([(weight * x).sum((2, 3)) / mass, (weight * y).sum((2, 3)) / mass], dim=-1)
     moved = centre[:, -1] - centre[:, 0]
@@ -123,7 +123,7 @@ def test_the_object_moves_where_its_caption_says():
 def test_paths_lie_about_the_middle_of_the_picture():
     labels = LABELS.repeat(20, 1)
     weight = bright(render(labels, rng("middle")))[:, 4]
-    x, y = pixel_grid(32)
+    x, y = pixel_grid(32, 32)
     mass = weight.sum((1, 2))
     offset = torch.stack([(weight * x).sum((1, 2)) / mass, (weight * y).sum((1, 2)) / mass], dim=-1) - 16
     heading = HEADINGS[labels[:, 2]]

@@ -68,8 +68,8 @@ class Judge:
         if offload:
             self._move("cpu")
 
-    def submit(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> "Future[list[Reward]]":
-        """Begins to score; `collect` waits for the result."""
+    def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> "Future[list[Reward]]":
+        """Begins to score; `collect` waits for the result. A video that is None could not be decoded."""
         return self._pool.submit(self._judge, videos, prompts, fps)
 
     def collect(self, pending: "list[Future[list[Reward]]]") -> list[Reward]:
@@ -79,7 +79,7 @@ class Judge:
         self.times.waiting += time.perf_counter() - start
         return rewards
 
-    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Reward]:
+    def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
         """The rewards of a batch, waited for."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
 
@@ -102,20 +102,20 @@ class Judge:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _judge(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[Reward]:
+    def _judge(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         start = time.perf_counter()
         if self.offload:
             self._move(None)
-        shown, reasons = self._shown(videos, fps) if self.through_file else (videos, [None] * len(videos))
+        reasons = ["the decoded video has values that are not finite" if v is None else None for v in videos]
+        shown = self._through_files(videos, reasons, fps) if self.through_file else videos
         verdicts = [Verdict({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
-        if rows:
-            for name, scorer in self.scorers.items():
-                said = score_safely(
-                    scorer, [shown[i] for i in rows], [prompts[i] for i in rows], fps=fps, retries=self.retries
-                )
-                for row, one in zip(rows, said):
-                    verdicts[row] = _joined(verdicts[row], one, name)
+        for name, scorer in self.scorers.items() if rows else ():
+            said = score_safely(
+                scorer, [shown[i] for i in rows], [prompts[i] for i in rows], fps=fps, retries=self.retries
+            )
+            for row, one in zip(rows, said):
+                verdicts[row] = _joined(verdicts[row], one, name)
         if self.offload:
             self._move("cpu")
         self.times.scoring += time.perf_counter() - start
@@ -128,21 +128,19 @@ class Judge:
             verdict = Verdict(verdict.scores, f"no finite score for {', '.join(lacking)}")
         return Reward(math.nan if verdict.reason else total, verdict.scores, verdict.reason)
 
-    def _shown(self, videos: list[Tensor], fps: float) -> tuple[list[Tensor], list[str | None]]:
-        """What files keep of the videos, and why where they could not be written."""
-        shown: list[Tensor] = []
-        reasons: list[str | None] = []
+    def _through_files(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
+        """What files keep of the videos; where one cannot be written, its reason is set."""
+        shown = list(videos)
         with tempfile.TemporaryDirectory() as folder:
             for number, video in enumerate(videos):
                 path = Path(folder) / f"{number}.mp4"
                 try:
-                    write_video(path, video, fps)
-                    shown.append(read_video(path)[0])
-                    reasons.append(None)
+                    if video is not None:
+                        write_video(path, video, fps)
+                        shown[number] = read_video(path)[0]
                 except (ValueError, OSError) as error:
-                    shown.append(video)
-                    reasons.append(f"no file could be made of the video: {error}")
-        return shown, reasons
+                    reasons[number] = f"no file could be made of the video: {error}"
+        return shown
 
     def _move(self, device: str | None) -> None:
         """Moves the scorers that can be moved; None is where each belongs."""

@@ -65,11 +65,12 @@ def reward_metrics(
 def average(results: list[UpdateResult]) -> dict[str, float]:
     """Means over the updates of a round, weighted by their terms; empty for a round without any.
 
-    The ratio's deviation is that of the first update, which sees the policy that made the rollouts: it must be 0 but
-    for rounding.
+    Of the ratio's deviation it is the largest, and that of the first update, which sees the policy that made the
+    rollouts: it must be 0 but for rounding.
     """
     if not results:
         return {}
     total = sum(result.num_terms for result in results)
-    mean = {name: sum(r.metrics[name] * r.num_terms for r in results) / total for name in results[0].metrics}
-    return mean | {"policy/ratio_max_deviation": results[0].metrics["policy/ratio_max_deviation"]}
+    mean = {name: sum(r.metrics[name] * (r.num_terms / total) for r in results) for name in results[0].metrics}
+    deviations = [result.metrics["policy/ratio_max_deviation"] for result in results]
+    return mean | {"policy/ratio_max_deviation": max(deviations), "policy/ratio_first_deviation": deviations[0]}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hyvideo.plan import make_plan
+from hyvideo.rollouts import Round
 from hyvideo.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config,
     history, trainer = run(config, mesh)
     assert trainer.update_count == 2
     # The two updates train different groups: what one changes shows in the other.
-    assert history[0]["policy/ratio_max_deviation"] > 0
+    assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
@@ -106,6 +107,53 @@ def test_the_size_of_a_training_forward_does_not_change_the_gradient(tiny_config
     whole, _ = run(tiny_config, mesh)
     parts, _ = run(tiny_config.with_settings(mini_batch_size_per_update=2), mesh)
     assert parts[0]["grad/norm"] == pytest.approx(whole[0]["grad/norm"], rel=1e-4)
+
+
+def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
+    """Clipped surrogate with the step's own weight, plus both distances, for rows that visit steps in other orders."""
+    config = tiny_config.with_settings(kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3)
+    _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
+    places = trainer._places()
+    conditions = trainer.encoder(trainer._requests(places))
+    rollout = trainer.sample(places, conditions)
+    visits = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
+    advantages = torch.linspace(-2, 2, 8)
+    round_ = Round(places, [], conditions, rollout, visits, advantages=advantages)
+    with torch.no_grad():
+        for parameter in trainer.trained:
+            parameter.add_(1e-3 * torch.randn_like(parameter))
+        anchor = rollout.means[torch.arange(8), visits[:, 0]] + 0.1
+        terms = trainer._terms(round_, list(range(8)), 0, anchor)
+        for row in range(8):
+            step = int(visits[row, 0])
+            new = trainer._replay(round_, [row], 0)
+            ratio = (new.log_prob - rollout.log_probs[row, step]).exp()
+            clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
+            policy = trainer.step_weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
+            variance = trainer.pipeline.scheduler.std_devs(eta=0.7)[step] ** 2
+            position = ((new.prev_sample_mean - anchor[row]) ** 2).mean() / (2 * variance + 1e-6)
+            velocity = rollout.log_probs[row, step] - new.log_prob
+            expected = policy + 0.5 * (position + 0.3 * velocity)
+            assert terms.loss[row].item() == pytest.approx(expected.item(), rel=1e-4), row
+    assert len(set(trainer.step_weights[:3].tolist())) == 3  # a weight of the wrong step would show
+
+
+def test_learning_rate_and_coefficient_are_those_that_were_used(tiny_config, mesh):
+    config = tiny_config.with_settings(warmup_steps=4, learning_rate=1e-3, kl_warmup_updates=4)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    for update in range(3):
+        coefficient = trainer.kl_coefficient.value
+        trainer.iteration += 1
+        metrics = trainer.run_iteration()
+        assert metrics["lr"] == trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * (update + 1) / 4)
+        assert metrics["kl/coef"] == coefficient
+
+
+def test_the_coefficient_is_fed_with_the_measured_distance(tiny_config, mesh):
+    config = tiny_config.with_settings(kl_strategy="fixed", learning_rate=1e-3)
+    history, trainer = run(config, mesh, iterations=3)
+    assert list(trainer.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
+    assert history[2]["kl/position"] > 0
 
 
 # --- trust region --------------------------------------------------------------------------------------------------
@@ -171,6 +219,77 @@ def test_a_rollout_without_reward_is_left_out_and_counted(tiny_config, mesh):
     assert metrics["cost/forwards"] < full["cost/forwards"]
 
 
+class Moody(Redness):
+    """Scores all videos, or fails for those of some prompts."""
+
+    fails_for = ()
+
+    def score(self, videos, prompts, *, fps):
+        if any(prompt in self.fails_for for prompt in prompts):
+            raise RuntimeError("no opinion")
+        return super().score(videos, prompts, fps=fps)
+
+
+def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_config, mesh):
+    """Both ways to compute the anchor's means train the same after a group without any reward."""
+
+    def history(mode):
+        config = tiny_config.with_settings(
+            num_updates_per_rollout=2,
+            update_ref_model_step=2,
+            learning_rate=1e-3,
+            kl_compute_mode=mode,
+            max_missing_fraction=0.5,
+        )
+        scorer = Moody()
+        trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
+        trainer.iteration = 1
+        scorer.fails_for = (trainer._requests(trainer._places())[0].prompt,)
+        lines = [trainer.run_iteration()]
+        scorer.fails_for = ()
+        for _ in range(2):
+            trainer.iteration += 1
+            lines.append(trainer.run_iteration())
+        return trainer, lines
+
+    (trainer, at_rollout), (_, in_training) = history("rollout_phase"), history("training_phase")
+    assert at_rollout[0]["reward/missing"] == 4 and trainer.update_count == 5
+    for one, other in zip(at_rollout, in_training):
+        assert one["kl/position"] == pytest.approx(other["kl/position"], rel=1e-4, abs=1e-9)
+
+
+def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_kept(tiny_config, mesh, tmp_path):
+    scorer = Moody()
+    config = tiny_config.with_settings(log_video_interval=100, max_missing_fraction=0.25)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
+    trainer.iteration = 1
+    scorer.fails_for = (trainer._requests(trainer._places())[0].prompt,)
+    before = weights(trainer)
+    with pytest.raises(RuntimeError, match="4 of 8 rewards of iteration 1 are missing.*test: RuntimeError: no opinion"):
+        trainer.run_iteration()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer)))
+    entries = json.loads((tmp_path / "run" / "rollouts" / "000001" / "scores.json").read_text())
+    lacking = [entry for entry in entries if entry["missing"]]
+    assert len(entries) == 8 and len(lacking) == 4
+    for entry in lacking:
+        assert entry["reward"] is None and "no opinion" in entry["reason"]
+        assert (tmp_path / "run" / "rollouts" / "000001" / entry["file"]).is_file()
+
+
+def test_a_video_that_is_not_finite_is_a_missing_reward(tiny_config, mesh, monkeypatch):
+    trainer = Trainer(tiny_config, mesh, CPU, scorers={"test": Redness()})
+    decode = trainer.pipeline.decode
+
+    def broken(latents, **options):
+        latents = latents.clone()
+        latents[0] = math.nan
+        return decode(latents, **options)
+
+    monkeypatch.setattr(trainer.pipeline, "decode", broken)
+    trainer.iteration = 1
+    assert trainer.run_iteration()["reward/missing"] == 1
+
+
 # --- what a run leaves ---------------------------------------------------------------------------------------------
 
 
@@ -231,3 +350,39 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over(tiny_config, me
     Trainer(config, mesh, CPU).train()
     assert [line["iteration"] for line in lines(tmp_path / "run")] == [1]
     assert "reward/mean" in lines(tmp_path / "run")[0]
+
+
+def test_going_back_to_an_older_checkpoint_begins_a_branch_of_its_own(tiny_config, mesh, tmp_path):
+    config = tiny_config.with_settings(max_steps=3, save_interval=1, log_video_interval=1, save_total_limit=0)
+    Trainer(config, mesh, CPU).train()
+    first = str(tmp_path / "run" / "checkpoints" / "000001")
+    back = config.with_settings(resume_from_checkpoint=first, max_steps=2, save_total_limit=1)
+    Trainer(back, mesh, CPU).train()
+    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert left == ["000002", "latest"]
+    assert sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir()) == ["000001", "000002"]
+    assert [line["iteration"] for line in lines(tmp_path / "run")] == [1, 2]
+    again = config.with_settings(resume_from_checkpoint="latest")
+    assert Trainer(again, mesh, CPU).iteration == 2
+
+
+def test_nothing_left_to_train_is_said_before_anything_is_touched(tiny_config, mesh, tmp_path):
+    config = tiny_config.with_settings(max_steps=2, save_interval=1)
+    Trainer(config, mesh, CPU).train()
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="max_steps must be above the iteration to resume after, got 1 and 2"):
+        Trainer(config.with_settings(max_steps=1, resume_from_checkpoint="latest"), mesh, CPU)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_validation_survives_a_scorer_that_fails(tiny_config, mesh):
+    config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
+    scorer = Moody()
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
+    scorer.fails_for = trainer.validation.prompts[:1]
+    one = trainer.validation.run(0)
+    assert one["validation/missing"] == 1 and math.isfinite(one["validation/reward"])
+    scorer.fails_for = trainer.validation.prompts
+    none = trainer.validation.run(0)
+    assert none["validation/missing"] == len(trainer.validation.prompts) and math.isnan(none["validation/reward"])
+    assert math.isnan(trainer.validation.measures(0)["reward"])

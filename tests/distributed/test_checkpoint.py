@@ -36,6 +36,29 @@ def test_only_the_newest_are_kept_and_latest_names_the_last(tmp_path):
     assert checkpoint.find(tmp_path, "latest").name == "000006"
 
 
+def test_latest_is_the_one_last_written_even_if_its_number_is_smaller(tmp_path):
+    for iteration in (2, 4, 6):
+        save(tmp_path, iteration)
+    save(tmp_path, 3, keep=1)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
+    assert checkpoint.find(tmp_path, "latest").name == "000003"
+
+
+def test_a_pointer_to_nothing_gives_way_to_the_newest(tmp_path):
+    save(tmp_path, 2)
+    (tmp_path / "checkpoints" / "latest").write_text("000009\n")
+    assert checkpoint.find(tmp_path, "latest").name == "000002"
+
+
+def test_what_came_after_a_resumed_iteration_is_removed(tmp_path):
+    for iteration in (2, 4):
+        save(tmp_path, iteration)
+        (tmp_path / "rollouts" / f"{iteration:06d}").mkdir(parents=True)
+    checkpoint.drop_after(tmp_path, 2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
+    assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
+
+
 def test_what_a_crash_left_unfinished_is_not_seen(tmp_path, monkeypatch):
     save(tmp_path, 2)
 

@@ -184,3 +184,21 @@ def test_a_resumed_coefficient_goes_on_as_if_never_stopped():
         second.load_state_dict(first.state_dict())
         assert values(second, kls[stop:]) == whole[stop:]
         assert second.state_dict()["recent"] == kls[-2:]
+
+
+def test_two_stages_without_warm_up_begin_at_the_end():
+    settings = KLScheduleSettings(schedule="two_stage", warmup_updates=0, initial=1e-7, minimum=1e-7, maximum=1e-5)
+    coefficient = KLCoefficient(settings)
+    assert coefficient.value == 1e-5
+    coefficient.observe(1.0)
+    assert coefficient.value == 1e-5
+
+
+def test_two_stages_stay_at_the_maximum():
+    settings = KLScheduleSettings(schedule="two_stage", warmup_updates=3, initial=1e-7, minimum=1e-7, maximum=1e-5)
+    coefficient = KLCoefficient(settings)
+    values = [coefficient.value]
+    for _ in range(5):
+        coefficient.observe(1.0)
+        values.append(coefficient.value)
+    assert values[0] == 1e-7 and values[3:] == [1e-5] * 3 and values == sorted(values)

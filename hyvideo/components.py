@@ -72,19 +72,26 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
 
 
 def load_pipeline(
-    config: Config, device: torch.device, *, encoder: ConditionEncoder, vae: nn.Module, trained: Needs
+    config: Config,
+    device: torch.device,
+    *,
+    encoder: ConditionEncoder,
+    vae: nn.Module,
+    trained: Needs,
+    weights_dtype: torch.dtype = torch.float32,
 ) -> HunyuanVideoGRPOPipeline:
-    """The transformer in float32, computing in ``dtype``, and the ways to call it.
+    """The transformer, computing in ``dtype``, and the ways to call it.
 
     Args:
         trained: What the policy is trained on; parts that it gives no gradient are frozen.
+        weights_dtype: Of the weights; training keeps them in float32, sampling alone needs no more than ``dtype``.
     """
     model, rollout = config.model, config.rollout
     unconditional = encoder([Request("")]).samples[0].to(device) if rollout.cfg_scale > 1 else None
     transformer = loading.load_transformer(
         model.pretrained_model_root,
         model.transformer_version,
-        dtype=torch.float32,
+        dtype=weights_dtype,
         device=device,
         random_weights_seed=_seed(config),
     )

@@ -23,7 +23,7 @@ from hyvideo.distributed.randomness import normal
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.pipelines.conditioning import Conditions
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records import peak_memory_gib, write_json
 from hyvideo.video_io import write_video
 
@@ -73,9 +73,12 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
     conditions = _encode(encoder, own)
-    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=needs)
-    encoder.release()
+    if config.rollout.cfg_scale > 1:
+        encoder([Request("")])
+    encoder.release()  # before the transformer comes
     gc.collect()
+    dtype = DTYPES[config.model.dtype]
+    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=needs, weights_dtype=dtype)
     if source.checkpoint:
         load_policy(pipeline.transformer, source.checkpoint)
     if lora:

@@ -200,3 +200,12 @@ def test_a_tall_image_makes_a_tall_video(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall])
     options = generate.parse()
     assert generate.size_of(options, generate.config_of(options, has_images=True), tall) == (848, 480)
+
+
+def test_bf16_weights_make_a_video_near_the_float32_one(make, image, tmp_path):
+    flags = ["--transformer_version", "480p_i2v", "--prompt", 'a "cat"', "--image_path", image, *SMALL]
+    assert make(*flags, "--guidance_scale", "1", out="fp32")[0] == 0
+    code, (settings,), said = make(*flags, "--guidance_scale", "1", "--dtype", "bf16", out="bf16")
+    assert code == 0 and settings["dtype"] == "bf16", said.err
+    one, other = (pixels(tmp_path / name / "0000.mp4") for name in ("fp32", "bf16"))
+    assert 0 < (one - other).abs().mean() < 5

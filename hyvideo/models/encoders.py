@@ -61,7 +61,7 @@ def load_text_encoder(
         model = _randomly(lambda: Qwen2_5_VLTextModel(_config(Qwen2_5_VLTextModel, folder)), random_weights_seed, dtype)
     else:
         refuse(folder, text_encoder_problems(root))
-        model = _pretrained(Qwen2_5_VLTextModel, folder, dtype)
+        model = _pretrained(Qwen2_5_VLTextModel, folder, dtype, device)
     # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
@@ -87,7 +87,7 @@ def load_glyph_encoder(
         )
     elif weights is None:
         refuse(config_folder, glyph_encoder_problems(root))
-        model = _pretrained(T5EncoderModel, config_folder, torch.float32)
+        model = _pretrained(T5EncoderModel, config_folder, torch.float32, device)
     else:
         refuse(config_folder, glyph_encoder_problems(root))
         state = _glyph_state(weights, config_folder.label)
@@ -116,7 +116,7 @@ def load_vision_encoder(
         model = _randomly(lambda: SiglipVisionModel(_config(SiglipVisionModel, folder)), random_weights_seed, dtype)
     else:
         refuse(folder, vision_encoder_problems(root))
-        model = _pretrained(SiglipVisionModel, folder, dtype)
+        model = _pretrained(SiglipVisionModel, folder, dtype, device)
     return preprocessor, model.to(device).requires_grad_(False).eval()
 
 
@@ -185,14 +185,19 @@ def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> li
     return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, vision_only))]
 
 
-def _pretrained(cls: type, folder: Folder, dtype: torch.dtype) -> nn.Module:
+def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
     """``from_pretrained``, which knows the names of old checkpoints; that nothing is missing was made sure of."""
     from transformers.utils import logging
 
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # it would stand in the middle of ours
     model, report = cls.from_pretrained(
-        folder.path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+        folder.path,
+        dtype=dtype,
+        device_map={"": torch.device(device)},  # straight to a GPU: several processes share the host's memory
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
     )
     if shows_bars:
         logging.enable_progress_bar()

@@ -180,8 +180,19 @@ def test_videoalign_on_the_synthetic_clip(exact):
     assert {name for name, state in found.items() if state != "ok"} <= {"sign: noise", "sign: prompt"}
 
 
+CONSTANTS = {f"{name}_{kind}": 1.0 for name in ("VQ", "MQ", "TA") for kind in ("mean", "std")}
+
+
 @pytest.mark.parametrize(
-    "normalisation, state", [(None, "warning"), ({"VQ_mean": 1.0, "VQ_std": 0.0}, "failed")], ids=["none", "broken"]
+    "normalisation, state",
+    [
+        (None, "warning"),
+        (CONSTANTS, "ok"),
+        (CONSTANTS | {"MQ_std": 0.0}, "failed"),
+        (CONSTANTS | {"TA_mean": math.nan}, "failed"),
+        ({"VQ_mean": 1.0, "VQ_std": 1.0}, "failed"),
+    ],
+    ids=["none", "whole", "zero", "nan", "lacking"],
 )
 def test_normalisation_constants_are_looked_for(exact, monkeypatch, normalisation, state):
     monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, normalisation=normalisation))

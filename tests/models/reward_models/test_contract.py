@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.models.reward_models.contract import check_scorer, has_failed, lines
+from hyvideo.models.reward_models.contract import (
+    Probe,
+    check_scorer,
+    declared_by,
+    has_failed,
+    lines,
+    normalisation_is_there,
+)
 from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, noisy, synthetic_trial
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.video_io import check_clip, read_video
@@ -196,8 +203,9 @@ CONSTANTS = {f"{name}_{kind}": 1.0 for name in ("VQ", "MQ", "TA") for kind in ("
 )
 def test_normalisation_constants_are_looked_for(exact, monkeypatch, normalisation, state):
     monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, normalisation=normalisation))
-    monkeypatch.setattr(exact, "_scaled", lambda row, normalize: dict(zip(("VQ", "MQ", "TA"), row)))
-    assert states(exact, synthetic_trial(num_frames=9, height=64, width=64))["normalisation"] == state
+    declared = declared_by(exact)
+    probe = Probe(exact, TRIAL, declared, declared.dimensions, 0.1, TRIAL.video)
+    assert normalisation_is_there(probe).state == state
 
 
 def test_a_short_clip_is_reported_for_videoalign(exact):

@@ -1,0 +1,247 @@
+"""CLIPScore and PickScore: how well the frames of a clip match its prompt, as metrics or as rewards.
+
+    cosine_f = <image_f, text> / (|image_f| |text|)      f: 8 frames, spread evenly over the clip
+    CLIPScore    = mean_f 2.5 max(cosine_f, 0)            Hessel et al. 2021, openai/clip-vit-large-patch14
+    CLIPScore_30 = mean_f 100 cosine_f / 30               as flow_grpo's later clip_scorer
+    PickScore    = mean_f exp(logit_scale) cosine_f / 26  as flow_grpo, yuvalkirstain/PickScore_v1
+
+Publications do not say which scaling they mean, so the plain mean cosine stands beside each. All in float32. Of a frame
+the square in its middle is looked at, which is what CLIP's own preprocessing leaves of it.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor
+
+from hyvideo.video_io import check_clip
+
+Scores = dict[str, float]
+
+NUM_FRAMES = 8
+NUM_TOKENS = 77  # of a text, its begin and end among them; the rest is cut off
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+class FrameTextScorer:
+    """Cosine of frames and prompt by a CLIP model; subclasses say how it is scaled.
+
+    Args:
+        path: A local folder, from which alone is read, or a name on the hub ("owner/model").
+        batch_size: Clips in one forward pass, 8 frames each.
+        processor: Folder or hub name of the tokenizer, where it does not lie beside the weights.
+
+    Raises: ValueError for files that are missing, damaged or do not fit, naming them.
+    """
+
+    label: str
+    dimensions: tuple[str, ...]
+    reserved = ("<|startoftext|>", "<|endoftext|>")  # what follows them in a prompt would not be read
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        batch_size: int = 4,
+        processor: str | Path | None = None,
+    ):
+        if batch_size < 1:
+            raise ValueError(f"{self.label}: batch_size must be at least 1, got {batch_size}")
+        self.batch_size = batch_size
+        self.device = self.home = torch.device(device)
+        self.model = load_model(path, self.label).to(self.device)
+        self.tokenizer = load_tokenizer(processor or self.default_processor(path), self.label)
+        vocabulary = self.model.config.text_config.vocab_size
+        if len(self.tokenizer) != vocabulary:
+            raise ValueError(
+                f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens and the model in {path} {vocabulary}; "
+                "they belong to different models, download both again"
+            )
+        self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt met so far
+
+    @staticmethod
+    def default_processor(path: str | Path) -> str | Path:
+        """Where the tokenizer is looked for."""
+        return path
+
+    def scaled(self, cosines: Tensor) -> Scores:
+        """The scores of one clip. Shape: (frames,)."""
+        raise NotImplementedError
+
+    def move_to(self, device: str | torch.device | None) -> None:
+        """Moves the model; None brings it back to the device it was made for."""
+        self.device = self.home if device is None else torch.device(device)
+        self.model.to(self.device)
+
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Raises ValueError for a prompt with CLIP's marks of begin and end: it would be read to the mark only.
+
+        A prompt of more than 77 tokens is cut, as in the published scores.
+        """
+        for prompt in prompts:
+            self._tokens(prompt)
+
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
+        """None of its own."""
+        return {}
+
+    @torch.no_grad()
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
+        """The mean cosine of each clip and its scalings.
+
+        Args:
+            videos: uint8. Shape of each: (frames, 3, height, width).
+            fps: Not used: the frames are spread over the whole clip.
+
+        Raises: ValueError for what is not a clip and for prompts as `check_prompts`.
+        """
+        if len(videos) != len(prompts):
+            raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
+        for video in videos:
+            check_clip(video)
+        scores: list[Scores] = []
+        for start in range(0, len(videos), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            scores += [self.scaled(cosines) for cosines in self.cosines(videos[part], prompts[part])]
+        return scores
+
+    def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
+        """Cosine of each looked-at frame of each clip with the clip's prompt, on the CPU. Shape of each: (frames,)."""
+        texts = torch.stack([self._text(prompt) for prompt in prompts])
+        frames = [video[frame_indices(len(video))] for video in videos]
+        size = self.model.config.vision_config.image_size
+        pixels = torch.cat([preprocess(some, size) for some in frames]).to(self.device)
+        pooled = self.model.vision_model(pixel_values=pixels).pooler_output
+        images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all clips, dim)
+        per_clip = images.split([len(some) for some in frames])
+        return [images_of_one @ text for images_of_one, text in zip(per_clip, texts)]
+
+    def _text(self, prompt: str) -> Tensor:
+        """Unit embedding of a prompt, computed once and alone, so that it depends on no other. Shape: (dim,)."""
+        if prompt not in self._texts:
+            ids = torch.tensor([self._tokens(prompt)], device=self.device)
+            pooled = self.model.text_model(input_ids=ids).pooler_output
+            self._texts[prompt] = F.normalize(self.model.text_projection(pooled)[0], dim=-1).cpu()
+        return self._texts[prompt]
+
+    def _tokens(self, prompt: str) -> list[int]:
+        ids = self.tokenizer(prompt, truncation=True, max_length=NUM_TOKENS).input_ids
+        if {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id} & set(ids[1:-1]):
+            raise ValueError(
+                f"{self.label} cannot score a prompt with the reserved text {' or '.join(self.reserved)}: {prompt!r}"
+            )
+        return ids
+
+
+class ClipScorer(FrameTextScorer):
+    """CLIPScore of openai/clip-vit-large-patch14, in both scalings that are in use."""
+
+    label = "CLIPScore"
+    dimensions = ("CLIP_cosine", "CLIPScore", "CLIPScore_30")
+
+    def scaled(self, cosines: Tensor) -> Scores:
+        values = cosines.mean(), (2.5 * cosines.clamp(min=0)).mean(), (100 * cosines / 30).mean()
+        return dict(zip(self.dimensions, torch.stack(values).tolist()))
+
+
+class PickScorer(FrameTextScorer):
+    """PickScore of yuvalkirstain/PickScore_v1. Its tokenizer is that of laion's CLIP-ViT-H-14."""
+
+    label = "PickScore"
+    dimensions = ("Pick_cosine", "PickScore")
+
+    @staticmethod
+    def default_processor(path: str | Path) -> str | Path:
+        """The weights' own folder, else laion's beside it; laion's on the hub for weights from the hub."""
+        if is_hub_name(path):
+            return PICKSCORE_PROCESSOR
+        beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
+        return beside if not has_tokenizer(Path(path)) and beside.is_dir() else path
+
+    def scaled(self, cosines: Tensor) -> Scores:
+        scale = self.model.logit_scale.exp().item() / 26
+        return dict(zip(self.dimensions, (cosines.mean().item(), (scale * cosines).mean().item())))
+
+
+def frame_indices(num_frames: int) -> list[int]:
+    """Which 8 frames of a clip are looked at, the first and the last among them; all of a shorter clip."""
+    if num_frames <= NUM_FRAMES:
+        return list(range(num_frames))
+    return [round(i * (num_frames - 1) / (NUM_FRAMES - 1)) for i in range(NUM_FRAMES)]
+
+
+def preprocess(frames: Tensor, size: int) -> Tensor:
+    """Frames as CLIP takes them, equal to transformers' CLIPImageProcessor in its PIL form, bit for bit.
+
+    Shorter side to ``size`` (bicubic, rounded to uint8 by PIL), the square in the middle, (level / 255 - mean) / std.
+    Shape: uint8 (frames, 3, height, width) to float32 (frames, 3, size, size).
+    """
+    height, width = frames.shape[-2:]
+    shorter, longer = sorted((height, width))
+    other = int(size * longer / shorter)
+    new_height, new_width = (size, other) if height <= width else (other, size)
+    images = [Image.fromarray(frame) for frame in frames.cpu().permute(0, 2, 3, 1).numpy()]
+    resized = [np.array(image.resize((new_width, new_height), Image.Resampling.BICUBIC)) for image in images]
+    top, left = (new_height - size) // 2, (new_width - size) // 2
+    square = torch.from_numpy(np.stack(resized))[:, top : top + size, left : left + size]
+    levels = (square.permute(0, 3, 1, 2).double() * (1 / 255)).float()
+    return (levels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def is_hub_name(path: str | Path) -> bool:
+    """Whether ``path`` means a model on the hub: a string "owner/model" and no folder here."""
+    return isinstance(path, str) and not Path(path).exists() and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer.json").is_file() or all((folder / f).is_file() for f in ("vocab.json", "merges.txt"))
+
+
+def load_model(path: str | Path, label: str) -> torch.nn.Module:
+    """A CLIPModel in float32, frozen, every tensor of it read from ``path``."""
+    from transformers import AutoConfig, CLIPModel
+
+    online = is_hub_name(path)
+    if not online and not (Path(path) / "config.json").is_file():
+        raise ValueError(
+            f"{label}: {Path(path) / 'config.json'} does not exist; give the folder of a downloaded CLIP model, "
+            'or a name on the hub ("owner/model")'
+        )
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=not online)
+        if config.model_type != "clip":
+            raise ValueError(f"its model_type is {config.model_type!r}, not 'clip'")
+        # transformers fills what a file lacks with random numbers; the report says what that was.
+        model, loaded = CLIPModel.from_pretrained(
+            path, dtype=torch.float32, local_files_only=not online, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{label}: no CLIP model could be read from {path}; download it again. {error}") from error
+    if lacking := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
+        raise ValueError(f"{label}: {path} lacks tensor {lacking[0]} ({len(lacking)} in all); download it again")
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(path: str | Path, label: str):
+    """The CLIP tokenizer in a local folder or on the hub."""
+    from transformers import CLIPTokenizer
+
+    online = is_hub_name(path)
+    if not online and not has_tokenizer(Path(path)):
+        raise ValueError(
+            f"{label}: no tokenizer in {path} (tokenizer.json, or vocab.json and merges.txt); "
+            "download them there, or name their folder with processor"
+        )
+    try:
+        return CLIPTokenizer.from_pretrained(path, local_files_only=not online)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{label}: no tokenizer could be read from {path}; download it again. {error}") from error

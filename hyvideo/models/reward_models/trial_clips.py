@@ -1,0 +1,60 @@
+"""Clips with prompts to try a scorer on: one that it can score, and a prompt that belongs to another clip."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, render
+from hyvideo.video_io import to_uint8
+
+PROMPT = "a bright red ball flies from left to right in front of a grey stone wall"
+FOREIGN_PROMPT = "a bowl of green soup on a wooden table, seen from above"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One clip with what is said of it."""
+
+    video: Tensor  # uint8 (frames, 3, height, width)
+    prompt: str
+    fps: float  # frames per second
+    foreign_prompt: str = FOREIGN_PROMPT  # says something else
+
+
+def miniature_trial() -> Trial:
+    """A clean clip of the miniature world; the foreign caption differs in colour, shape and direction."""
+    row = 0
+    foreign = next(i for i, label in enumerate(LABELS) if (label != LABELS[row]).all())
+    video = render(LABELS[row : row + 1], np.random.default_rng(0))[0]
+    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[row], FPS, CAPTIONS[foreign])
+
+
+def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0) -> Trial:
+    """A red ball before a textured wall that drifts the other way, for scorers without a world of their own."""
+    rng = np.random.default_rng(0)
+    coarse = torch.from_numpy(rng.uniform(0.25, 0.65, (1, 1, height // 8, width // 8))).float()
+    wall = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic", antialias=True)[0]
+    y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
+    frames = []
+    for time in torch.linspace(0, 1, num_frames):
+        centre_x = width * (0.2 + 0.6 * time)
+        centre_y = height * (0.6 - 0.2 * math.sin(math.pi * time))
+        distance = ((x - centre_x) ** 2 + (y - centre_y) ** 2).sqrt() - height / 6
+        cover = torch.sigmoid(-distance / 1.5)
+        behind = wall.roll(-int(width / 8 * time), dims=-1).expand(3, -1, -1)
+        frames.append(behind * (1 - cover) + torch.tensor([0.9, 0.1, 0.1])[:, None, None] * cover)
+    return Trial(to_uint8(torch.stack(frames) * 2 - 1), PROMPT, fps)
+
+
+def noisy(video: Tensor, *, strength: float = 40.0) -> Tensor:
+    """The same clip under Gaussian noise of ``strength`` levels, always the same noise. Shape: as given."""
+    generator = torch.Generator().manual_seed(0)
+    # Frame by frame: a long clip in float32 would take gigabytes.
+    frames = []
+    for frame in video.cpu():
+        grain = torch.randn(frame.shape, generator=generator)
+        frames.append((frame + strength * grain).round().clamp(0, 255).to(torch.uint8))
+    return torch.stack(frames).to(video.device)

@@ -1,0 +1,92 @@
+"""Whether a reward can be trained with: ``python -m scripts.check_reward --reward_model videoalign``.
+
+    python -m scripts.check_reward --reward_model miniature --model_path assets/miniature
+    python -m scripts.check_reward --reward_model clip --video clip.mp4 --prompt "a cat jumps"
+
+Tries the scorer on one clip, which takes some twenty scores. Ends with 0, with 1 when a check failed, and with 2 when
+it was called wrongly or the scorer's files cannot be used. Warnings do not count as failures.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+# So that the file can be run by its path, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--reward_model", required=True, help="name of the scorer, as in post_train.py")
+    parser.add_argument("--pretrained_model_root", default="ckpts", help="the checkpoint folder; ckpts")
+    parser.add_argument("--model_path", help="the scorer's own folder (CLIP and PickScore: or hub name)")
+    parser.add_argument("--options", default="{}", help="""of the scorer, as JSON: '{"precision": "fp32_math"}'""")
+    parser.add_argument("--device", help="cuda or cpu; cuda where there is one")
+    parser.add_argument(
+        "--clip", choices=("miniature", "synthetic"), help="rendered; miniature for scorers of its world"
+    )
+    parser.add_argument("--video", type=Path, help="an mp4 to try it on, in place of a rendered clip")
+    parser.add_argument("--prompt", help="of the video")
+    parser.add_argument("--foreign_prompt", help="that does not fit the video")
+    parser.add_argument("--dimensions", nargs="+", help="that must be there; those that the scorer promises")
+    parser.add_argument("--tolerance", type=float, help="of scores that differ by rounding, in their units")
+    parser.add_argument("--quick", action="store_true", help="only what a training run tries at its start")
+    return parser
+
+
+def main() -> int:
+    parser = arguments()
+    args = parser.parse_args()
+    if (args.video is None) != (args.prompt is None):
+        parser.error("--video and --prompt belong together; give both, or neither for a rendered clip")
+    if args.video is not None and args.clip is not None:
+        parser.error("--video and --clip are two clips; give one of them")
+
+    import torch  # after --help, which it would slow down
+
+    from hyvideo.models.reward_models.contract import TOLERANCE, check_scorer, has_failed, lines
+    from hyvideo.models.reward_models.rewards import make_scorer
+
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        options = options_of(args.options)
+        trial = trial_of(args)
+        scorer = make_scorer(
+            args.reward_model, args.pretrained_model_root, device=device, path=args.model_path, **options
+        )
+        tolerance = TOLERANCE if args.tolerance is None else args.tolerance
+        checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    print("\n".join(lines(checks)))
+    return 1 if has_failed(checks) else 0
+
+
+def options_of(text: str) -> dict:
+    """The scorer's options."""
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError:
+        options = None
+    if not isinstance(options, dict):
+        raise ValueError(f"--options must be a JSON object, got {text}")
+    return options
+
+
+def trial_of(args: argparse.Namespace):
+    """The clip that the arguments ask for."""
+    from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial
+    from hyvideo.video_io import read_video
+
+    is_miniature = (args.clip or args.reward_model) == "miniature"
+    trial = miniature_trial() if is_miniature else synthetic_trial()
+    if args.video is not None:
+        video, fps = read_video(args.video)
+        trial = Trial(video, args.prompt, fps, trial.foreign_prompt)
+    return dataclasses.replace(trial, foreign_prompt=args.foreign_prompt or trial.foreign_prompt)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""CLIPScore and PickScore of a small random CLIP against transformers' own processor and forward."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+
+from hyvideo.models.reward_models.clip_metrics import ClipScorer, PickScorer, frame_indices, is_hub_name, preprocess
+from hyvideo.models.reward_models.rewards import make_scorer
+
+SIZE = 32
+PROMPTS = ["a red circle moves right", "Snow on a green hill, 35mm.", "the cat"]
+
+
+def write_tokenizer(folder):
+    """CLIP's tokenizer with an alphabet of bytes and a few merges, as vocab.json and merges.txt."""
+    letters = sorted(ByteLevel.alphabet())
+    merges = [("r", "e"), ("re", "d</w>"), ("t", "h"), ("th", "e</w>")]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), *(a + b for a, b in merges)]
+    words += ["<|startoftext|>", "<|endoftext|>"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+    return len(words)
+
+
+def write_clip(folder):
+    from transformers import CLIPConfig, CLIPModel
+
+    vocab_size = write_tokenizer(folder)
+    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = layers | {"vocab_size": vocab_size, "bos_token_id": vocab_size - 2, "eos_token_id": vocab_size - 1}
+    vision = layers | {"image_size": SIZE, "patch_size": 8}
+    torch.manual_seed(0)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    for parameter in model.parameters():  # transformers' start is so small that all cosines are nearly equal
+        if parameter.ndim > 1:
+            parameter.data = torch.randn_like(parameter) / math.sqrt(parameter[0].numel())
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clip") / "tiny"
+    write_clip(folder)
+    return folder
+
+
+@pytest.fixture
+def own(folder, tmp_path):
+    """A copy to be broken."""
+    return shutil.copytree(folder, tmp_path / "own")
+
+
+def clip(seed, frames=12, height=40, width=72):
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (frames, 3, height // 8, width // 8), dtype=np.uint8)
+    return torch.from_numpy(coarse.repeat(8, axis=2).repeat(8, axis=3))
+
+
+CLIPS = [clip(0), clip(1, frames=9, height=64, width=48), clip(2, frames=5)]
+
+
+def plain_cosines(folder, video, prompt):
+    """Processor, model, logits, as a reader of transformers' documentation would have it."""
+    from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+
+    model = CLIPModel.from_pretrained(folder).eval()
+    chosen = video[np.linspace(0, len(video) - 1, 8).round()] if len(video) > 8 else video
+    processor = CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
+    tokens = CLIPTokenizer.from_pretrained(folder)(
+        [prompt], padding="max_length", truncation=True, max_length=77, return_tensors="pt"
+    )
+    with torch.no_grad():
+        output = model(**tokens, **processor(list(chosen.numpy()), return_tensors="pt"))
+    return output.logits_per_image[:, 0] / model.logit_scale.exp(), model.logit_scale.exp().item()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_scores_are_those_of_transformers(folder, batch_size):
+    options = {"batch_size": batch_size}
+    clip_scores = ClipScorer(folder, **options).score(CLIPS, PROMPTS, fps=8)
+    pick_scores = PickScorer(folder, **options).score(CLIPS, PROMPTS, fps=8)
+    for video, prompt, by_clip, by_pick in zip(CLIPS, PROMPTS, clip_scores, pick_scores):
+        cosines, scale = plain_cosines(folder, video, prompt)
+        mean = cosines.mean().item()
+        assert by_clip == pytest.approx(
+            {
+                "CLIP_cosine": mean,
+                "CLIPScore": 2.5 * cosines.clamp(min=0).mean().item(),
+                "CLIPScore_30": 100 * mean / 30,
+            },
+            abs=2e-6,
+        )
+        assert by_pick == pytest.approx({"Pick_cosine": mean, "PickScore": scale * mean / 26}, abs=2e-6)
+
+
+def test_the_small_model_tells_clips_and_prompts_apart(folder):
+    """Else equal scores would prove nothing."""
+    scores = ClipScorer(folder).score([CLIPS[0], CLIPS[1], CLIPS[0]], [PROMPTS[0], PROMPTS[0], PROMPTS[1]], fps=8)
+    values = [one["CLIP_cosine"] for one in scores]
+    assert min(abs(values[0] - values[1]), abs(values[0] - values[2])) > 0.01
+
+
+def test_negative_cosines_count_as_zero_frame_by_frame(folder):
+    scores = ClipScorer(folder).scaled(torch.tensor([0.4, -0.2]))
+    assert scores == pytest.approx({"CLIP_cosine": 0.1, "CLIPScore": 0.5, "CLIPScore_30": 1 / 3})
+
+
+@pytest.mark.parametrize("height, width", [(40, 72), (72, 40), (33, 47), (32, 32), (16, 20), (480, 832), (100, 33)])
+def test_pixels_are_those_of_transformers(height, width):
+    from transformers import CLIPImageProcessorPil
+
+    frames = torch.randint(0, 256, (2, 3, height, width), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
+    expected = processor(list(frames.numpy()), input_data_format="channels_first", return_tensors="pt").pixel_values
+    assert torch.equal(preprocess(frames, SIZE), expected)
+
+
+def test_frames_are_spread_over_the_clip():
+    assert frame_indices(8) == list(range(8)) and frame_indices(3) == [0, 1, 2] and frame_indices(1) == [0]
+    assert frame_indices(9) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert frame_indices(81) == [0, 11, 23, 34, 46, 57, 69, 80]
+    for count in range(9, 200):
+        indices = frame_indices(count)
+        gaps = np.diff(indices)
+        assert len(set(indices)) == 8 and indices[0] == 0 and indices[-1] == count - 1 and np.ptp(gaps) <= 1
+
+
+def test_only_the_frames_that_are_looked_at_count(folder):
+    scorer, video = ClipScorer(folder), CLIPS[0].clone()
+    unseen = sorted(set(range(len(video))) - set(frame_indices(len(video))))
+    before = scorer.score([video], PROMPTS[:1], fps=8)
+    video[unseen] = 0
+    assert scorer.score([video], PROMPTS[:1], fps=8) == before
+    video[0] = 0
+    assert scorer.score([video], PROMPTS[:1], fps=8) != before
+
+
+def test_long_prompts_are_cut_at_77_tokens(folder):
+    scorer = ClipScorer(folder)
+    long = "x" * 200
+    first, other, shorter = scorer.score([CLIPS[0]] * 3, [long, long + " red", long[:40]], fps=8)
+    assert len(scorer._tokens(long)) == 77 and first == other != shorter
+
+
+def test_a_prompt_is_encoded_once(folder):
+    scorer, lengths = PickScorer(folder), []
+    scorer.model.text_model.register_forward_hook(lambda _, inputs, output: lengths.append(output.pooler_output.shape))
+    for _ in range(2):
+        scorer.score([CLIPS[0]] * 5, [PROMPTS[0], PROMPTS[1]] * 2 + [PROMPTS[0]], fps=8)
+    assert lengths == [(1, 32)] * 2
+
+
+@pytest.mark.parametrize(
+    "videos, prompts, said",
+    [
+        ([CLIPS[0].float()], ["a"], "uint8 tensor"),
+        ([CLIPS[0][:0]], ["a"], "at least one frame"),
+        ([CLIPS[0].permute(0, 2, 3, 1)], ["a"], r"\(frames, 3, height, width\)"),
+        ([CLIPS[0]], [], "every clip needs its prompt"),
+        ([CLIPS[0]], ["a <|endoftext|> b"], "reserved text"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(folder, videos, prompts, said):
+    with pytest.raises(ValueError, match=said):
+        ClipScorer(folder).score(videos, prompts, fps=8)
+
+
+def test_reserved_prompts_are_found_before_a_run(folder):
+    scorer = PickScorer(folder)
+    scorer.check_prompts([*PROMPTS, "", "x" * 500])
+    for token in scorer.reserved:
+        with pytest.raises(ValueError, match="PickScore cannot score a prompt with the reserved text"):
+            scorer.check_prompts(["a cat", f"a {token} b"])
+    assert scorer.held_out(CLIPS, PROMPTS) == {}
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_may_lie_elsewhere(own, tmp_path, folder):
+    expected = PickScorer(folder).score(CLIPS, PROMPTS, fps=8)
+    beside = tmp_path / "CLIP-ViT-H-14-laion2B-s32B-b79K"
+    beside.mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        (own / name).rename(beside / name)
+    assert PickScorer(own).score(CLIPS, PROMPTS, fps=8) == expected
+    with pytest.raises(ValueError, match="no tokenizer in .*own"):
+        ClipScorer(own)
+    ClipScorer(own, processor=beside)
+
+
+def test_the_registry_makes_both(own, tmp_path):
+    for name, place in (("clip", "clip/clip-vit-large-patch14"), ("pickscore", "clip/PickScore_v1")):
+        shutil.copytree(own, tmp_path / place)
+        assert make_scorer(name, tmp_path, batch_size=2).batch_size == 2
+        assert make_scorer(name, "nowhere", path=own).label.lower().startswith(name)
+
+
+def test_what_a_hub_name_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckpts" / "clip").mkdir(parents=True)
+    assert is_hub_name("openai/clip-vit-large-patch14")
+    assert not any(map(is_hub_name, ["ckpts/clip", "/a/b", "./a/b", "a/b/c", "clip", tmp_path / "a"]))
+
+
+def drop_a_tensor(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["visual_projection.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def rename_model(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "siglip"}))
+
+
+def extend_vocabulary(folder):
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(vocabulary | {"more": len(vocabulary)}))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (drop_a_tensor, "lacks tensor visual_projection.weight"),
+        (truncate, "no CLIP model could be read from .*own"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no CLIP model could be read from .*own"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json does not exist; give the folder"),
+        (rename_model, "model_type is 'siglip'"),
+        (lambda folder: (folder / "merges.txt").unlink(), r"no tokenizer in .*own"),
+        (extend_vocabulary, "they belong to different models"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(own, change, said):
+    change(own)
+    with pytest.raises(ValueError, match=said):
+        ClipScorer(own)
+
+
+def test_a_batch_size_of_nothing_is_refused(folder):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        ClipScorer(folder, batch_size=0)

@@ -1,6 +1,7 @@
-"""A small complete checkpoint of the real classes in the original layout: what a download looks like, in 10 MB.
+"""A small complete checkpoint of the real classes: what a download looks like, in 37 MB; 30 of them a transformer.
 
-All weights are drawn and none is zero that a signal must pass. The language model is the miniature's.
+All weights are drawn and none is zero that a signal must pass. The language model is the miniature's. It is written in
+the original layout; the same weights are also diffusers' pipeline, built without our loaders to be their reference.
 """
 
 import json
@@ -11,7 +12,16 @@ import numpy as np
 import torch
 from PIL import Image
 
+from safetensors.torch import load_file
+
 from hyvideo.models.loading import load_transformer, load_vae, save_transformer_original, save_vae_original
+from hyvideo.models.original_checkpoint import (
+    transformer_config_to_diffusers,
+    transformer_to_diffusers,
+    vae_config_to_diffusers,
+    vae_to_diffusers,
+)
+from hyvideo.models.versions import RELEASED
 from hyvideo.models.weight_files import draw_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +65,10 @@ GLYPHS = {
     "num_heads": 2,
     "feed_forward_proj": "gated-gelu",
 }
-NUM_SPECIAL_TOKENS = 6  # of colours and fonts, that enlarge the embedding beside the tokenizer's own
+# The special tokens that enlarge the embedding beside the tokenizer's own 384: first the colours, then the fonts.
+COLOURS = {"white": 0, "black": 1}
+FONTS = {"en-A": 0, "en-B": 1, "cn-C": 2, "jp-D": 3}
+GLYPH_PREFIX = "module.text_tower.encoder."
 VISION = {
     "hidden_size": 24,
     "intermediate_size": 48,
@@ -91,6 +104,52 @@ def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, see
     return root
 
 
+def diffusers_pipeline(root: Path, version: str):
+    """diffusers' pipeline of the version's task, from the folder that `write_original` wrote, in float32.
+
+    The files are read here and not by our loaders, except that the tables of names and settings are ours.
+    """
+    import diffusers
+    from transformers import AutoImageProcessor, Qwen2_5_VLTextModel, Qwen2Tokenizer, SiglipVisionModel
+
+    transformer = _converted(
+        diffusers.HunyuanVideo15Transformer3DModel,
+        root / "transformer" / version,
+        transformer_config_to_diffusers,
+        transformer_to_diffusers,
+    )
+    vae = _converted(diffusers.AutoencoderKLHunyuanVideo15, root / "vae", vae_config_to_diffusers, vae_to_diffusers)
+    vae.enable_slicing()  # diffusers' VAE fails on a batch
+    llm = root / "text_encoder" / "llm"
+    tokenizer_2, text_encoder_2 = _read_glyphs(root / "text_encoder")
+    parts = {
+        "transformer": transformer,
+        "vae": vae,
+        "text_encoder": Qwen2_5_VLTextModel.from_pretrained(llm, dtype=torch.float32),
+        "tokenizer": Qwen2Tokenizer.from_pretrained(llm),
+        "text_encoder_2": text_encoder_2,
+        "tokenizer_2": tokenizer_2,
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=RELEASED[version].shift),
+        "guider": diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
+    }
+    pipeline_class = diffusers.HunyuanVideo15Pipeline
+    if transformer.config.task_type == "i2v":
+        siglip = root / "vision_encoder" / "siglip"
+        parts["image_encoder"] = SiglipVisionModel.from_pretrained(siglip / "image_encoder", dtype=torch.float32)
+        # The default one needs torchvision.
+        parts["feature_extractor"] = AutoImageProcessor.from_pretrained(siglip / "feature_extractor", backend="pil")
+        pipeline_class = diffusers.HunyuanVideo15ImageToVideoPipeline
+    pipeline = pipeline_class(**parts)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def write_diffusers(root: Path, version: str, out: Path) -> Path:
+    """Writes the version and the other parts of ``root`` as the folder of a diffusers pipeline."""
+    diffusers_pipeline(root, version).save_pretrained(out)
+    return out
+
+
 def write_image(path: Path, height: int = 90, width: int = 160) -> str:
     """A colourful image without symmetry."""
     y, x = np.mgrid[0:height, 0:width] / 32
@@ -111,15 +170,40 @@ def _write_transformer(root: Path, version: str, seed: int) -> None:
 def _write_glyphs(folder: Path, seed: int) -> None:
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
+    num_tokens = GLYPHS["vocab_size"] + len(COLOURS) + len(FONTS)
     T5Config(**GLYPHS).save_pretrained(folder / "byt5-small")
     ByT5Tokenizer().save_pretrained(folder / "byt5-small")
-    encoder = _drawn(T5EncoderModel(T5Config(**GLYPHS | {"vocab_size": 384 + NUM_SPECIAL_TOKENS})), seed).encoder
-    state = {f"module.text_tower.encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    encoder = _drawn(T5EncoderModel(T5Config(**GLYPHS | {"vocab_size": num_tokens})), seed).encoder
+    state = {GLYPH_PREFIX + name: tensor for name, tensor in encoder.state_dict().items()}
     for part in ("assets", "checkpoints"):
         (folder / "Glyph-SDXL-v2" / part).mkdir(parents=True)
-    (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text('{"white": 0, "black": 1}')
-    (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text('{"en-A": 0, "cn-B": 1}')
+    (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text(json.dumps(COLOURS))
+    (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text(json.dumps(FONTS))
     torch.save({"state_dict": state}, folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt")
+
+
+def _read_glyphs(folder: Path):
+    """ByT5's tokenizer with the special tokens, and its encoder with a row for each of them."""
+    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
+    colours, fonts = (
+        json.loads((folder / "Glyph-SDXL-v2" / "assets" / name).read_text())
+        for name in ("color_idx.json", "multilingual_10-lang_idx.json")
+    )
+    tokenizer = ByT5Tokenizer.from_pretrained(folder / "byt5-small")
+    tokenizer.add_tokens([f"<color-{i}>" for i in range(len(colours))], special_tokens=True)
+    tokenizer.add_tokens([f"<{code[:2]}-font-{i}>" for code, i in fonts.items()], special_tokens=True)
+    config = T5Config.from_pretrained(folder / "byt5-small", vocab_size=len(tokenizer))
+    encoder = T5EncoderModel(config).eval()
+    content = torch.load(folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt", weights_only=True)
+    encoder.encoder.load_state_dict({name.removeprefix(GLYPH_PREFIX): t for name, t in content["state_dict"].items()})
+    return tokenizer, encoder
+
+
+def _converted(model_class: type, folder: Path, config_to_diffusers, to_diffusers):
+    model = model_class(**config_to_diffusers(json.loads((folder / "config.json").read_text())))
+    model.load_state_dict(to_diffusers(load_file(folder / "diffusion_pytorch_model.safetensors")))
+    return model.eval()
 
 
 def _write_vision(folder: Path, seed: int) -> None:

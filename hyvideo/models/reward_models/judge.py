@@ -18,16 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import Reward, Scorer, ScorerUnavailable, Scores, weighted
+from hyvideo.models.reward_models.rewards import Reward, Scorer, ScorerUnavailable, Scores, Verdict, weighted
 from hyvideo.video_io import read_video, write_video
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one scorer said of one video, or why it said nothing."""
-
-    scores: Scores
-    reason: str | None = None
 
 
 @dataclass
@@ -156,7 +148,7 @@ def score_safely(
     for attempt in range(retries + 1):
         said = _attempt(lambda: scorer.score(videos, prompts, fps=fps), len(videos))
         if isinstance(said, list):
-            return [Verdict(scores) for scores in said]
+            return [one if isinstance(one, Verdict) else Verdict(one) for one in said]
         if isinstance(said, ScorerUnavailable):
             return [Verdict({}, _told(said))] * len(videos)
         if len(videos) > 1 and attempt == retries:
@@ -168,13 +160,13 @@ def score_safely(
     return [Verdict({}, _told(said))] * len(videos)
 
 
-def _attempt(score: Callable[[], list[Scores]], count: int) -> list[Scores] | Exception:
+def _attempt(score: Callable[[], list[Scores | Verdict]], count: int) -> list[Scores | Verdict] | Exception:
     # Whatever a scorer raises is its failure and not the run's: it becomes the reason of a missing reward.
     try:
         scores = score()
     except Exception as error:
         return error
-    if not isinstance(scores, list) or len(scores) != count or not all(isinstance(one, dict) for one in scores):
+    if not isinstance(scores, list) or len(scores) != count or not all(isinstance(s, (dict, Verdict)) for s in scores):
         shown = f"{len(scores)} results" if isinstance(scores, list) else type(scores).__name__
         return RuntimeError(f"the scorer must give a dict for each of {count} videos, it gave {shown}")
     return scores

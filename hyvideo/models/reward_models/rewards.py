@@ -49,6 +49,14 @@ class Scorer(Protocol):
         """Measures of a whole set of videos that are never part of the reward, for validation. May be empty."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a scorer said of one video, or why it said nothing."""
+
+    scores: Scores
+    reason: str | None = None
+
+
 class ScorerUnavailable(RuntimeError):
     """A scorer is out of reach, as a service that is down: no video can be scored, one by one neither."""
 

@@ -1,0 +1,124 @@
+"""The client of the reward service: bounded in time, and never a number that the service did not give."""
+
+import time
+from collections.abc import Sequence
+
+import httpx
+from torch import Tensor
+
+from hyvideo.models.reward_models.rewards import ScorerUnavailable, Scores, Verdict
+from hyvideo.models.reward_models.wire import ScoreRequest, decode_answer, encode_request
+
+_MAX_ANSWER = 2**24  # bytes
+
+
+class RequestRefused(RuntimeError):
+    """The service is there and says that this request is wrong: too large, or of another form."""
+
+
+class RemoteScorer:
+    """Scores by services at several addresses, in turns.
+
+    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again.
+
+    Args:
+        urls: ``http://host:port`` of each.
+        token: Bearer token, if the services need one.
+        timeout: Seconds for one request, from the first byte sent to the last received.
+        retries: Times that all services are tried again.
+        backoff: Seconds before the first of them; each later one waits twice as long.
+        cooldown: Seconds for which a service that failed is left out.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        timeout: float = 120.0,
+        retries: int = 2,
+        backoff: float = 1.0,
+        cooldown: float = 30.0,
+    ):
+        if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+            raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)}")
+        self.urls = [url.rstrip("/") for url in urls]
+        self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(timeout=timeout, headers=headers, trust_env=False)
+        self._out_until = dict.fromkeys(self.urls, 0.0)
+        self._turn = 0
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Verdict]:
+        """One verdict for each video.
+
+        Raises: ScorerUnavailable when no service gave an answer in time, RequestRefused when one refused.
+        """
+        body = encode_request(ScoreRequest([video.cpu() for video in videos], prompts, fps))
+        return self._ask("/score", lambda answer: decode_answer(answer, len(videos)), content=body)
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        """Raises ValueError for a prompt that the service's scorer cannot score, or when no service is there."""
+        try:
+            problem = self._ask("/check_prompts", _problem, json={"prompts": list(prompts)})
+        except (ScorerUnavailable, RequestRefused) as error:
+            raise ValueError(str(error)) from error
+        if problem:
+            raise ValueError(problem)
+
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
+        """None: measures need the scorer here."""
+        return {}
+
+    def _ask(self, path: str, read, **content):
+        """``read`` of the first good answer."""
+        said: dict[str, str] = {}
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(self.backoff * 2 ** (attempt - 1))
+            for url in self._in_turn():
+                try:
+                    answer = read(self._post(url + path, **content))
+                except (httpx.HTTPError, ValueError, TimeoutError) as error:
+                    said[url] = f"{type(error).__name__}: {error}"
+                    self._out_until[url] = time.monotonic() + self.cooldown
+                else:
+                    self._out_until[url] = 0.0
+                    return answer
+        details = "; ".join(f"{url}: {problem}" for url, problem in said.items())
+        raise ScorerUnavailable(f"no reward service gave an answer ({details})")
+
+    def _in_turn(self) -> list[str]:
+        """The services that are not left out, beginning with the next; all of them when all are."""
+        self._turn += 1
+        order = [self.urls[(self._turn + i) % len(self.urls)] for i in range(len(self.urls))]
+        now = time.monotonic()
+        return [url for url in order if self._out_until[url] <= now] or order
+
+    def _post(self, url: str, **content) -> bytes:
+        """The body of a good answer, within the timeout however slowly it comes."""
+        deadline = time.monotonic() + self.timeout
+        body = bytearray()
+        with self._client.stream("POST", url, **content) as response:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the answer did not end within {self.timeout} s")
+                if len(body) > _MAX_ANSWER:
+                    raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
+        if response.status_code in (413, 422):
+            raise RequestRefused(
+                f"{url} refused the request ({response.status_code}): {bytes(body[:500]).decode(errors='replace')}"
+            )
+        if response.status_code != 200:
+            raise ValueError(f"status {response.status_code}: {bytes(body[:200]).decode(errors='replace')}")
+        return bytes(body)
+
+
+def _problem(body: bytes) -> str | None:
+    import json
+
+    answer = json.loads(body)
+    if not isinstance(answer, dict) or not isinstance(answer.get("problem"), (str, type(None))):
+        raise ValueError(f"no answer about prompts: {str(answer)[:200]}")
+    return answer.get("problem")

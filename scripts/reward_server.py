@@ -1,0 +1,72 @@
+"""Serves a frozen reward model over HTTP, for runs whose GPUs have no room for it.
+
+    python -m scripts.reward_server --reward_model videoalign --model_path ckpts --port 8000
+    post_train.py ... --remote_reward_url http://127.0.0.1:8000
+
+Listens on this machine only, unless --host names another address; then a token is needed, in a file
+(--token_file) or in the environment variable REWARD_SERVER_TOKEN, and the run has it in REWARD_SERVER_TOKEN too.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reward_model", default="videoalign")
+    parser.add_argument("--model_path", default="ckpts", help="folder of the checkpoints")
+    parser.add_argument("--options", default="{}", help="JSON object of the scorer's options")
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--token_file", type=Path)
+    parser.add_argument("--max_videos", type=int, default=16, help="videos that are scored together")
+    return parser.parse_args()
+
+
+def token_of(options: argparse.Namespace) -> str | None:
+    """The token, where there is one. Raises ValueError where one is needed and missing."""
+    if options.token_file:
+        try:
+            token = options.token_file.read_text().strip()
+        except OSError as error:
+            raise ValueError(f"--token_file must be a readable file, got {options.token_file}") from error
+    else:
+        token = os.environ.get("REWARD_SERVER_TOKEN", "").strip()
+    if not token and options.host not in LOCAL:
+        raise ValueError(f"listening on {options.host} needs a token: --token_file or REWARD_SERVER_TOKEN")
+    return token or None
+
+
+def main() -> int:
+    options = parse()
+    try:
+        token = token_of(options)
+        scorer_options = json.loads(options.options)
+
+        import uvicorn
+
+        from hyvideo.components import choose_device
+        from hyvideo.models.reward_models.rewards import make_scorer
+        from hyvideo.models.reward_models.server import create_app
+
+        device = choose_device(options.device)
+        scorer = make_scorer(options.reward_model, options.model_path, device=device, **scorer_options)
+        listener = socket.create_server((options.host, options.port))
+    except (ValueError, OSError) as error:
+        print(f"reward_server.py: {error}", file=sys.stderr)
+        return 2
+    app = create_app(scorer, name=options.reward_model, token=token, max_videos=options.max_videos)
+    print(f"listening on http://{options.host}:{listener.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""The reward service in a process of its own, and everything that can go wrong between it and its client."""
+
+import http.server
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from hyvideo.miniature import world
+from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.models.reward_models.judge import Judge
+from hyvideo.models.reward_models.remote import RemoteScorer, RequestRefused
+from hyvideo.models.reward_models.rewards import ScorerUnavailable, Verdict
+from hyvideo.models.reward_models.server import Batcher
+from hyvideo.models.reward_models.wire import (
+    BadRequest,
+    Limits,
+    ScoreRequest,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from hyvideo.video_io import to_uint8, write_video
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "a-secret"
+
+
+def clips(count):
+    from hyvideo.distributed.randomness import generator
+
+    videos = world.render(world.LABELS[:count], generator(0, "clips"))
+    return list(to_uint8(videos).transpose(1, 2)), list(world.CAPTIONS[:count])
+
+
+@pytest.fixture(scope="module")
+def service():
+    """Address and process of the real service with a token."""
+    command = [sys.executable, "-m", "scripts.reward_server", "--reward_model", "miniature", "--model_path"]
+    environment = os.environ | {"REWARD_SERVER_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "assets/miniature", "--port", "0", "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    line = process.stdout.readline()
+    assert line.startswith("listening on http://127.0.0.1:"), process.stderr.read()
+    yield line.split()[-1]
+    process.terminate()
+    assert process.wait(20) in (0, -15)
+
+
+def remote(*urls, **options):
+    options = {"token": TOKEN, "timeout": 20.0, "retries": 0, "backoff": 0.01, "cooldown": 60.0} | options
+    return RemoteScorer(urls, **options)
+
+
+# --- the real service ----------------------------------------------------------------------------
+
+
+def test_a_service_gives_the_scores_of_its_scorer(service):
+    videos, prompts = clips(5)
+    verdicts = remote(service).score(videos, prompts, fps=8)
+    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
+    assert [verdict.scores for verdict in verdicts] == expected
+
+
+def test_many_clients_are_served(service):
+    videos, prompts = clips(8)
+    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda i: remote(service).score(videos[i : i + 1], prompts[i : i + 1], fps=8), range(8))
+    assert [answer[0].scores for answer in answers] == [pytest.approx(one) for one in expected]
+    figures = httpx.get(f"{service}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
+    counts = dict(line.split() for line in figures.splitlines())
+    assert int(counts["reward_requests_total"]) >= 8 and int(counts["reward_failures_total"]) >= 0
+
+
+def test_prompts_are_checked_by_the_services_scorer(service):
+    remote(service).check_prompts(["a red circle moves up"])
+    with pytest.raises(ValueError, match="purple"):
+        remote(service).check_prompts(["a purple circle moves up"])
+
+
+def test_a_prompt_that_fails_costs_only_itself(service):
+    videos, prompts = clips(2)
+    first, second = remote(service).score(videos, ["a purple cat", prompts[1]], fps=8)
+    assert first.reason and second.scores and not first.scores
+
+
+def test_without_the_token_nothing_is_scored(service):
+    videos, prompts = clips(1)
+    with pytest.raises(ScorerUnavailable, match="401"):
+        remote(service, token="guess").score(videos, prompts, fps=8)
+    assert httpx.get(f"{service}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{service}/metrics").status_code == 401
+
+
+def test_an_address_beyond_this_machine_needs_a_token(tmp_path):
+    command = [sys.executable, "-m", "scripts.reward_server", "--host", "0.0.0.0", "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "REWARD_SERVER_TOKEN"}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
+    assert result.returncode == 2 and "needs a token" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_hostile_bodies_are_refused_and_the_service_lives_on(service):
+    rng = random.Random(0)
+    videos, prompts = clips(1)
+    good = encode_request(ScoreRequest(videos, prompts, 8.0))
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(headers=headers, timeout=20) as client:
+        for _ in range(300):
+            body = bytearray(good[: rng.randrange(len(good))] if rng.random() < 0.5 else good)
+            for _ in range(rng.randrange(1, 6)):
+                if body:
+                    body[rng.randrange(min(len(body), 200))] = rng.randrange(256)
+            response = client.post(f"{service}/score", content=bytes(body))
+            assert response.status_code in (200, 413, 422), response.text
+            assert "Traceback" not in response.text
+    assert remote(service).score(videos, prompts, fps=8)[0].scores
+
+
+def test_a_run_can_be_rewarded_by_the_service(service):
+    videos, prompts = clips(3)
+    judge = Judge({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
+    rewards = judge.score([videos[0], None, videos[2]], prompts, fps=8)
+    judge.close()
+    assert [reward.is_missing for reward in rewards] == [False, True, False]
+
+
+# --- services that misbehave ---------------------------------------------------------------------
+
+
+class Misbehaving:
+    """An HTTP server in a thread that answers as it is told, and counts."""
+
+    def __init__(self, answer, status=200, delay=0.0, drip=False, cut=False):
+        owner = self
+        self.answer, self.status, self.calls = answer, status, 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                owner.calls += 1
+                if cut:
+                    self.connection.close()
+                    return
+                self.rfile.read(int(self.headers["content-length"]))
+                time.sleep(delay)
+                content = owner.answer if isinstance(owner.answer, bytes) else json.dumps(owner.answer).encode()
+                self.send_response(owner.status)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                for start in range(0, len(content), 1 if drip else len(content) or 1):
+                    try:
+                        self.wfile.write(content[start : start + 1] if drip else content)
+                        self.wfile.flush()
+                    except OSError:
+                        return
+                    time.sleep(0.1 if drip else 0)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def misbehaving():
+    servers = []
+
+    def start(*arguments, **options):
+        servers.append(Misbehaving(*arguments, **options))
+        return servers[-1]
+
+    yield start
+    for one in servers:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+GOOD = {"scores": [{"VQ": 1.0}], "reasons": [None]}
+CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
+
+
+@pytest.mark.parametrize(
+    "answer, options, said",
+    [
+        (b"<html>", {}, "JSONDecodeError"),
+        ({"scores": []}, {}, "scores of 1 videos"),
+        ({"scores": [{}, {}]}, {}, "scores of 1 videos"),
+        ({"scores": [{"VQ": "1"}]}, {}, "must be numbers"),
+        ({"scores": [{"VQ": True}]}, {}, "must be numbers"),
+        ({"scores": [[1.0]]}, {}, "must be numbers"),
+        ({"scores": 1}, {}, "scores of 1 videos"),
+        ([1], {}, "scores of 1 videos"),
+        (GOOD, {"status": 500}, "status 500"),
+        (GOOD, {"status": 302}, "status 302"),
+        (GOOD, {"delay": 3.0}, "ReadTimeout"),
+        (GOOD, {"drip": True}, "did not end within"),
+        (GOOD, {"cut": True}, "Error"),
+    ],
+)
+def test_nonsense_and_slowness_make_the_service_unavailable(misbehaving, answer, options, said):
+    server = misbehaving(answer, **options)
+    start = time.monotonic()
+    with pytest.raises(ScorerUnavailable, match=said):
+        remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
+def test_a_value_that_is_no_number_is_missing(misbehaving, text):
+    judge = Judge({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
+    (reward,) = judge.score(CLIP, ["a"], fps=8)
+    judge.close()
+    assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
+
+
+def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
+    start = time.monotonic()
+    judge = Judge({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
+    rewards = judge.score(CLIP * 4, ["a"] * 4, fps=8)
+    judge.close()
+    assert all(reward.is_missing and "no reward service gave an answer" in reward.reason for reward in rewards)
+    assert time.monotonic() - start < 5
+
+
+def test_another_service_takes_over_and_the_dead_one_comes_back(misbehaving):
+    dead, alive = misbehaving(GOOD, status=500), misbehaving(GOOD)
+    scorer = remote(dead.url, alive.url, cooldown=0.3)
+    for _ in range(4):
+        assert scorer.score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
+    assert dead.calls == 1 and alive.calls == 4
+    dead.status = 200
+    time.sleep(0.35)
+    for _ in range(4):
+        scorer.score(CLIP, ["a"], fps=8)
+    assert dead.calls >= 2
+
+
+def test_a_refusal_is_not_tried_elsewhere(misbehaving):
+    first, second = misbehaving({"detail": "too many"}, status=413), misbehaving({"detail": "too many"}, status=413)
+    with pytest.raises(RequestRefused, match="413.*too many"):
+        remote(first.url, second.url).score(CLIP, ["a"], fps=8)
+    assert first.calls + second.calls == 1
+
+
+def test_no_service_at_the_start_of_a_run_is_a_clear_error():
+    with pytest.raises(ValueError, match="no reward service gave an answer .http://127.0.0.1:9"):
+        remote("http://127.0.0.1:9").check_prompts(["a"])
+    with pytest.raises(ValueError, match="has an address such as"):
+        RemoteScorer(["127.0.0.1:8000"])
+
+
+# --- the wire ------------------------------------------------------------------------------------
+
+
+def test_a_request_comes_back_bit_for_bit():
+    videos = [torch.randint(0, 256, (3, 3, 8, 6), dtype=torch.uint8), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)]
+    request = decode_request(encode_request(ScoreRequest(videos, ["a", "“b”\n"], 24000 / 1001)), Limits())
+    assert all(torch.equal(a, b) for a, b in zip(request.videos, videos))
+    assert (request.prompts, request.fps) == (["a", "“b”\n"], 24000 / 1001)
+
+
+def test_an_mp4_is_read_with_its_own_rate(tmp_path):
+    from safetensors.torch import save
+
+    video = torch.full((4, 3, 256, 256), 90, dtype=torch.uint8)
+    write_video(tmp_path / "v.mp4", video, 12)
+    tensor = torch.frombuffer(bytearray((tmp_path / "v.mp4").read_bytes()), dtype=torch.uint8)
+    body = save({"mp4.0": tensor}, metadata={"prompts": '["a"]', "fps": "8"})
+    request = decode_request(body, Limits())
+    assert request.videos[0].shape == video.shape and request.fps == 12
+    with pytest.raises(BadRequest, match="no readable mp4"):
+        decode_request(save({"mp4.0": tensor[:50]}, metadata={"prompts": '["a"]', "fps": "8"}), Limits())
+
+
+@pytest.mark.parametrize(
+    "limits, said",
+    [
+        (Limits(body=100), "may have 100 bytes"),
+        (Limits(videos=1), "may have 1 videos, got 2"),
+        (Limits(frames=2), "may have 2 frames"),
+        (Limits(pixels=10), "frames of 10 pixels"),
+    ],
+)
+def test_limits_hold_before_anything_is_made_of_the_body(limits, said):
+    videos = [torch.zeros(3, 3, 8, 6, dtype=torch.uint8)] * 2
+    with pytest.raises(BadRequest, match=said) as caught:
+        decode_request(encode_request(ScoreRequest(videos, ["a", "b"], 8.0)), limits)
+    assert caught.value.is_too_large
+
+
+def test_answers_keep_what_is_missing():
+    verdicts = [Verdict({"VQ": 1.5}), Verdict({"VQ": math.nan}), Verdict({}, "broken")]
+    first, second, third = decode_answer(json.dumps(encode_answer(verdicts)).encode(), 3)
+    assert first == verdicts[0] and math.isnan(second.scores["VQ"]) and third == verdicts[2]
+
+
+def test_waiting_requests_are_scored_together_if_their_rates_agree():
+    begun, go_on, batches = threading.Event(), threading.Event(), []
+
+    class Slow(MiniatureScorer):
+        def score(self, videos, prompts, *, fps):
+            batches.append((len(videos), fps))
+            begun.set()
+            assert go_on.wait(10)
+            return [{"VQ": float(len(prompt))} for prompt in prompts]
+
+    batcher = Batcher(Slow("assets/miniature"), max_videos=4, wait=0.05)
+    first = batcher.submit(ScoreRequest(CLIP, ["a"], 8.0))
+    assert begun.wait(10)
+    others = [batcher.submit(ScoreRequest(CLIP, ["a" * i], 8.0)) for i in (2, 3)]
+    other_rate = batcher.submit(ScoreRequest(CLIP, ["aaaa"], 24.0))
+    go_on.set()
+    answers = [future.result(10)[0].scores["VQ"] for future in (first, *others, other_rate)]
+    batcher.close()
+    assert answers == [1, 2, 3, 4]
+    assert batches == [(1, 8.0), (2, 8.0), (1, 24.0)]

@@ -97,6 +97,7 @@ class RewardSettings:
     )
     reward_offload: bool = _setting(False, "Keep the scorers on the CPU while they have nothing to do.")
     reward_retries: int = _setting(1, "Times that a failed batch is scored again before its videos one by one.")
+    check_reward: bool = _setting(True, "Try the scorers on one clip before the run begins.")
     max_missing_fraction: float = _setting(0.25, "Stop when more of a round's rewards are missing.")
     remote_reward_url: str = _setting("", "Addresses of reward services, with commas, in place of scorers here.")
     remote_reward_timeout: float = _setting(120.0, "Seconds after which a reward service has failed.")

@@ -37,7 +37,7 @@ from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.plan import make_plan, needs_anchor
 from hyvideo.records import StageTimer, peak_memory_gib, write_config
-from hyvideo.rewarding import make_judge, refuse_too_many_missing
+from hyvideo.rewarding import make_judge, refuse_too_many_missing, try_scorers
 from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
 from hyvideo.round_metrics import DIMENSIONS, SUMMED, Terms, UpdateResult, average, reward_metrics
 from hyvideo.round_records import keep_round
@@ -61,10 +61,6 @@ class Trainer:
         self.requests = read_requests(config.data.prompts_csv)
         self.order = PromptOrder(len(self.requests), self.plan.groups, config.data.seed)
         validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
-        self.judge: Judge = make_judge(config, device, scorers)
-        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
-        self.judge.check_prompts([request.prompt for request in self.requests + validated])
-
         rollout_size = (config.data.height, config.data.width)
         validation_size = (
             config.record.validation_height or config.data.height,
@@ -72,6 +68,11 @@ class Trainer:
         )
         sizes = [rollout_size, validation_size] if validated else [rollout_size]
         check_checkpoint(config, Needs.of(self.requests + validated), sizes)
+        self.judge: Judge = make_judge(config, device, scorers)
+        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
+        self.judge.check_prompts([request.prompt for request in self.requests + validated])
+        if config.reward.check_reward and scorers is None:
+            try_scorers(config, self.judge, self.requests[0].prompt)
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:
             self._precompute_conditions([(self.requests, *rollout_size), (validated, *validation_size)])

@@ -1,5 +1,6 @@
 """The tests' own checkpoint: it is complete, it samples, and its two layouts are the same weights."""
 
+import inspect
 import json
 
 import pytest
@@ -50,28 +51,47 @@ def test_the_original_layout_is_complete_and_small(root):
     assert sum(path.stat().st_size for path in files) < 40e6
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_diffusers_samples_and_every_input_reaches_the_video(root, tmp_path, version):
-    pipeline = diffusers_pipeline(root, version)
-    inputs = {"num_frames": 5, "num_inference_steps": 2, "latents": torch.randn(1, 4, 2, 4, 4)}
-    changes = [{"prompt": 'a cat says "OPEN"'}, {"prompt": 'a dog says "OPEN"'}, {"prompt": 'a cat says "SHUT"'}]
-    if pipeline.transformer.config.task_type == "t2v":
-        inputs |= {"height": 64, "width": 64}
-    else:
-        # The pipeline of images has no size of its own choosing.
-        pipeline.video_processor.calculate_default_height_width = lambda **_: (64, 64)
-        image = Image.open(write_image(tmp_path / "image.png", 64, 64))
-        changes = [{"image": image} | change for change in changes]
-        changes.append(changes[0] | {"image": image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)})
-    prefix = _tokens_before_the_prompt(pipeline)
-    assert prefix == pipeline.prompt_template_encode_start_idx == 108
-    latents = [pipeline(**inputs | change, output_type="latent").frames for change in changes]
-    for i, one in enumerate(latents):
-        for other in latents[:i]:
-            assert (one - other).abs().max() > 1e-3 * one.abs().max()
-    (video,) = pipeline(**inputs | changes[0], output_type="pt").frames
-    assert video.shape == (5, 3, 64, 64)
-    assert video.isfinite().all() and video.std() > 0.01
+@pytest.fixture
+def inputs():
+    """Of a call of diffusers' pipelines: two steps, 5 frames of 64 x 64."""
+    noise = torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    return {"num_frames": 5, "num_inference_steps": 2, "latents": noise, "output_type": "latent"}
+
+
+def test_diffusers_samples_and_each_encoder_alone_changes_the_video(root, inputs):
+    pipeline = diffusers_pipeline(root, "480p_t2v")
+    assert _tokens_before_the_prompt(pipeline) == pipeline.prompt_template_encode_start_idx == 108
+    inputs |= {"height": 64, "width": 64}
+    prompt, other = ('a sign says "OPEN"', 'a sign says "SHUT"')
+    words, words_mask, _, _ = pipeline.encode_prompt(other)
+    assert_all_differ(
+        pipeline(prompt, **inputs).frames,
+        pipeline(prompt_embeds=words, prompt_embeds_mask=words_mask, **_glyphs(pipeline, prompt), **inputs).frames,
+        pipeline(prompt, **_glyphs(pipeline, other), **inputs).frames,
+        pipeline(other, **inputs).frames,
+    )
+    assert_is_a_clip(pipeline(prompt, **inputs | {"output_type": "pt"}).frames)
+
+
+def test_diffusers_samples_from_an_image_and_sees_it_in_two_ways(root, inputs, tmp_path, monkeypatch):
+    pipeline = diffusers_pipeline(root, "480p_i2v_step_distilled")
+    # This pipeline has no size of its own choosing.
+    monkeypatch.setattr(pipeline.video_processor, "calculate_default_height_width", lambda **_: (64, 64))
+    image = Image.open(write_image(tmp_path / "image.png", 64, 64))
+    flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    encode_image = pipeline.encode_image
+
+    def sample(*, first_frame, seen, **changes):
+        monkeypatch.setattr(pipeline, "encode_image", lambda **given: encode_image(**given | {"image": seen}))
+        return pipeline(first_frame, "the picture moves", **inputs | changes).frames
+
+    assert_all_differ(
+        sample(first_frame=image, seen=image),
+        sample(first_frame=flipped, seen=image),
+        sample(first_frame=image, seen=flipped),
+        sample(first_frame=flipped, seen=flipped),
+    )
+    assert_is_a_clip(sample(first_frame=image, seen=image, output_type="pt"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -86,12 +106,23 @@ def test_both_layouts_and_the_pipeline_are_the_same_weights(root, tmp_path, vers
         assert_same(load_glyph_encoder(folder)[1], pipeline.text_encoder_2)
         if version != "480p_t2v":
             assert_same(load_vision_encoder(folder)[1], pipeline.image_encoder)
-    again = type(pipeline).from_pretrained(out, **_without_torchvision(pipeline))
+    again = type(pipeline).from_pretrained(out)
     assert_same(again.transformer, pipeline.transformer)
     assert again.scheduler.config.shift == {"480p_t2v": 5.0, "480p_i2v_step_distilled": 7.0}[version]
     assert len(again.tokenizer_2) == len(again.text_encoder_2.encoder.embed_tokens.weight) == 390
     special = ["<color-0>", "<color-1>", "<en-font-0>", "<en-font-1>", "<cn-font-2>", "<jp-font-3>"]
     assert again.tokenizer_2.convert_tokens_to_ids(special) == list(range(384, 390))
+
+
+def assert_all_differ(*latents):
+    for i, one in enumerate(latents):
+        for other in latents[:i]:
+            assert (one - other).abs().max() > 1e-3 * one.abs().max()
+
+
+def assert_is_a_clip(videos):
+    assert videos.shape == (1, 5, 3, 64, 64)
+    assert videos.isfinite().all() and videos.std() > 0.01
 
 
 def assert_same(model, other):
@@ -101,14 +132,12 @@ def assert_same(model, other):
         assert torch.equal(tensor, expected[name]), name
 
 
-def _without_torchvision(pipeline):
-    extractor = getattr(pipeline, "feature_extractor", None)
-    return {} if extractor is None else {"feature_extractor": extractor}
+def _glyphs(pipeline, prompt):
+    _, _, embeds, mask = pipeline.encode_prompt(prompt)
+    return {"prompt_embeds_2": embeds, "prompt_embeds_mask_2": mask}
 
 
 def _tokens_before_the_prompt(pipeline) -> int:
-    import inspect
-
     system = inspect.signature(pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "MARK"}]
     text = pipeline.tokenizer.apply_chat_template(messages, tokenize=False)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-
 from safetensors.torch import load_file
 
 from hyvideo.models.loading import load_transformer, load_vae, save_transformer_original, save_vae_original
@@ -21,7 +20,7 @@ from hyvideo.models.original_checkpoint import (
     vae_config_to_diffusers,
     vae_to_diffusers,
 )
-from hyvideo.models.versions import RELEASED
+from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import draw_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +128,7 @@ def diffusers_pipeline(root: Path, version: str):
         "tokenizer": Qwen2Tokenizer.from_pretrained(llm),
         "text_encoder_2": text_encoder_2,
         "tokenizer_2": tokenizer_2,
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=RELEASED[version].shift),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=version_defaults(version).shift),
         "guider": diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
     }
     pipeline_class = diffusers.HunyuanVideo15Pipeline

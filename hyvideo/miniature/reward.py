@@ -48,3 +48,30 @@ class MiniatureScorer:
         if self.reference is not None and len(videos) > 1:
             result["frechet_distance"] = frechet_distance(moments(features(clips)), self.reference)
         return result
+
+
+class LearnedMiniatureScorer:
+    """The miniature's own reward model, through the code of VideoAlign; the measured truth is held out.
+
+    Args:
+        root: The checkpoint folder with the folder VideoReward in it.
+    """
+
+    def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
+        from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+
+        folder = Path(root) / "VideoReward"
+        self.scorer = VideoAlignScorer(folder, device=device, precision="fp32_math", batch_size=batch_size)
+        self.truth = MiniatureScorer(root)
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
+        return self.scorer.score(videos, prompts, fps=fps)
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        self.truth.check_prompts(prompts)
+
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
+        """Those of `MiniatureScorer`, and the mean of each true score."""
+        true = self.truth.score(videos, prompts, fps=0.0)
+        means = {f"true/{name}": sum(scores[name] for scores in true) / len(true) for name in ("VQ", "MQ", "TA")}
+        return self.truth.held_out(videos, prompts) | means

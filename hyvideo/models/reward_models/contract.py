@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import Scorer, Scores
+from hyvideo.models.reward_models.rewards import Scorer, Scores, Verdict
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
 
 State = Literal["ok", "warning", "failed"]
@@ -72,6 +72,8 @@ class Probe:
             scores = self.scorer.score(list(videos), list(prompts), fps=self.trial.fps if fps is None else fps)
         except Exception as error:
             raise Broken(f"score raised {type(error).__name__}: {error}") from error
+        if isinstance(scores, list):
+            scores = [_scores_of(one) for one in scores]
         if not isinstance(scores, list) or not all(isinstance(one, Mapping) for one in scores):
             raise Broken(f"score must return a list of dicts, it returned {type(scores).__name__}")
         if len(scores) != len(videos):
@@ -161,7 +163,7 @@ def has_failed(checks: list[Check]) -> bool:
 
 def lines(checks: list[Check]) -> list[str]:
     """The checks as a table."""
-    wide = max(len(check.name) for check in checks)
+    wide = max((len(check.name) for check in checks), default=0)
     return [f"{check.state:<7}  {check.name:<{wide}}  {check.detail}" for check in checks]
 
 
@@ -350,6 +352,15 @@ def _apart(a: float | None, b: float | None) -> float:
         return 0.0
     numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in (a, b))
     return abs(a - b) if numbers else math.inf
+
+
+def _scores_of(answer: object) -> object:
+    """The scores of a verdict; what is no verdict as it is. Raises Broken for a verdict without scores."""
+    if not isinstance(answer, Verdict):
+        return answer
+    if answer.reason:
+        raise Broken(f"score gave no scores: {answer.reason}")
+    return answer.scores
 
 
 def _same(a: float | None, b: float | None) -> bool:

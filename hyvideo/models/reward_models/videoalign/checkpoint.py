@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
+from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
 from hyvideo.models.weight_files import read_json
 
 LABEL = "VideoAlign"
@@ -65,6 +67,8 @@ class Settings:
     fps: float
     num_frames: int | None
     max_pixels: int
+    min_pixels: int
+    template: str
     lora_rank: int
     lora_scale: float
     normalisation: dict[str, float] | None  # <dimension>_mean and _std
@@ -160,11 +164,13 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     data, model, lora = config["data_config"], config["model_config"], config["peft_lora_config"]
     needed = {
         "sample_type": (data.get("sample_type", "uniform"), "uniform"),
-        "prompt_template_type": (data.get("prompt_template_type"), "detailed_special"),
         "use_special_tokens": (model.get("use_special_tokens"), True),
         "reward_token": (model.get("reward_token"), "special"),
         "output_dim": (model.get("output_dim"), 1),
     }
+    template = data.get("prompt_template_type")
+    if template not in TEMPLATES:
+        raise ValueError(f"{LABEL}: {path} asks for the prompt {template!r}, there are {', '.join(TEMPLATES)}")
     if wrong := [f"{name} {got!r}, not {needed!r}" for name, (got, needed) in needed.items() if got != needed]:
         raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
     rank = lora["lora_r"]
@@ -173,6 +179,8 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         fps=float(data.get("fps") or 2.0),
         num_frames=data.get("num_frames"),
         max_pixels=int(data["max_frame_pixels"]),
+        min_pixels=int(data.get("min_frame_pixels", MIN_PIXELS)),
+        template=template,
         lora_rank=rank,
         lora_scale=scale,
         normalisation=config.get("inference_config"),

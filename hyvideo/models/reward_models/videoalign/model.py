@@ -45,11 +45,11 @@ class RewardModel(nn.Module):
         _refuse_misfits(shapes_of(model.state_dict()), weights.model)
         lora = {name: tensor.to(device, dtype) for name, tensor in weights.lora.items()}
         state = {name: tensor.to(device, dtype) for name, tensor in weights.model.items()}
-        if merge_lora:
+        if lora and merge_lora:
             _merge(state, lora, settings.lora_scale)
         model.load_state_dict(state, strict=True, assign=True)
         _restore_rotary(model, rope_dtype, device)
-        if not merge_lora:
+        if lora and not merge_lora:
             _inject(model, lora, settings)
         self.model = model
         self.head = nn.Linear(*reversed(weights.head.shape), bias=False, device="meta")

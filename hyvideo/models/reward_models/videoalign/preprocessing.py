@@ -62,9 +62,9 @@ def resized(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_P
     return rounded[0], rounded[1]
 
 
-def resize(frames: Tensor, *, max_pixels: int) -> Tensor:
+def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> Tensor:
     """Frames in a size that the model takes. Shape: uint8 (frames, 3, height, width)."""
-    size = resized(*frames.shape[-2:], max_pixels=max_pixels)
+    size = resized(*frames.shape[-2:], max_pixels=max_pixels, min_pixels=min_pixels)
     if size == tuple(frames.shape[-2:]):
         return frames
     floats = F.interpolate(frames.float(), size, mode="bicubic", align_corners=False, antialias=True)

@@ -125,10 +125,12 @@ class VideoAlignScorer:
         pixels, grids, texts = [], [], []
         for video, prompt, rate in zip(videos, prompts, rates):
             frames = self.sampled(video, rate)
-            values, grid = patches(resize(frames, max_pixels=self.settings.max_pixels))
+            values, grid = patches(
+                resize(frames, max_pixels=self.settings.max_pixels, min_pixels=self.settings.min_pixels)
+            )
             pixels.append(values)
             grids.append(grid)
-            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2))
+            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
         tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
         return {
             "input_ids": tokens.input_ids.to(self.device),

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyvideo.distributed.randomness import generator, normal
 from hyvideo.miniature import world
@@ -21,6 +21,8 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeli
 from hyvideo.video_io import to_uint8
 
 FOLDER = "VideoReward"
+NUM_LABELS = (4, 3, 4)  # colours, shapes, directions
+SPREADS = torch.tensor([0.18, 0.14, 0.29])  # of the true scores
 SIDE = 56  # pixels that a frame is enlarged to: 4 x 4 patches
 NUM_FRAMES = 8
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -90,16 +92,22 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     folder = root / FOLDER
     write_untrained(folder, seed)
     model, encode = load_for_training(folder)
+    # Heads for training alone, which say what is seen and what is asked for: without them matching the two is hardly
+    # learned. What is seen is read where the prompt has not come yet.
+    model.seen, model.asked = (nn.Linear(TEXT_CONFIG["hidden_size"], sum(NUM_LABELS)) for _ in range(2))
     optimizer = MuonAndAdamW(model, num_steps=num_steps, warmup=100, decay_from=0.3, adamw_lr=2e-3)
     rng = generator(seed, "reward model")
     running = None
     for _, bar in steps(num_steps, "reward model"):
-        videos, labels = _batch(clips, batch_size, rng)
+        videos, labels, shown = _batch(clips, batch_size, rng)
         truth = true_scores(videos, labels)
-        scores = model(**encode(videos, [world.caption(label) for label in labels]))
-        loss = ((scores - truth) ** 2).mean()
-        optimizer.step(loss)
-        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
+        answers = model.answers(**encode(videos, [world.caption(label) for label in labels]))
+        error = model.head(answers)[..., 0] - truth
+        named = _cross_entropy(model.seen(answers[: len(shown), 1]), shown)
+        told = _cross_entropy(model.asked(answers[:, 2]), labels)
+        optimizer.step((error / SPREADS).square().mean() + 0.1 * (named + told))
+        mean = error.detach().square().mean().item()
+        running = mean if running is None else 0.98 * running + 0.02 * mean
         bar.set_postfix(rms=f"{math.sqrt(running):.4f}", refresh=False)
     _save(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
 
@@ -142,14 +150,24 @@ def policy_clips(pipeline: HunyuanVideoGRPOPipeline, encoder, *, count: int, see
     return torch.stack(videos), labels
 
 
-def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor]:
-    """Half rendered clips with defects, half the policy's; half of the captions lie."""
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of colour, shape and direction. Shape: (clips, 11) and (clips, 3) to ()."""
+    parts = zip(logits.split(NUM_LABELS, dim=1), labels.unbind(1))
+    return sum(nn.functional.cross_entropy(part, label) for part, label in parts)
+
+
+def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor, Tensor]:
+    """Half rendered clips with defects, half the policy's; half of the captions lie.
+
+    Clips, labels of their captions, and what the rendered ones (they come first) show.
+    """
     half = size // 2
     labels = world.LABELS[torch.from_numpy(rng.integers(len(world.LABELS), size=half))]
     rendered = to_uint8(world.render(labels, rng, world.corruption_strengths(half, rng))).transpose(1, 2)
     rows = torch.from_numpy(rng.integers(len(clips[0]), size=size - half))
     videos, asked = torch.cat([rendered, clips[0][rows]]), torch.cat([labels, clips[1][rows]])
-    return videos, torch.where(torch.from_numpy(rng.random(size) < 0.5)[:, None], _changed(asked, rng), asked)
+    captions = torch.where(torch.from_numpy(rng.random(size) < 0.5)[:, None], _changed(asked, rng), asked)
+    return videos, captions, labels
 
 
 def _changed(labels: Tensor, rng) -> Tensor:

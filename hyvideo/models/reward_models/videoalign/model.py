@@ -60,6 +60,12 @@ class RewardModel(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
     ) -> Tensor:
         """Raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
+        return self.head(self.answers(input_ids, attention_mask, pixel_values_videos, video_grid_thw))[..., 0]
+
+    def answers(
+        self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
+    ) -> Tensor:
+        """Hidden states at the three reward tokens. Shape: (batch, 3, hidden)."""
         batch, length = input_ids.shape
         # Without position_ids the model would compute M-RoPE, which the original did not use.
         positions = torch.arange(length, device=input_ids.device).expand(3, batch, length)
@@ -71,8 +77,7 @@ class RewardModel(nn.Module):
             position_ids=positions,
             use_cache=False,
         ).last_hidden_state
-        answers = torch.stack([hidden[input_ids == token] for token in self.reward_token_ids], dim=1)
-        return self.head(answers)[..., 0]
+        return torch.stack([hidden[input_ids == token] for token in self.reward_token_ids], dim=1)
 
 
 class _RoundedVisionRotary(nn.Module):

@@ -36,7 +36,8 @@ class StageTimer:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            # This stream, not the device: rewards are computed beside it.
+            torch.cuda.current_stream(self.device).synchronize()
         name = f"time/{stage}"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 

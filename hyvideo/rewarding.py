@@ -25,6 +25,7 @@ def make_judge(config: Config, device: torch.device, scorers: dict[str, Scorer] 
         through_file=settings.reward_video == "file",
         num_threads=config.model.num_threads,
         offload=settings.reward_offload,
+        device=device,
     )
 
 

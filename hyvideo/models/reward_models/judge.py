@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Judge:
         through_file: Score what an H.264 file keeps of a video, as published numbers were made.
         num_threads: CPU threads of the background; 0 leaves the choice to torch.
         offload: Keep scorers that can move on the CPU while they have nothing to do.
+        device: Of the scorers; on a GPU they get a stream of their own, beside that of the rollouts.
     """
 
     def __init__(
@@ -51,10 +53,15 @@ class Judge:
         through_file: bool = False,
         num_threads: int = 0,
         offload: bool = False,
+        device: torch.device | None = None,
     ):
         self.scorers, self.weights = dict(scorers), dict(weights)
         self.retries, self.through_file, self.offload = retries, through_file, offload
         self.times = JudgeTimes()
+        is_cuda = device is not None and device.type == "cuda"
+        if is_cuda:
+            torch.cuda.synchronize(device)  # the weights have arrived
+        self._stream = torch.cuda.Stream(device) if is_cuda else None
         start = (lambda: torch.set_num_threads(num_threads)) if num_threads else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=start)
         if offload:
@@ -62,7 +69,7 @@ class Judge:
 
     def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> "Future[list[Reward]]":
         """Begins to score; `collect` waits for the result. A video that is None could not be decoded."""
-        return self._pool.submit(self._judge, videos, prompts, fps)
+        return self._pool.submit(self._in_own_stream, videos, prompts, fps)
 
     def collect(self, pending: "list[Future[list[Reward]]]") -> list[Reward]:
         """The rewards of several batches, in their order."""
@@ -93,6 +100,10 @@ class Judge:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _in_own_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            return self._judge(videos, prompts, fps)
 
     def _judge(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         start = time.perf_counter()

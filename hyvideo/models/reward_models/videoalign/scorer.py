@@ -124,10 +124,10 @@ class VideoAlignScorer:
         """The model's inputs for a batch, padded on the right."""
         pixels, grids, texts = [], [], []
         for video, prompt, rate in zip(videos, prompts, rates):
-            frames = self.sampled(video, rate)
-            values, grid = patches(
-                resize(frames, max_pixels=self.settings.max_pixels, min_pixels=self.settings.min_pixels)
-            )
+            limits = {"max_pixels": self.settings.max_pixels, "min_pixels": self.settings.min_pixels}
+            # Resized where the original does it: a GPU rounds some of the pixels to another level.
+            frames = resize(self.sampled(video, rate), **limits)
+            values, grid = patches(frames.to(self.device))
             pixels.append(values)
             grids.append(grid)
             texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
@@ -140,11 +140,11 @@ class VideoAlignScorer:
         }
 
     def sampled(self, video: Tensor, rate: float) -> Tensor:
-        """The frames that are looked at, on the scorer's device. Shape: uint8 (frames, 3, height, width)."""
+        """The frames that are looked at, on the CPU. Shape: uint8 (frames, 3, height, width)."""
         if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3:
             raise ValueError(f"a clip must be uint8 (frames, 3, height, width), got {video.dtype} {tuple(video.shape)}")
         indices = frame_indices(len(video), rate, fps=self.settings.fps, wanted=self.settings.num_frames)
-        return video[indices].to(self.device, non_blocking=True)
+        return video[indices].cpu()
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(DIMENSIONS, row))

@@ -1,14 +1,13 @@
 """Makes the miniature checkpoint from nothing: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
 
-Four stages: a random frozen text encoder, a VAE trained on rendered clips, a base policy trained by flow matching on
-lying captions and corrupted clips, and the statistics of real clips that the held-out Frechet distance compares with.
+Five stages: a random frozen text encoder, a VAE trained on rendered clips, the statistics of real clips that the
+held-out Frechet distance compares with, a base policy trained by flow matching on lying captions and corrupted clips,
+and a reward model trained on the measured truth about clips.
 The folder has the layout of the released checkpoints. Everything is drawn from ``--seed``, so the same machine with
 the same number of threads builds the same files.
 """
 
 import argparse
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,12 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hyvideo.components import Needs, prepare_transformer
+from hyvideo.components import Needs, load_encoder, load_pipeline, prepare_transformer
+from hyvideo.config import load_config
 from hyvideo.distributed.randomness import generator
 from hyvideo.miniature import world
 from hyvideo.miniature.architecture import TRANSFORMER_CONFIG, VAE_CONFIG, VERSION, save_text_encoder
 from hyvideo.miniature.measures import features, measure, moments
+from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
+from hyvideo.miniature.reward_model import policy_clips
+from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.attention import install_causal_mask
 from hyvideo.models.encoders import load_text_encoder
 from hyvideo.models.loading import load_vae, save_transformer_original, save_vae_original
@@ -41,48 +44,7 @@ KL_WEIGHT = 5e-2
 # Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
 # Names as in the original layout.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
-STAGES = ["text_encoder", "vae", "statistics", "base"]
-
-
-class MuonAndAdamW:
-    """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
-
-    Both with a learning rate that warms up, stays, and falls linearly. At these sizes it needs about a third of the
-    steps that AdamW alone needs.
-    """
-
-    def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self.parameters = trained
-        self.matrices = [(p, nn.Parameter(p.detach().view(p.shape[0], -1))) for p in trained if p.ndim >= 2]
-        vectors = [p for p in trained if p.ndim < 2]
-        self.muon = torch.optim.Muon([m for _, m in self.matrices], lr=2e-2, weight_decay=0.0)
-        self.adamw = torch.optim.AdamW(vectors, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
-
-        def scale(step: int) -> float:
-            rest = (num_steps - step) / (num_steps * (1 - decay_from))
-            return min(1.0, (step + 1) / warmup) * min(1.0, max(0.01, rest))
-
-        optimizers = (self.muon, self.adamw)
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, scale) for optimizer in optimizers]
-
-    def step(self, loss: Tensor) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for parameter, matrix in self.matrices:
-            matrix.grad = None if parameter.grad is None else parameter.grad.view_as(matrix)
-        self.muon.step()
-        self.adamw.step()
-        for schedule in self.schedules:
-            schedule.step()
-
-
-def steps(num_steps: int, title: str) -> Iterator[tuple[int, tqdm]]:
-    bar = tqdm(range(num_steps), desc=title, unit="step", mininterval=1.0 if sys.stderr.isatty() else 30.0)
-    for step in bar:
-        yield step, bar
+STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
 
 
 # --- VAE -----------------------------------------------------------------------------------------------------------
@@ -237,6 +199,19 @@ def build_reference_statistics(out: Path, seed: int) -> None:
     )
 
 
+# --- reward model --------------------------------------------------------------------------------------------------
+
+
+def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
+    """Trains the miniature's VideoAlign on rendered clips and on those of the base policy in ``out``."""
+    config = load_config("configs/miniature.yaml", pretrained_model_root=str(out))
+    device, untrained = torch.device("cpu"), Needs(glyphs=False, images=False)
+    encoder, vae = load_encoder(config, device)
+    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=untrained)
+    clips = policy_clips(pipeline, encoder, count=num_clips, seed=seed)
+    train_reward_model(out, clips, num_steps=num_steps, batch_size=64, seed=seed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
@@ -244,6 +219,8 @@ def main() -> None:
     parser.add_argument("--vae_steps", type=int, default=1200)
     parser.add_argument("--base_steps", type=int, default=6000)
     parser.add_argument("--num_clips", type=int, default=48 * 400, help="web clips; a multiple of the 48 captions")
+    parser.add_argument("--reward_steps", type=int, default=2600)
+    parser.add_argument("--reward_clips", type=int, default=1920, help="of the base policy, to learn the reward on")
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES, help="which parts to make")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -256,6 +233,10 @@ def main() -> None:
     if "base" in options.stages:
         build_base(
             options.out, num_steps=options.base_steps, batch_size=48, num_clips=options.num_clips, seed=options.seed
+        )
+    if "reward_model" in options.stages:
+        build_reward_model(
+            options.out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=options.seed
         )
     print(f"wrote {options.out}")
 

@@ -16,6 +16,7 @@ from hyvideo.distributed.randomness import generator, normal
 from hyvideo.miniature import world
 from hyvideo.miniature.architecture import build_tokenizer
 from hyvideo.miniature.measures import measure
+from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.video_io import to_uint8
@@ -87,8 +88,6 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     Args:
         clips: uint8 (clips, frames, 3, height, width) and the labels that they were asked for (clips, 3).
     """
-    from hyvideo.miniature.build import MuonAndAdamW, steps
-
     folder = root / FOLDER
     write_untrained(folder, seed)
     model, encode = load_for_training(folder)

@@ -18,6 +18,7 @@ WEIGHTS = ("transformer/miniature", "vae")
 def small_build(monkeypatch):
     def run(out):
         flags = ["--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
+        flags += ["--reward_steps", "2", "--reward_clips", "48"]
         monkeypatch.setattr("sys.argv", ["build", *flags])
         build.main()
         return [load_file(out / part / "diffusion_pytorch_model.safetensors") for part in WEIGHTS]
@@ -31,6 +32,8 @@ def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
     for one, other in zip(first, second):
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+    models = [torch.load(tmp_path / name / "VideoReward/checkpoint-1/model.pth", weights_only=True) for name in "ab"]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 def test_the_shipped_checkpoint_is_small_and_sound():

@@ -22,7 +22,7 @@ def write_original(root):
     """The miniature under a released name, with small random encoders for glyphs and images."""
     from transformers import ByT5Tokenizer, SiglipVisionConfig, SiglipVisionModel, T5Config, T5EncoderModel
 
-    shutil.copytree(ROOT / "assets" / "miniature", root, ignore=shutil.ignore_patterns("prompts"))
+    shutil.copytree(ROOT / "assets" / "miniature", root, ignore=shutil.ignore_patterns("prompts", "VideoReward"))
     (root / "transformer" / "miniature").rename(root / "transformer" / "480p_t2v")
     glyphs = T5Config(vocab_size=390, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     glyphs.save_pretrained(root / "text_encoder/byt5-small")

@@ -83,7 +83,7 @@ class RewardSettings:
     reward_model: list[str] = _setting(["videoalign"], "Which scorers give the reward; their dimensions are added.")
     reward_weights: str = _setting(
         "alignment",
-        "Weights of the dimensions: `averaged` (VQ, MQ, TA 1, 1, 1), `alignment` (0.5, 0.5, 1), or a JSON object.",
+        "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
     )
     reward_config: str = _setting("", "YAML of options for each scorer: `videoalign: {path: ..., batch_size: 8}`.")
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = _setting(
@@ -196,10 +196,12 @@ SECTIONS = {
     "record": RecordSettings,
 }
 
+# The paper's settings A and B, and their names.
 REWARD_PRESETS = {
     "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
     "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
 }
+REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignment"]}
 
 
 @dataclass(frozen=True)

@@ -132,3 +132,9 @@ def test_an_iteration_is_found_without_walking_to_it():
     walked = PromptOrder(10, 4, seed=0)
     iterations = [walked.indices(i) for i in range(1, 9)]
     assert PromptOrder(10, 4, seed=0).indices(8) == iterations[7]
+
+
+@pytest.mark.parametrize("name", ["prompts/train", "miniature/prompts/train", "miniature/prompts/valid"])
+def test_the_prompts_that_are_shipped_can_be_read(name):
+    requests = read_requests(f"assets/{name}.csv")
+    assert len(requests) >= 32 and all(request.image is None for request in requests)

@@ -1,5 +1,7 @@
 """Everything from the original layout to latents and pixels, against diffusers' own pipelines on the same weights."""
 
+import json
+
 import pytest
 import torch
 
@@ -8,6 +10,8 @@ from hyvideo.config import Config
 from hyvideo.data import Request
 from hyvideo.distributed.randomness import normal
 from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours, stock_pipeline
+from hyvideo.models.encoders import load_glyph_encoder
+from hyvideo.pipelines.condition_encoder import GlyphEncoder
 from tests.tiny_checkpoint import write_image, write_original
 
 SIZE = (64, 96)
@@ -128,3 +132,19 @@ def test_large_videos_are_decoded_in_tiles_as_diffusers_does(root):
     assert torch.equal(tiled, expected) and tiled.shape == whole.shape
     assert not torch.equal(tiled, whole)
     assert (vae.tile_latent_min_height, vae.tile_latent_min_width, vae.tile_overlap_factor) == (4, 4, 0.25)
+
+
+def test_a_prompt_may_spell_a_token_of_the_glyph_encoder(root):
+    tokenizer, model = load_glyph_encoder(root)
+    assert len(tokenizer) == model.config.vocab_size == model.encoder.embed_tokens.num_embeddings
+    assert tokenizer("<color-1>").input_ids[0] == 385
+    spelt, other = (GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>"))
+    assert len(spelt) == len(other) - 8
+
+
+def test_glyph_tokens_without_rows_are_refused(tmp_path):
+    broken = write_original(tmp_path / "ckpts")
+    colours = {str(number): number for number in range(99)}
+    (broken / "text_encoder/Glyph-SDXL-v2/assets/color_idx.json").write_text(json.dumps(colours))
+    with pytest.raises(ValueError, match="more than the 390 rows"):
+        load_glyph_encoder(broken)

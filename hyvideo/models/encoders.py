@@ -71,8 +71,8 @@ def load_glyph_encoder(
 ) -> tuple["PreTrainedTokenizerBase", "T5EncoderModel"]:
     """ByT5's tokenizer and encoder as trained on glyphs, frozen, in float32 as in the original.
 
-    ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, whose rows for
-    its special tokens (colours and fonts) no prompt reaches.
+    ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, which also has
+    tokens for colours and fonts, reached by a prompt that spells one.
 
     Raises:
         ValueError: As `load_text_encoder`.
@@ -90,6 +90,7 @@ def load_glyph_encoder(
         model = _pretrained(T5EncoderModel, config_folder, torch.float32, device)
     else:
         refuse(config_folder, glyph_encoder_problems(root))
+        tokenizer.add_tokens(_glyph_tokens(weights.parent.parent / "assets", config_folder.label), special_tokens=True)
         state = _glyph_state(weights, config_folder.label)
         model = _glyph_model(_config(T5EncoderModel, config_folder), state).float()
         model.encoder.load_state_dict(state, strict=True)
@@ -149,14 +150,15 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
     """What keeps the glyph encoder from loading."""
     from transformers import T5EncoderModel
 
-    folder, _, pickled = _glyph_folders(Path(root))
+    folder, tokenizer, pickled = _glyph_folders(Path(root))
     config = _config(T5EncoderModel, folder)
     if not weights_needed:
         return []
     if pickled is not None:
         with torch.device("meta"):
             model = _glyph_model(config, _glyph_state(pickled, folder.label, "meta"))
-        return _glyph_problems(model, folder, pickled)
+        tokens = _glyph_tokens(pickled.parent.parent / "assets", folder.label)
+        return _glyph_problems(model, folder, pickled) + _token_problems(tokens, tokenizer, model, folder)
     with torch.device("meta"):
         expected = shapes_of(T5EncoderModel(config).state_dict())
     weights = read_header(folder, _WEIGHTS)
@@ -232,6 +234,23 @@ def _glyph_problems(model: "T5EncoderModel", folder: Folder, path: Path) -> list
         f"{folder.label}: {problem}"
         for problem in shortened(tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights))
     ]
+
+
+def _token_problems(tokens: list[str], tokenizer: Path, model: "T5EncoderModel", folder: Folder) -> list[str]:
+    """Whether the embedding has a row for every token."""
+    from transformers import AutoTokenizer
+
+    rows, own = model.config.vocab_size, len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
+    if own + len(tokens) <= rows:
+        return []
+    return [f"{folder.label}: {own} tokens and {len(tokens)} for colours and fonts are more than the {rows} rows"]
+
+
+def _glyph_tokens(assets: Path, label: str) -> list[str]:
+    """The tokens of colours, then of fonts, in the order of their rows; a font's begins with its language."""
+    colours = read_json(assets / "color_idx.json", label)
+    fonts = read_json(assets / "multilingual_10-lang_idx.json", label)
+    return [f"<color-{i}>" for i in range(len(colours))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
 
 
 def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:

@@ -281,7 +281,15 @@ class Config:
     def reward_weights(self) -> dict[str, float]:
         """Weight of each reward dimension."""
         text = self.reward.reward_weights
-        return REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
+        return REWARD_PRESETS[text] if text in REWARD_PRESETS else flat_weights(json.loads(text))
+
+
+def flat_weights(weights: dict) -> dict:
+    """Weights by dimension, of a mapping that may name the scorers: ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``."""
+    flat: dict = {}
+    for name, value in weights.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
 
 @dataclass(frozen=True)

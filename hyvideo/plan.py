@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config import REWARD_PRESETS, Config
+from hyvideo.config import REWARD_PRESETS, Config, flat_weights
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
 
@@ -227,8 +227,8 @@ def _reward_problems(config: Config) -> Iterator[str]:
     if text in REWARD_PRESETS:
         return
     try:
-        weights = json.loads(text)
-    except json.JSONDecodeError:
+        weights = flat_weights(json.loads(text))
+    except (json.JSONDecodeError, AttributeError):  # no JSON, or no object
         weights = None
     is_number = isinstance(weights, dict) and all(
         isinstance(w, (int, float)) and not isinstance(w, bool) and math.isfinite(w) for w in weights.values()

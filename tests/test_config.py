@@ -83,6 +83,8 @@ def test_reward_weights_are_a_preset_or_json(write):
     assert load_config("configs/smoke.yaml").reward_weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
     path = write("reward_weights: {VQ: 1, TA: 2}\n")
     assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2}
+    path = write("reward_weights: {videoalign: {VQ: 1, TA: 2}, CLIPScore: 3}\n")
+    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2, "CLIPScore": 3}
 
 
 def test_the_config_that_a_run_leaves_reads_back(tmp_path, tiny_config):

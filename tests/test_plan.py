@@ -54,6 +54,8 @@ def test_steps_that_sage_cannot_make_stochastic_are_not_counted(tiny_config):
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "with one not 0"),
+        ({"reward_weights": "[1]"}, "reward_weights must be"),
+        ({"reward_weights": '{"a": {"b": {"VQ": 1}}}'}, "reward_weights must be"),
         ({"report_to": ["paper"]}, "report_to takes"),
         ({"timestep_fraction": 1.5}, "timestep_fraction must be at most 1"),
         ({"adam_beta1": 1.0}, "adam_beta1 must lie in"),

@@ -80,7 +80,7 @@ def trial_of(args: argparse.Namespace):
     from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial
     from hyvideo.video_io import read_video
 
-    is_miniature = (args.clip or args.reward_model) == "miniature"
+    is_miniature = (args.clip or args.reward_model) in ("miniature", "videoalign_local")
     trial = miniature_trial() if is_miniature else synthetic_trial()
     if args.video is not None:
         video, fps = read_video(args.video)

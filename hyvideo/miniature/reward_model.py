@@ -193,7 +193,7 @@ def _settings() -> dict:
             "reward_token": "special",
             "torch_dtype": "bfloat16",
         },
-        "peft_lora_config": {"lora_enable": False, "lora_r": 1, "lora_alpha": 1},
+        "peft_lora_config": {"lora_enable": False},
         # The truth lies in [0, 1] as it is.
         "inference_config": {
             f"{name}_{what}": value for name in ("VQ", "MQ", "TA") for what, value in (("mean", 0.0), ("std", 1.0))

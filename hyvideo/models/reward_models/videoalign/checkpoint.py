@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
-from hyvideo.models.weight_files import read_json
+from hyvideo.models.weight_files import read_json, shortened
 
 LABEL = "VideoAlign"
 CheckpointMode = Literal["auto", "v1", "v2", "v3"]
@@ -69,6 +69,7 @@ class Settings:
     max_pixels: int
     min_pixels: int
     template: str
+    has_lora: bool
     lora_rank: int
     lora_scale: float
     normalisation: dict[str, float] | None  # <dimension>_mean and _std
@@ -146,11 +147,9 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
     if output is not None and not torch.equal(output, mapped.get(embedding, output)):
         # The two are one tensor in the model; the original loads this one last.
         mapped[embedding] = output
-    return Weights(
-        {name: tensor for name, tensor in mapped.items() if ".lora_" not in name},
-        {name: tensor for name, tensor in mapped.items() if ".lora_" in name},
-        head,
-    )
+    lora = {name: tensor for name, tensor in mapped.items() if ".lora_" in name}
+    _refuse_other_lora(lora, checkpoint)
+    return Weights({name: tensor for name, tensor in mapped.items() if name not in lora}, lora, head)
 
 
 def base_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -173,18 +172,34 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         raise ValueError(f"{LABEL}: {path} asks for the prompt {template!r}, there are {', '.join(TEMPLATES)}")
     if wrong := [f"{name} {got!r}, not {needed!r}" for name, (got, needed) in needed.items() if got != needed]:
         raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
-    rank = lora["lora_r"]
-    scale = lora["lora_alpha"] / (math.sqrt(rank) if lora.get("use_rslora") else rank)
+    # What is not said has the original's default.
+    has_lora, rank = lora.get("lora_enable", False), lora.get("lora_r", 16)
+    scale = lora.get("lora_alpha", 32) / (math.sqrt(rank) if lora.get("use_rslora") else rank)
     return Settings(
         fps=float(data.get("fps") or 2.0),
         num_frames=data.get("num_frames"),
         max_pixels=int(data["max_frame_pixels"]),
         min_pixels=int(data.get("min_frame_pixels", MIN_PIXELS)),
         template=template,
+        has_lora=has_lora,
         lora_rank=rank,
         lora_scale=scale,
         normalisation=config.get("inference_config"),
     )
+
+
+def _refuse_other_lora(lora: dict[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Raises ValueError where the settings and the file disagree on whether there is a LoRA, or half of one is there.
+
+    Without it the scores would be other ones, and nothing would tell.
+    """
+    if bool(lora) != checkpoint.settings.has_lora:
+        said, found = ("false", "a LoRA") if lora else ("true", "no LoRA")
+        raise ValueError(f"{LABEL}: model_config.json says lora_enable {said}, and {checkpoint.folder} has {found}")
+    swap = {".lora_A.": ".lora_B.", ".lora_B.": ".lora_A."}
+    partners = {name.replace(own, other) for name in lora for own, other in swap.items() if own in name}
+    if missing := sorted(partners - lora.keys()):
+        raise ValueError(f"{LABEL}: the LoRA is not whole, {checkpoint.folder} lacks {', '.join(shortened(missing))}")
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:

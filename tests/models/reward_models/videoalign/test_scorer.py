@@ -164,7 +164,7 @@ def test_the_base_is_found_beside_the_folder(own):
         (lambda t: t.pop("base_model.model.rm_head.weight"), "no tensor rm_head.weight"),
         (
             lambda t: t.pop("base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight"),
-            "the LoRA is not whole: .*up_proj.lora_B",
+            "the LoRA is not whole, .* lacks .*up_proj.lora_B",
         ),
     ],
 )
@@ -172,6 +172,51 @@ def test_weights_that_do_not_fit_are_named(own, change, said):
     rewrite(own, change)
     with pytest.raises(ValueError, match=said):
         VideoAlignScorer(own)
+
+
+def without_lora(tensors):
+    for name in [name for name in tensors if ".lora_" in name]:
+        del tensors[name]
+
+
+def set_lora(root, settings):
+    path = root / "model_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"peft_lora_config": settings}))
+
+
+@pytest.mark.parametrize("merge_lora", [False, True])
+def test_a_checkpoint_trained_whole_loads_and_says_so(own, exact, merge_lora):
+    """With the LoRA added to its weights it is the same model."""
+    merged = load(dtype=torch.float32, merge_lora=True).model.model.state_dict()
+
+    def put_merged(tensors):
+        without_lora(tensors)
+        for name in tensors:
+            inner = name.removeprefix("base_model.model.").replace(".base_layer.", ".").removeprefix("model.")
+            if f"language_model.{inner}" in merged:
+                tensors[name] = merged[f"language_model.{inner}"][: len(tensors[name])]
+
+    embedding = torch.load(own / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
+    merged["language_model.embed_tokens.weight"] = embedding
+    rewrite(own, put_merged)
+    set_lora(own, {"lora_enable": False})
+    scorer = VideoAlignScorer(own, dtype=torch.float32, merge_lora=merge_lora)
+    assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT
+
+
+@pytest.mark.parametrize("merge_lora", [False, True])
+def test_a_lora_that_is_lost_or_not_announced_is_refused(own, merge_lora):
+    half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
+    set_lora(own, {"lora_r": 4, "lora_alpha": 8})
+    with pytest.raises(ValueError, match="says lora_enable false, and .*checkpoint-11352 has a LoRA"):
+        VideoAlignScorer(own, merge_lora=merge_lora)
+    set_lora(own, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
+    rewrite(own, lambda tensors: tensors.pop(half))
+    with pytest.raises(ValueError, match="the LoRA is not whole, .* lacks .*up_proj.lora_A.weight"):
+        VideoAlignScorer(own, merge_lora=merge_lora)
+    rewrite(own, without_lora)
+    with pytest.raises(ValueError, match="says lora_enable true, and .*checkpoint-11352 has no LoRA"):
+        VideoAlignScorer(own, merge_lora=merge_lora)
 
 
 def test_a_truncated_file_is_named(own):

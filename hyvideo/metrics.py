@@ -41,23 +41,33 @@ def iteration_of(line: bytes) -> int | None:
         record = json.loads(line.decode())
     except (UnicodeDecodeError, json.JSONDecodeError):
         return None
-    return record.get("iteration") if isinstance(record, dict) else None
+    iteration = record.get("iteration") if isinstance(record, dict) else None
+    return iteration if isinstance(iteration, int) else None
+
+
+def whole_lines(path: Path) -> list[tuple[int, bytes]]:
+    """Iteration and text of each line, without a last line torn by a crash.
+
+    Raises ValueError for a broken line that is not the last, since no crash of ours leaves one, and for a file that
+    cannot be read.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} must be a readable file, to go on with its run ({error.strerror})") from error
+    iterations = [iteration_of(line) for line in lines]
+    if None in iterations[:-1]:
+        number = iterations.index(None) + 1
+        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove it")
+    return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
 
 
 def drop_after(path: Path, resume_iteration: int) -> None:
     """Drops what a resumed run logs again: lines after ``resume_iteration`` and a last line torn by a crash.
 
-    The file is rewritten aside and renamed, so that a second crash loses nothing. Raises ValueError for a
-    broken line that is not the last: no crash of ours leaves one.
+    The file is rewritten aside and renamed, so that a second crash loses nothing. Raises as `whole_lines`.
     """
-    lines = path.read_bytes().splitlines()
-    iterations = [iteration_of(line) for line in lines]
-    if None in iterations[:-1]:
-        number = iterations.index(None) + 1
-        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove it")
-    kept = [
-        line for line, iteration in zip(lines, iterations) if iteration is not None and iteration <= resume_iteration
-    ]
+    kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         aside.write_bytes(b"".join(line + b"\n" for line in kept))

@@ -3,6 +3,7 @@
 Imports neither torch nor a model, so a mistake is told in the first second.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -210,6 +211,10 @@ def _method_problems(config: Config) -> Iterator[str]:
         from hyvideo.metrics import import_wandb
 
         yield from _problem_of(import_wandb)
+    if "tensorboard" in config.record.report_to and importlib.util.find_spec("tensorboard") is None:
+        yield (
+            'report_to has "tensorboard", which is not installed; pip install tensorboard or take it out of report_to'
+        )
     yield from _reward_problems(config)
     yield from _missing_features(config)
 
@@ -271,18 +276,26 @@ def _path_problems(config: Config) -> Iterator[str]:
             yield str(error)
     if not Path(config.model.pretrained_model_root).is_dir():
         yield _no_checkpoints(config)
-    if _has_lines(Path(config.record.output_dir) / "metrics.jsonl") and not config.record.resume_from_checkpoint:
-        yield (
-            f"output_dir {config.record.output_dir!r} already holds a run; go on with it by --resume_from_checkpoint "
-            "latest, or name another output_dir"
-        )
+    yield from _earlier_run_problems(config)
     problem = _unwritable(Path(config.record.output_dir))
     if problem:
         yield f"output_dir must be a folder that can be written to, got {config.record.output_dir!r}: {problem}"
 
 
-def _has_lines(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
+def _earlier_run_problems(config: Config) -> Iterator[str]:
+    """Of the run that output_dir holds already, if it holds one."""
+    path = Path(config.record.output_dir) / "metrics.jsonl"
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    if not config.record.resume_from_checkpoint:
+        yield (
+            f"output_dir {config.record.output_dir!r} already holds a run; go on with it by --resume_from_checkpoint "
+            "latest, or name another output_dir"
+        )
+        return
+    from hyvideo.metrics import whole_lines
+
+    yield from _problem_of(lambda: whole_lines(path))
 
 
 def _unwritable(folder: Path) -> str | None:

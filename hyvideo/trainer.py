@@ -119,12 +119,12 @@ class Trainer:
     def train(self) -> None:
         """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``."""
         config = self.config
+        writer = None
         if self.mesh.is_main:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            if self.resumed:
+            writer = self._metrics_writer()  # first: it refuses a folder that it cannot go on in
+            if config.record.resume_from_checkpoint:
                 checkpoint.drop_after(self.output_dir, self.iteration)
             write_config(self.output_dir, config, self.device, self.mesh.world_size)
-        writer = self._metrics_writer() if self.mesh.is_main else None
         if self.validation and self.iteration == 0:
             self.validation.run(0)
         with (

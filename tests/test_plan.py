@@ -1,5 +1,7 @@
 """Rules between settings, and the arithmetic of a run."""
 
+import sys
+
 import pytest
 
 from hyvideo.plan import check, describe, make_plan, num_stochastic_steps
@@ -20,6 +22,7 @@ def test_forwards_count_guidance_training_and_anchor(tiny_config):
     assert make_plan(config).forwards_per_rollout == 2 * (20 + 3 * 20 + 20)
     free = config.with_settings(kl_weight=0.0, enable_gradient_checkpointing=True, timestep_fraction=0.5)
     assert make_plan(free).forwards_per_rollout == 2 * (20 + 4 * 10)
+    assert make_plan(config.with_settings(timestep_fraction=0.5)).forwards_per_rollout == 2 * (20 + 3 * 10 + 10)
 
 
 def test_it_is_said_whether_the_clip_can_bind(tiny_config):
@@ -91,3 +94,30 @@ def test_all_problems_are_told_at_once(tiny_config):
     with pytest.raises(ValueError) as error:
         check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
     assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("content", ["", "broken\n{}\n"])
+def test_only_lines_of_metrics_make_a_run(tiny_config, tmp_path, content):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(content)
+    if not content:
+        check(tiny_config)
+        return
+    with pytest.raises(ValueError, match="already holds a run"):
+        check(tiny_config)
+
+
+def test_a_run_with_a_broken_line_is_not_gone_on_with(tiny_config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
+    with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl is not a JSON object with an iteration"):
+        check(tiny_config.with_settings(resume_from_checkpoint="latest"))
+
+
+@pytest.mark.parametrize("report", ["wandb", "tensorboard"])
+def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, report):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
+        check(tiny_config.with_settings(report_to=[report]))
+    check(tiny_config)

@@ -345,9 +345,10 @@ def test_a_resumed_run_is_the_unbroken_one(tiny_config, mesh, tmp_path, strategy
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_over(tiny_config, mesh, tmp_path):
     config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="latest")
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rollouts" / "000002").mkdir(parents=True)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
     Trainer(config, mesh, CPU).train()
+    assert not (tmp_path / "run" / "rollouts" / "000002").exists()
     assert [line["iteration"] for line in lines(tmp_path / "run")] == [1]
     assert "reward/mean" in lines(tmp_path / "run")[0]
 
@@ -366,13 +367,30 @@ def test_going_back_to_an_older_checkpoint_begins_a_branch_of_its_own(tiny_confi
     assert Trainer(again, mesh, CPU).iteration == 2
 
 
-def test_nothing_left_to_train_is_said_before_anything_is_touched(tiny_config, mesh, tmp_path):
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("max_steps", [1, 2])
+def test_nothing_left_to_train_is_said_before_anything_is_touched(tiny_config, mesh, tmp_path, max_steps):
     config = tiny_config.with_settings(max_steps=2, save_interval=1)
     Trainer(config, mesh, CPU).train()
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="max_steps must be above the iteration to resume after, got 1 and 2"):
-        Trainer(config.with_settings(max_steps=1, resume_from_checkpoint="latest"), mesh, CPU)
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=f"above the iteration to resume after, got {max_steps} and 2"):
+        Trainer(config.with_settings(max_steps=max_steps, resume_from_checkpoint="latest"), mesh, CPU)
+    assert files(tmp_path) == before
+
+
+def test_metrics_that_cannot_be_gone_on_with_cost_no_checkpoint(tiny_config, mesh, tmp_path):
+    config = tiny_config.with_settings(max_steps=2, save_interval=1, log_video_interval=1)
+    Trainer(config, mesh, CPU).train()
+    run = tmp_path / "run"
+    (run / "metrics.jsonl").write_text('broken\n{"iteration": 2}\n')
+    before = files(run)
+    first = str(run / "checkpoints" / "000001")
+    with pytest.raises(ValueError, match="line 1 of .*metrics.jsonl"):
+        Trainer(config.with_settings(resume_from_checkpoint=first), mesh, CPU).train()
+    assert files(run) == before
 
 
 def test_validation_survives_a_scorer_that_fails(tiny_config, mesh):

@@ -51,12 +51,12 @@ def save(output_dir: Path, iteration: int, transformer: nn.Module, training: Tra
     torch.save(training.optimizer, aside / "optimizer.pt")
     (aside / "state.json").write_text(json.dumps(training.state, indent=2))
     if target.exists():
-        shutil.rmtree(target)
+        _remove(target)
     os.rename(aside, target)
     _point_latest_at(root, target.name)
     others = [path for path in complete(output_dir) if path != target]
     for old in others[: max(0, len(others) - (keep - 1))] if keep else []:
-        shutil.rmtree(old)
+        _remove(old)
     return target
 
 
@@ -113,7 +113,7 @@ def drop_after(output_dir: Path, iteration: int) -> None:
     for parent in (FOLDER, "samples", "rollouts"):
         for path in (output_dir / parent).glob("[0-9]*"):
             if path.name.isdigit() and int(path.name) > iteration:
-                shutil.rmtree(path)
+                _remove(path)
 
 
 def complete(output_dir: Path) -> list[Path]:
@@ -124,6 +124,14 @@ def complete(output_dir: Path) -> list[Path]:
 
 def name_of(iteration: int) -> str:
     return f"{iteration:06d}"
+
+
+def _remove(folder: Path) -> None:
+    """Hides the folder by one rename first: a crash in between must not leave half a checkpoint that looks whole."""
+    hidden = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.rename(folder, hidden)
+    shutil.rmtree(hidden)
 
 
 def _point_latest_at(root: Path, name: str) -> None:

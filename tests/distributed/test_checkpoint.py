@@ -79,3 +79,21 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     (folder / "optimizer.pt").write_bytes(b"no")
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         checkpoint.load(folder, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("remove", [lambda run: checkpoint.drop_after(run, 2), lambda run: save(run, 1, keep=1)])
+def test_what_a_crash_left_half_removed_is_not_seen(tmp_path, monkeypatch, remove):
+    for iteration in (2, 4):
+        save(tmp_path, iteration)
+    whole = len(checkpoint.complete(tmp_path))
+
+    def crash(folder, **_):
+        if folder.exists():  # not the leftovers of an earlier crash
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", crash)
+    with pytest.raises(KeyboardInterrupt):
+        remove(tmp_path)
+    left = checkpoint.complete(tmp_path)
+    assert len(left) < whole or left[0].name == "000001"
+    assert all((folder / "optimizer.pt").is_file() for folder in left)

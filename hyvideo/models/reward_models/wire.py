@@ -5,12 +5,14 @@ A request is a safetensors file: ``video.0``, ``video.1``... uint8 (frames, 3, h
 ``scores`` (numbers by dimension, or null) and in ``reasons``.
 """
 
+import itertools
 import json
 import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import av
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -83,30 +85,67 @@ def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
 
 
 def encode_answer(verdicts: list[Verdict]) -> dict:
-    """JSON for verdicts; a number that is not finite is null."""
-    scores = [None if v.reason else {n: x if math.isfinite(x) else None for n, x in v.scores.items()} for v in verdicts]
-    return {"scores": scores, "reasons": [verdict.reason for verdict in verdicts]}
+    """JSON for verdicts; what is not a finite number is null."""
+    scores = [None if v.reason else {name: _finite(x) for name, x in v.scores.items()} for v in verdicts]
+    # A reason may quote what has no UTF-8.
+    reasons = [v.reason and v.reason.encode(errors="backslashreplace").decode() for v in verdicts]
+    return {"scores": scores, "reasons": reasons}
+
+
+def _finite(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def decode_answer(body: bytes, num_videos: int) -> list[Verdict]:
     """Verdicts of an answer. Raises ValueError for what is no answer to a request of so many videos."""
-    answer = json.loads(body)  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-    scores = answer.get("scores") if isinstance(answer, dict) else None
-    reasons = (answer.get("reasons") if isinstance(answer, dict) else None) or [None] * num_videos
-    if not isinstance(scores, list) or len(scores) != num_videos or len(reasons) != num_videos:
+    answer = parse_json(body)
+    if not isinstance(answer, dict):
+        raise ValueError(f"an answer must be an object with scores of {num_videos} videos, got {str(answer)[:200]}")
+    scores, reasons = answer.get("scores"), answer.get("reasons") or [None] * num_videos
+    if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
         raise ValueError(f"an answer needs scores of {num_videos} videos, got {str(answer)[:200]}")
     return [_verdict(one, reason) for one, reason in zip(scores, reasons)]
+
+
+def parse_json(text: bytes) -> object:
+    """What a JSON text says. Raises ValueError for everything that is none, nested too deeply too."""
+    try:
+        return json.loads(text)  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
 
 
 def _verdict(scores: object, reason: object) -> Verdict:
     if scores is None:
         return Verdict({}, str(reason or "the service gave no score and no reason"))
-    numbers = (int, float, type(None))
-    if not isinstance(scores, dict) or not all(
-        isinstance(value, numbers) and not isinstance(value, bool) for value in scores.values()
-    ):
+    if not isinstance(scores, dict):
         raise ValueError(f"scores must be numbers by dimension, got {str(scores)[:200]}")
-    return Verdict({name: math.nan if value is None else float(value) for name, value in scores.items()})
+    return Verdict({name: _number(value) for name, value in scores.items()})
+
+
+def _number(value: object) -> float:
+    """A score as it was sent, null as NaN."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"scores must be numbers by dimension, got {str(value)[:200]}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError("scores must be numbers, got an integer beyond all floats") from error
+
+
+def check_texts(prompts: object) -> list[str]:
+    """``prompts``, if they are a list of strings that are text. Raises ValueError."""
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("prompts must be a list of strings")
+    if broken := [number for number, prompt in enumerate(prompts) if not _is_text(prompt)]:
+        raise ValueError(f"prompts must be text that has UTF-8; half a surrogate pair is in prompt {broken[0]}")
+    return prompts
+
+
+def _is_text(prompt: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in prompt)
 
 
 def _header(body: bytes) -> dict:
@@ -114,8 +153,8 @@ def _header(body: bytes) -> dict:
     if not 0 < length <= min(_MAX_HEADER, len(body) - 8):
         raise BadRequest("the body must be a safetensors file, got something else")
     try:
-        header = json.loads(body[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
+        header = parse_json(body[8 : 8 + length])
+    except ValueError as error:
         raise BadRequest(f"the header of the body is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise BadRequest("the header of the body must be a JSON object")
@@ -124,11 +163,13 @@ def _header(body: bytes) -> dict:
 
 def _prompts(metadata: object) -> list[str]:
     try:
-        prompts = json.loads(metadata["prompts"])
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        prompts = check_texts(parse_json(metadata["prompts"]))
+    except (TypeError, KeyError) as error:
         raise BadRequest("the metadata needs `prompts`, a JSON list of strings") from error
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadRequest("`prompts` in the metadata must be a JSON list of at least one string")
+    except ValueError as error:
+        raise BadRequest(f"`prompts` in the metadata cannot be used: {error}") from error
+    if not prompts:
+        raise BadRequest("`prompts` in the metadata must have at least one string")
     return prompts
 
 
@@ -137,8 +178,12 @@ def _fps(metadata: dict) -> float:
         fps = float(metadata["fps"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadRequest("the metadata needs `fps`, frames per second, and never a guess") from error
+    return _check_rate("`fps`", fps)
+
+
+def _check_rate(name: str, fps: float) -> float:
     if not 0 < fps <= 1000:
-        raise BadRequest(f"`fps` must be above 0 and at most 1000, got {fps}")
+        raise BadRequest(f"{name} must be above 0 and at most 1000 frames per second, got {fps}")
     return fps
 
 
@@ -172,11 +217,29 @@ def _check_size(name: str, shape: list[int], limits: Limits) -> None:
 def _video(name: str, tensor: Tensor, fps: float, limits: Limits) -> tuple[Tensor, float]:
     if name.startswith("video."):
         return tensor, fps
+    content = tensor.numpy().tobytes()
+    # FFmpeg goes by content: a playlist in place of a film would have it open other files of this machine.
+    if content[4:8] != b"ftyp":
+        raise BadRequest(f"{name} is no mp4")
     with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
-        Path(file.name).write_bytes(tensor.numpy().tobytes())
+        Path(file.name).write_bytes(content)
         try:
+            _check_film(name, file.name, limits)
             video, rate = read_video(file.name)
-        except (ValueError, OSError) as error:
+        except BadRequest:
+            raise
+        except (av.FFmpegError, ValueError, OSError) as error:
             raise BadRequest(f"{name} is no readable mp4") from error
     _check_size(name, list(video.shape), limits)
-    return video.to(torch.uint8), rate
+    return video, _check_rate(name, rate)
+
+
+def _check_film(name: str, path: str, limits: Limits) -> None:
+    """The size of a film, before its frames are decoded: a few kilobytes can hold gigabytes of one colour."""
+    with av.open(path) as film:
+        stream = next(iter(film.streams.video), None)
+        if stream is None or stream.codec_context is None:
+            raise BadRequest(f"{name} has no video that can be decoded")
+        packets = (packet for packet in film.demux(stream) if packet.size)  # one for each frame
+        num_frames = sum(1 for _ in itertools.islice(packets, limits.frames + 1))
+        _check_size(name, [num_frames, 3, stream.height, stream.width], limits)

@@ -45,7 +45,11 @@ def build(config: Config):
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     device = choose_device(config.model.device, ranks.local_rank())
-    return Trainer(config, ranks.start(config.distributed.sp_size, device), device)
+    settings = config.distributed
+    mesh = ranks.start(
+        settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
+    )
+    return Trainer(config, mesh, device)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from hyvideo.pipelines.condition_encoder import (
     TextEncoder,
     glyph_text,
 )
+from hyvideo.pipelines.conditioning import Condition
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, Sampling
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
@@ -80,23 +81,41 @@ def load_pipeline(
     trained: Needs,
     weights_dtype: torch.dtype = torch.float32,
 ) -> HunyuanVideoGRPOPipeline:
-    """The transformer, computing in ``dtype``, and the ways to call it.
+    """A transformer of one process, computing in ``dtype``, and the ways to call it.
 
     Args:
-        trained: What the policy is trained on; parts that it gives no gradient are frozen.
-        weights_dtype: Of the weights; training keeps them in float32, sampling alone needs no more than ``dtype``.
+        trained: What it may be trained on; parts that that gives no gradient are frozen.
+        weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
     """
-    model, rollout = config.model, config.rollout
-    unconditional = encoder([Request("")]).samples[0].to(device) if rollout.cfg_scale > 1 else None
-    transformer = loading.load_transformer(
+    unconditional = empty_condition(config, encoder, device)
+    transformer = load_transformer(config, device, weights_dtype)
+    prepare_transformer(transformer, trained)
+    return make_pipeline(config, transformer, vae, unconditional)
+
+
+def empty_condition(config: Config, encoder: ConditionEncoder, device: torch.device) -> Condition | None:
+    """Of the empty prompt; None without guidance."""
+    return encoder([Request("")]).samples[0].to(device) if config.rollout.cfg_scale > 1 else None
+
+
+def load_transformer(config: Config, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The transformer of the settings, whole, as diffusers has it."""
+    model = config.model
+    return loading.load_transformer(
         model.pretrained_model_root,
         model.transformer_version,
-        dtype=weights_dtype,
+        dtype=dtype,
         device=device,
         random_weights_seed=_seed(config),
     )
+
+
+def make_pipeline(
+    config: Config, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
+) -> HunyuanVideoGRPOPipeline:
+    """The ways to call a transformer, by the settings."""
+    model, rollout = config.model, config.rollout
     use_fastest_kernels()
-    prepare_transformer(transformer, trained, recompute=config.distributed.enable_gradient_checkpointing)
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     return HunyuanVideoGRPOPipeline(
@@ -190,12 +209,10 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
     vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
 
 
-def prepare_transformer(transformer: nn.Module, trained: Needs, *, recompute: bool) -> None:
-    """Our forward pass, activation checkpointing if asked for, and no gradient where none can arrive."""
+def prepare_transformer(transformer: nn.Module, trained: Needs) -> None:
+    """Our forward pass, and no gradient where none can arrive."""
     install(transformer)
     freeze_dead_parameters(transformer)
     for part, is_used in (("context_embedder_2", trained.glyphs), ("image_embedder", trained.images)):
         if not is_used:
             transformer.get_submodule(part).requires_grad_(False)
-    if recompute:
-        transformer.enable_gradient_checkpointing()

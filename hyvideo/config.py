@@ -28,6 +28,9 @@ class ModelSettings:
     pretrained_model_root: str = _setting("./ckpts", "Folder of the checkpoints, in the original or diffusers layout.")
     transformer_version: str = _setting("480p_t2v", "Which transformer under <root>/transformer to train.")
     dtype: Literal["bf16", "fp32"] = _setting("bf16", "Precision in which the transformer computes.")
+    master_weight_type: Literal["fp32", "bf16"] = _setting(
+        "fp32", "Precision of the weights in training and of the optimizer's state; frozen weights have that of dtype."
+    )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = _setting("fp16", "Precision of the text and vision encoders.")
     vae_dtype: Literal["fp16", "bf16", "fp32"] = _setting("fp16", "Precision in which videos are decoded.")
     vae_tile_size: int = _setting(256, "Side in pixels of the tiles in which a video is decoded; 0 decodes it whole.")
@@ -156,14 +159,46 @@ class OptimizerSettings:
     adam_epsilon: float = _setting(1e-8, "AdamW's epsilon.")
     max_grad_norm: float = _setting(1.0, "Gradients are clipped to this global norm.")
     warmup_steps: int = _setting(0, "Updates over which the learning rate rises to its value.")
-    use_muon: bool = _setting(False, "Train matrices with Muon; AdamW is the only optimizer of this version.")
+    use_muon: bool = _setting(True, "Train matrices with Muon and the rest with AdamW; false is AdamW for all.")
+    muon_momentum: float = _setting(0.95, "Muon's decay of the momentum.")
+    muon_scope: Literal["hidden", "all"] = _setting(
+        "hidden",
+        "Muon for the matrices of attention and feed-forward, or, as in the reference, for all with two dimensions.",
+    )
+    use_8bit_adam: bool = _setting(False, "Keep AdamW's state in 8 bits; needs torchao.")
+    ema_decay: float = _setting(
+        0.0, "Keep a running average of the policy with this decay an update, for validation and export; 0 keeps none."
+    )
+    lora_rank: int = _setting(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
+    lora_alpha: float = _setting(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.")
+    lora_target_modules: str = _setting(
+        "", "Regular expression of the modules that get a LoRA; all matrices of the blocks by default."
+    )
 
 
 @dataclass(frozen=True)
 class DistributedSettings:
     sp_size: int = _setting(1, "Ranks that share one video by sequence parallelism.")
+    dp_replicate: int = _setting(
+        1, "Copies of the sharded model: 1 shards over all ranks; the number of nodes keeps shards within a node."
+    )
     enable_fsdp: bool = _setting(False, "Shard parameters, gradients and optimizer state over the ranks.")
+    reshard_after_forward: bool = _setting(
+        True,
+        "Let go of gathered parameters after a forward pass; false keeps them, for speed.",
+    )
+    gradient_sync: Literal["auto", "every", "last"] = _setting(
+        "auto",
+        "Reduce sharded gradients with every backward pass, or with the last of an update, when a rank must hold whole "
+        "gradients; auto is last for LoRA only.",
+    )
     enable_gradient_checkpointing: bool = _setting(False, "Recompute activations in the backward pass.")
+    activation_checkpointing: Literal["full", "selective"] = _setting(
+        "full", "What enable_gradient_checkpointing recomputes: whole blocks, or all but the results of attention."
+    )
+    enable_compile: bool = _setting(False, "Compile the blocks of the transformer.")
+    compile_backend: str = _setting("inductor", "By what; aot_eager finds breaks in seconds.")
+    collective_timeout: float = _setting(1800.0, "Seconds after which a rank that does not answer ends the run.")
 
 
 @dataclass(frozen=True)
@@ -172,6 +207,7 @@ class RecordSettings:
     report_to: list[str] = _setting(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
     save_interval: int = _setting(50, "Iterations between checkpoints; the last iteration is always saved.")
     save_total_limit: int = _setting(3, "Checkpoints to keep; 0 keeps all.")
+    save_asynchronously: bool = _setting(True, "Write checkpoints beside the training, from a copy on the CPU.")
     resume_from_checkpoint: str = _setting("", "Folder of a checkpoint, or `latest` for the newest of output_dir.")
     log_video_interval: int = _setting(10, "Iterations between two that keep some of their videos; 0 keeps none.")
     log_num_videos: int = _setting(4, "Videos to keep of an iteration or validation.")

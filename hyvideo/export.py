@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyvideo.distributed.checkpoint import policy_folder
+from hyvideo import saved_policy
 from hyvideo.models import encoders, loading
 from hyvideo.models.lora import add_lora, merge, read_lora, save_lora
 from hyvideo.models.versions import version_defaults
@@ -47,7 +47,7 @@ def load_policy(
     if checkpoint is None:
         transformer = loading.load_transformer(root, version, dtype=dtype)
     else:
-        transformer = loading.load_transformer(policy_folder(checkpoint), None, dtype=dtype)
+        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=dtype)
     if lora is not None:
         add_lora(transformer, read_lora(lora))
         merge(transformer)

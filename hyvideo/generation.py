@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from hyvideo import saved_policy
 from hyvideo.components import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
 from hyvideo.config import Config
 from hyvideo.data import Request
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.checkpoint import check_policy, load_policy
 from hyvideo.distributed.randomness import normal
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
@@ -61,7 +61,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     needs = Needs.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
     if source.checkpoint:
-        check_policy(root, version, source.checkpoint)
+        saved_policy.check_policy(root, version, source.checkpoint)
     lora = read_lora(source.lora) if source.lora else None
     if lora:
         check_lora(loading.transformer_without_memory(root, version), lora)
@@ -80,7 +80,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     dtype = DTYPES[config.model.dtype]
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=needs, weights_dtype=dtype)
     if source.checkpoint:
-        load_policy(pipeline.transformer, source.checkpoint)
+        saved_policy.put_into(pipeline.transformer, source.checkpoint)
     if lora:
         add_lora(pipeline.transformer, lora, scale=source.lora_scale)
     pipeline = pipeline.with_steps(config.record.validation_steps)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config import REWARD_PRESETS, Config, flat_weights
+from hyvideo.distributed.layout import layout_problem
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
 
@@ -38,7 +39,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     stochastic = num_stochastic_steps(config)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
     branches = 2 if rollout.cfg_scale > 1 else 1
-    training = 4 if config.distributed.enable_gradient_checkpointing else 3
+    training = training_forwards(config)
     anchor = trained if needs_anchor(config) else 0
     return Plan(
         replicas=replicas,
@@ -51,6 +52,15 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         ratio_must_be_one=loss.num_updates_per_rollout == 1,
         clip_can_bind=loss.num_updates_per_rollout > 1,
     )
+
+
+def training_forwards(config: Config) -> int:
+    """Forward passes that a training forward-backward costs: three, and one more if whole blocks are recomputed.
+
+    What ``selective`` recomputes is small beside the attention that it keeps.
+    """
+    distributed = config.distributed
+    return 4 if distributed.enable_gradient_checkpointing and distributed.activation_checkpointing == "full" else 3
 
 
 def num_stochastic_steps(config: Config) -> int:
@@ -116,18 +126,19 @@ def _no_checkpoints(config: Config) -> str:
 def _range_problems(config: Config) -> Iterator[str]:
     values = config.flat()
     at_least_one = (
-        "height width sample_n_frames batch_size num_generations gradient_accumulation_steps grpo_sampling_steps "
+        "dp_replicate height width sample_n_frames batch_size num_generations gradient_accumulation_steps "
+        "grpo_sampling_steps "
         "decode_batch_size num_updates_per_rollout mini_batch_size_per_update update_ref_model_step kl_window "
         "max_steps sp_size save_interval validation_interval validation_steps validation_repeats validation_batch_size"
     ).split()
     not_negative = (
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
         "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
-        "validation_width seed validation_seed vae_tile_size reward_retries"
+        "validation_width seed validation_seed vae_tile_size reward_retries lora_rank lora_alpha"
     ).split()
     positive = (
         "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
-        "remote_reward_timeout"
+        "remote_reward_timeout collective_timeout"
     ).split()
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -138,7 +149,7 @@ def _range_problems(config: Config) -> Iterator[str]:
             yield f"{name} must not be negative, got {value}"
         elif name in positive and not value > 0:
             yield f"{name} must be positive, got {value}"
-    for name in ("adam_beta1", "adam_beta2"):
+    for name in ("adam_beta1", "adam_beta2", "muon_momentum", "ema_decay"):
         if not 0 <= values[name] < 1:
             yield f"{name} must lie in [0, 1), got {values[name]}"
     if values["timestep_fraction"] > 1:
@@ -156,8 +167,8 @@ def _range_problems(config: Config) -> Iterator[str]:
 def _batch_problems(config: Config, world_size: int) -> Iterator[str]:
     batch, group = config.rollout.batch_size, config.rollout.num_generations
     sp_size = config.distributed.sp_size
-    if world_size % sp_size:
-        yield f"the number of processes must be a multiple of sp_size, got {world_size} and sp_size {sp_size}"
+    if problem := layout_problem(world_size, sp_size, config.distributed.dp_replicate):
+        yield problem
         return
     replicas = world_size // sp_size
     if (batch * replicas) % group:
@@ -216,7 +227,7 @@ def _method_problems(config: Config) -> Iterator[str]:
             'report_to has "tensorboard", which is not installed; pip install tensorboard or take it out of report_to'
         )
     yield from _reward_problems(config)
-    yield from _missing_features(config)
+    yield from _optimizer_problems(config)
 
 
 def _reward_problems(config: Config) -> Iterator[str]:
@@ -252,14 +263,17 @@ def _problem_of(check: Callable[[], object]) -> Iterator[str]:
         yield str(error)
 
 
-def _missing_features(config: Config) -> Iterator[str]:
-    """What the reference has and this version does not have yet: said, never ignored."""
-    if config.distributed.sp_size > 1:
-        yield f"sp_size must be 1 in this version, got {config.distributed.sp_size}: no sequence parallelism yet"
-    if config.distributed.enable_fsdp:
-        yield "FSDP is not available in this version: leave out enable_fsdp"
-    if config.optimizer.use_muon:
-        yield "Muon is not available in this version: set use_muon false to train with AdamW"
+def _optimizer_problems(config: Config) -> Iterator[str]:
+    optimizer = config.optimizer
+    if optimizer.use_8bit_adam and importlib.util.find_spec("torchao") is None:
+        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
+    if optimizer.lora_target_modules and not optimizer.lora_rank:
+        yield "lora_target_modules needs a lora_rank above 0, got 0"
+    if config.distributed.dp_replicate > 1 and not config.distributed.enable_fsdp:
+        yield (
+            f"dp_replicate {config.distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole "
+            "model"
+        )
 
 
 def _path_problems(config: Config) -> Iterator[str]:

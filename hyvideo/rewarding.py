@@ -8,7 +8,7 @@ import torch
 from hyvideo.config import Config
 from hyvideo.models.reward_models.contract import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.judge import Judge
-from hyvideo.models.reward_models.rewards import Reward, Scorer, make_scorer
+from hyvideo.models.reward_models.rewards import Scorer, make_scorer
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 
 
@@ -60,14 +60,13 @@ def try_scorers(config: Config, judge: Judge, prompt: str) -> None:
 
 
 def refuse_too_many_missing(
-    config: Config, metrics: dict[str, float], rewards: list[Reward], num_rollouts: int, iteration: int
+    config: Config, metrics: dict[str, float], reason: str | None, num_rollouts: int, iteration: int
 ) -> None:
     """Raises RuntimeError, on all ranks alike, when more rewards of a round are missing than is allowed."""
     missing, limit = metrics["reward/missing"], config.reward.max_missing_fraction
     if missing <= limit * num_rollouts:
         return
-    reasons = list(dict.fromkeys(reward.reason for reward in rewards if reward.reason))
     raise RuntimeError(
         f"{missing:.0f} of {num_rollouts} rewards of iteration {iteration} are missing, more than "
-        f"max_missing_fraction {limit} allows; the policy was not changed. On this rank: {'; '.join(reasons) or 'none'}"
+        f"max_missing_fraction {limit} allows; the policy was not changed. One of them: {reason or 'no reason given'}"
     )

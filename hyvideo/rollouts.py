@@ -23,14 +23,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Round:
-    """The rollouts that this replica holds. Lists and first dimensions are (rollouts,)."""
+    """The rollouts that this replica holds. Lists and first dimensions are (rollouts,): by row."""
 
     places: list[Place]
     prompts: list[str]
     conditions: Conditions
     rollout: Rollout
     visits: Tensor  # (rollouts, trained steps): places in the schedule, in the order of training, on the CPU
-    rewards: list[Reward] = field(default_factory=list)  # when they have come
+    rewards: dict[int, Reward] = field(default_factory=dict)  # by row, those that this rank has scored
     advantages: Tensor = torch.empty(0)  # NaN where the rollout is left out of the loss
 
     def rows_of_update(self, update: int, num_updates: int, iteration: int) -> list[int]:

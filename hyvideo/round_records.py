@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hyvideo.config import Config
-from hyvideo.records import evenly_spaced, score_entry, write_json, write_videos
+from hyvideo.records import score_entry, write_json, write_videos
 from hyvideo.rollouts import Round
 
 
@@ -14,32 +14,39 @@ def keep_round(
     config: Config,
     folder: Path,
     round_: Round,
-    videos: list[Tensor | None],
-    limit: int,
+    videos: dict[int, Tensor | None],
+    wanted: set[int],
     gather: Callable[[list[dict]], list[list[dict]]],
 ) -> dict[int, str]:
-    """Writes this replica's part; gives the names of its video files by row.
+    """Writes this rank's part; gives the names of its video files by row.
 
     Args:
-        limit: Videos to keep besides those whose reward is missing.
-        gather: Gives the main rank the lists of all replicas, the others an empty list.
+        videos: Those that this rank has, by row.
+        wanted: Numbers in the round of the videos to keep, besides those whose reward is missing.
+        gather: Gives the main rank the lists of all ranks, the others an empty list.
     """
     group_size = config.rollout.num_generations
-    numbers = [place.group * group_size + place.member for place in round_.places]
-    missing = [row for row, reward in enumerate(round_.rewards) if reward.is_missing]
-    wanted = sorted({*evenly_spaced(limit, len(videos)), *missing})
-    kept = {numbers[row]: videos[row] for row in wanted if videos[row] is not None}
-    files = write_videos(folder, kept, config.data.fps)
+    numbers = {row: round_.places[row].group * group_size + round_.places[row].member for row in videos}
+    kept = {
+        row: video
+        for row, video in videos.items()
+        if video is not None and (numbers[row] in wanted or round_.rewards[row].is_missing)
+    }
+    files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, config.data.fps)
     entries = [
         score_entry(
-            prompt, config.data.seed, place.group, reward, file=files.get(number), advantage=advantage, number=number
+            round_.prompts[row],
+            config.data.seed,
+            round_.places[row].group,
+            round_.rewards[row],
+            file=files.get(number),
+            advantage=round_.advantages[row].item(),
+            number=number,
         )
-        for number, prompt, place, reward, advantage in zip(
-            numbers, round_.prompts, round_.places, round_.rewards, round_.advantages.tolist()
-        )
+        for row, number in numbers.items()
     ]
     everyone = gather(entries)
     if everyone:
         in_order = sorted((entry for part in everyone for entry in part), key=lambda entry: entry["number"])
         write_json(folder / "scores.json", in_order)
-    return {row: files[numbers[row]] for row in wanted if numbers[row] in files}
+    return {row: files[numbers[row]] for row in kept}

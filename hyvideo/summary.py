@@ -9,7 +9,7 @@ from hyvideo.validation import Validation
 
 
 def print_start(trainer) -> None:
-    trained = sum(parameter.numel() for parameter in trainer.trained)
+    trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
     print(describe(trainer.config, trainer.plan))
     print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
     begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"

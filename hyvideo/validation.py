@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyvideo.config import Config
 from hyvideo.data import read_requests
-from hyvideo.distributed.collectives import gather_replicas
+from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.randomness import normal
 from hyvideo.models.reward_models.judge import Judge
@@ -29,7 +29,7 @@ DIMENSIONS = ("VQ", "MQ", "TA")
 class Validation:
     """Samples, scores and records the validation set. The replicas share the videos.
 
-    Held-out measures are taken over the videos of the main replica.
+    Held-out measures are taken over the videos of the main rank.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Validation:
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
-        rows = self._rows()
-        videos = self._videos(rows)
-        prompts = [self.prompts[row] for row in rows]
-        rewards = self._gather(self.judge.score(videos, prompts, fps=self.config.data.fps))
-        measures = summarise(rewards) | self._held_out(videos, prompts)
+        videos = self._videos(self._rows())
+        prompts = [self.prompts[row] for row in videos]
+        scored = self.judge.score(list(videos.values()), prompts, fps=self.config.data.fps)
+        rewards = self._gather(dict(zip(videos, scored)))
+        measures = summarise(rewards) | self._held_out(list(videos.values()), prompts)
         if self.mesh.is_main:
-            self._record(iteration, rewards, dict(zip(rows, videos)), measures)
+            self._record(iteration, rewards, videos, measures)
         return {f"validation/{name}": value for name, value in measures.items()}
 
     def folder(self, iteration: int) -> Path:
@@ -97,15 +97,19 @@ class Validation:
         last = len(self.prompts) - 1
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
 
-    def _videos(self, rows: list[int]) -> list[Tensor | None]:
+    def _videos(self, rows: list[int]) -> dict[int, Tensor | None]:
+        """The videos that this rank decodes, by row; ranks that sample a batch together share its videos."""
         batch_size = self.config.record.validation_batch_size
-        videos: list[Tensor | None] = []
+        videos: dict[int, Tensor | None] = {}
         for start in range(0, len(rows), batch_size):
             part = rows[start : start + batch_size]
             conditions = self._conditions(part).to(self.pipeline.device)
             noise = torch.stack([self._noise(row) for row in part]).to(self.pipeline.device)
             latents = self.pipeline.sample_ode(conditions, noise)
-            videos += self.pipeline.decode(latents, batch_size=self.config.rollout.decode_batch_size)
+            own = self.mesh.own_share(list(range(len(part))))
+            if own:
+                decoded = self.pipeline.decode(latents[own], batch_size=self.config.rollout.decode_batch_size)
+                videos |= zip([part[i] for i in own], decoded)
         return videos
 
     def _conditions(self, rows: list[int]) -> Conditions:
@@ -116,19 +120,18 @@ class Validation:
         return normal(self.latent_shape, self.config.record.validation_seed, "validation noise", prompt, repeat)
 
     def _held_out(self, videos: list[Tensor | None], prompts: list[str]) -> dict[str, float]:
-        """Measures of this replica's videos, and of how many they are."""
+        """Measures of this rank's videos, and of how many they are."""
         seen = [(video, prompt) for video, prompt in zip(videos, prompts) if video is not None]
         measures = self.judge.held_out(*map(list, zip(*seen))) if seen else {}
         return measures | ({"held_out_videos": float(len(seen))} if measures else {})
 
-    def _gather(self, rewards: list[Reward]) -> list[Reward]:
-        """The rewards of all validation videos, in their order."""
-        own = torch.tensor(
-            [[reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)] for reward in rewards],
-            dtype=torch.float64,
-        )
-        everyone = gather_replicas(own.flatten(), self.mesh).view(self.mesh.num_replicas, -1, 1 + len(DIMENSIONS))
-        in_order = everyone.transpose(0, 1).flatten(0, 1)[: len(self.prompts)].tolist()
+    def _gather(self, rewards: dict[int, Reward]) -> list[Reward]:
+        """The rewards of all validation videos, in their order, from those of each rank by row."""
+        own = {
+            row: [reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)]
+            for row, reward in rewards.items()
+        }
+        in_order = merge_rows(own, len(self.prompts), 1 + len(DIMENSIONS), self.mesh).tolist()
         return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
 
     def _record(

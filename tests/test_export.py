@@ -89,7 +89,7 @@ def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path)
         ([], "say what to write"),
         (["--merge", "--transformer_version", VERSION], "--merge needs --lora_path"),
         (["--transformer_version", VERSION, "--form", "peft"], "form of LoRA files"),
-        (["--checkpoint_path", "nowhere"], "a checkpoint is a folder with `transformer`"),
+        (["--checkpoint_path", "nowhere"], "a policy is a checkpoint of a run"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
         (["--transformer_version", VERSION, "--form", "original", "--with_pipeline"], "goes with --form diffusers"),
     ],

@@ -49,7 +49,7 @@ def test_rows_with_and_without_image_train_together(config, mesh):
     trainer, (metrics,) = iterations(config, mesh)
     assert metrics["policy/ratio_max_deviation"] < 1e-5
     assert metrics["grad/norm"] > 0
-    trained = {name for name, p in trainer.policy.named_parameters() if p.requires_grad}
+    trained = {name for name, p in trainer.policy.transformer.named_parameters() if p.requires_grad}
     assert any(name.startswith("image_embedder.") for name in trained)
     assert not any(name.startswith("context_embedder_2.") for name in trained)  # nothing is quoted
 

@@ -91,5 +91,5 @@ def test_generate_makes_a_video_with_its_settings(program, tmp_path):
 
 def test_generate_refuses_a_folder_that_is_no_checkpoint(program, tmp_path):
     result = program("generate.py", "--prompt", "a", "--output_path", tmp_path / "out", "--checkpoint_path", tmp_path)
-    assert result.returncode == 2 and "a checkpoint is a folder with `transformer`" in result.stderr
+    assert result.returncode == 2 and "a policy is a checkpoint of a run" in result.stderr
     assert "Traceback" not in result.stderr

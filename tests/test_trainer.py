@@ -47,7 +47,7 @@ def run(config, mesh, iterations=1, scorer=None):
 
 
 def weights(trainer):
-    return [parameter.detach().clone() for parameter in trainer.trained]
+    return [parameter.detach().clone() for parameter in trainer.policy.parameters]
 
 
 def without_times(line):
@@ -68,7 +68,7 @@ def test_the_first_ratio_of_fresh_rollouts_is_exactly_one(tiny_config, mesh, sde
 def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config, mesh):
     config = tiny_config.with_settings(num_updates_per_rollout=2, learning_rate=1e-3)
     history, trainer = run(config, mesh)
-    assert trainer.update_count == 2
+    assert trainer.updates.update_count == 2
     # The two updates train different groups: what one changes shows in the other.
     assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
 
@@ -120,39 +120,45 @@ def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
     advantages = torch.linspace(-2, 2, 8)
     round_ = Round(places, [], conditions, rollout, visits, advantages=advantages)
     with torch.no_grad():
-        for parameter in trainer.trained:
+        for parameter in trainer.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
         anchor = rollout.means[torch.arange(8), visits[:, 0]] + 0.1
-        terms = trainer._terms(round_, list(range(8)), 0, anchor)
+        terms = trainer.updates.terms(round_, list(range(8)), 0, anchor)
         for row in range(8):
             step = int(visits[row, 0])
-            new = trainer._replay(round_, [row], 0)
+            new = trainer.updates.replay(round_, [row], 0)
             ratio = (new.log_prob - rollout.log_probs[row, step]).exp()
             clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
-            policy = trainer.step_weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
+            policy = trainer.updates.step_weights[step] * torch.maximum(
+                -advantages[row] * ratio, -advantages[row] * clipped
+            )
             variance = trainer.pipeline.scheduler.std_devs(eta=0.7)[step] ** 2
             position = ((new.prev_sample_mean - anchor[row]) ** 2).mean() / (2 * variance + 1e-6)
             velocity = rollout.log_probs[row, step] - new.log_prob
             expected = policy + 0.5 * (position + 0.3 * velocity)
             assert terms.loss[row].item() == pytest.approx(expected.item(), rel=1e-4), row
-    assert len(set(trainer.step_weights[:3].tolist())) == 3  # a weight of the wrong step would show
+    assert len(set(trainer.updates.step_weights[:3].tolist())) == 3  # a weight of the wrong step would show
 
 
 def test_learning_rate_and_coefficient_are_those_that_were_used(tiny_config, mesh):
     config = tiny_config.with_settings(warmup_steps=4, learning_rate=1e-3, kl_warmup_updates=4)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     for update in range(3):
-        coefficient = trainer.kl_coefficient.value
+        coefficient = trainer.updates.kl_coefficient.value
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-        assert metrics["lr"] == trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * (update + 1) / 4)
+        assert (
+            metrics["lr"]
+            == trainer.policy.optimizers.optimizers[0].param_groups[0]["lr"]
+            == pytest.approx(1e-3 * (update + 1) / 4)
+        )
         assert metrics["kl/coef"] == coefficient
 
 
 def test_the_coefficient_is_fed_with_the_measured_distance(tiny_config, mesh):
     config = tiny_config.with_settings(kl_strategy="fixed", learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
-    assert list(trainer.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
+    assert list(trainer.updates.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
     assert history[2]["kl/position"] > 0
 
 
@@ -166,7 +172,7 @@ def test_the_anchor_costs_no_forward_while_it_equals_the_policy(tiny_config, mes
     rollout_and_training = 4 + 3 * plan.trained_steps
     assert [line["cost/forwards"] for line in history] == [rollout_and_training] * 2
     assert all(line["kl/position"] == 0 for line in history)
-    assert trainer.anchor.age == 0
+    assert trainer.policy.anchor.age == 0
 
 
 def test_a_fixed_anchor_measures_the_distance_from_the_start(tiny_config, mesh):
@@ -175,7 +181,7 @@ def test_a_fixed_anchor_measures_the_distance_from_the_start(tiny_config, mesh):
     distances = [line["kl/position"] for line in history]
     assert distances[0] == 0 < distances[1] < distances[2]
     assert history[1]["cost/forwards"] == history[0]["cost/forwards"] + 3  # one per stochastic step
-    assert trainer.anchor.age == 3
+    assert trainer.policy.anchor.age == 3
 
 
 def test_both_ways_to_compute_the_anchor_train_the_same(tiny_config, mesh):
@@ -205,7 +211,7 @@ def test_every_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
     kl = {"kl_weight": 0.0} if strategy == "none" else {"kl_strategy": strategy}
     history, trainer = run(tiny_config.with_settings(kl_velocity=kl_velocity, **kl), mesh, iterations=2)
     assert math.isfinite(history[1]["loss/total"]) and history[1]["grad/norm"] > 0
-    assert (trainer.anchor is None) == (strategy in ("none", "stepwise"))
+    assert (trainer.policy.anchor is None) == (strategy in ("none", "stepwise"))
 
 
 # --- missing rewards -----------------------------------------------------------------------------------------------
@@ -253,7 +259,7 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_con
         return trainer, lines
 
     (trainer, at_rollout), (_, in_training) = history("rollout_phase"), history("training_phase")
-    assert at_rollout[0]["reward/missing"] == 4 and trainer.update_count == 5
+    assert at_rollout[0]["reward/missing"] == 4 and trainer.updates.update_count == 5
     for one, other in zip(at_rollout, in_training):
         assert one["kl/position"] == pytest.approx(other["kl/position"], rel=1e-4, abs=1e-9)
 

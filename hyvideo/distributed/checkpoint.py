@@ -1,94 +1,132 @@
-"""Checkpoints: written aside, made visible by one rename, and everything needed to go on.
+"""Checkpoints: written by all ranks beside the training, visible by one rename, loadable on any number of ranks.
 
-    checkpoints/000010/transformer/      weights in float32, as diffusers' ``from_pretrained`` reads them
-    checkpoints/000010/anchor.safetensors  only if the anchor differs from the policy
-    checkpoints/000010/optimizer.pt
-    checkpoints/000010/state.json        counters, anchor's age, adaptive coefficient, settings
-    checkpoints/latest                   name of the newest complete one
+    checkpoints/000010/tensors/     torch.distributed.checkpoint: policy.*, optimizer.*, anchor.*, average.*
+    checkpoints/000010/model.json   the transformer's configuration
+    checkpoints/000010/lora/        of a LoRA run: the adapter as diffusers reads it
+    checkpoints/000010/state.json   counters, anchor's age, adaptive coefficient, settings
+    checkpoints/latest              name of the newest complete one
 
-Random state is not stored: it is derived from seed and iteration.
+The anchor is there only if it differs from the policy. Random state is not stored: it is derived from the seed.
 """
 
 import json
 import os
-import pickle
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
 
-from hyvideo.models.loading import check_transformer_weights, load_transformer_weights
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.tensor_files import SafeReader, read_shapes, single_process
 
 FOLDER = "checkpoints"
 LATEST = "latest"
+TENSORS = "tensors"
 
 
-@dataclass(frozen=True)
-class TrainingState:
-    """What a run knows besides the policy's weights."""
+class CheckpointWriter:
+    """Writes the checkpoints of a run. Every rank calls `save`, with its shards.
 
-    state: dict  # JSON: counters and small values
-    optimizer: dict
-    anchor: dict[str, Tensor] | None  # None where it equals the policy, or there is none
+    Args:
+        keep: Checkpoints that stay; 0 keeps all.
+        is_asynchronous: Write in a thread, from a copy on the CPU, while training goes on.
+    """
+
+    def __init__(self, output_dir: Path, mesh: Mesh, *, keep: int, is_asynchronous: bool):
+        self.output_dir, self.mesh, self.keep = output_dir, mesh, keep
+        self.is_asynchronous = is_asynchronous
+        # Of its own: the thread's messages must not mix with those of the training.
+        self._group = dist.new_group(backend="gloo") if mesh.world_size > 1 else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future | None = None
+
+    def save(
+        self,
+        iteration: int,
+        tensors: Mapping[str, Tensor],
+        state: dict,
+        files: Callable[[Path], None] = lambda folder: None,
+    ) -> Path:
+        """Begins to write the checkpoint of ``iteration``; waits for the one before, and raises what it met.
+
+        Args:
+            state: JSON: counters and small values.
+            files: Writes what else belongs to it into the folder; called on the main rank.
+        """
+        self.wait()
+        copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
+        target = self.output_dir / FOLDER / name_of(iteration)
+        self._pending = self._thread.submit(self._write, target, copied, json.dumps(state, indent=2), files)
+        if not self.is_asynchronous:
+            self.wait()
+        return target
+
+    def wait(self) -> None:
+        """Until what was begun is written and visible."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
+        aside = target.with_name(f".{target.name}.partial")
+        if self.mesh.is_main:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+        self._barrier()
+        with single_process() if self._group is None else nullcontext():
+            dcp.save(
+                tensors,
+                storage_writer=dcp.FileSystemWriter(aside / TENSORS),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        if self.mesh.is_main:
+            files(aside)
+            (aside / "state.json").write_text(state)
+            if target.exists():
+                _remove(target)
+            os.rename(aside, target)
+            _point_latest_at(target.parent, target.name)
+            others = [path for path in complete(self.output_dir) if path != target]
+            for old in others[: max(0, len(others) - (self.keep - 1))] if self.keep else []:
+                _remove(old)
+        self._barrier()
+
+    def _barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
 
 
-def save(output_dir: Path, iteration: int, transformer: nn.Module, training: TrainingState, *, keep: int) -> Path:
-    """Writes the checkpoint of ``iteration``, then drops the oldest beyond ``keep`` (0 keeps all)."""
-    root = output_dir / FOLDER
-    target = root / name_of(iteration)
-    aside = root / f".{target.name}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    transformer.save_pretrained(aside / "transformer")
-    if training.anchor is not None:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in training.anchor.items()},
-            aside / "anchor.safetensors",
-        )
-    torch.save(training.optimizer, aside / "optimizer.pt")
-    (aside / "state.json").write_text(json.dumps(training.state, indent=2))
-    if target.exists():
-        _remove(target)
-    os.rename(aside, target)
-    _point_latest_at(root, target.name)
-    others = [path for path in complete(output_dir) if path != target]
-    for old in others[: max(0, len(others) - (keep - 1))] if keep else []:
-        _remove(old)
-    return target
-
-
-def load(folder: Path, device: torch.device) -> TrainingState:
-    """The training state of a checkpoint. Raises ValueError where a file is missing or broken."""
+def read_state(folder: Path) -> dict:
+    """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken."""
     try:
-        state = json.loads((folder / "state.json").read_text())
-        optimizer = torch.load(folder / "optimizer.pt", map_location=device, weights_only=True)
-    except (OSError, json.JSONDecodeError, RuntimeError, pickle.UnpicklingError) as error:
+        return json.loads((folder / "state.json").read_text())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
-    anchor_file = folder / "anchor.safetensors"
-    return TrainingState(state, optimizer, load_file(anchor_file) if anchor_file.is_file() else None)
 
 
-def load_policy(transformer: nn.Module, folder: Path) -> None:
-    """Puts a checkpoint's weights into the transformer, strictly."""
-    load_transformer_weights(transformer, policy_folder(folder))
+def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
+    """Fills ``targets``, sharded in whatever way, with the tensors of those names. With several ranks all must call.
 
-
-def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
-    """Raises ValueError where a checkpoint's weights are not those of the base model's shape; reads headers only."""
-    check_transformer_weights(root, version, policy_folder(folder))
-
-
-def policy_folder(folder: Path) -> Path:
-    """Where a checkpoint has the transformer, or the folder itself if it is one."""
-    for candidate in (folder / "transformer", folder):
-        if (candidate / "config.json").is_file():
-            return candidate
-    raise ValueError(
-        f"a checkpoint is a folder with `transformer` in it, or a transformer's own with a config.json; got {folder}"
-    )
+    Raises: ValueError for a name or a shape that the checkpoint has not, and for files that cannot be read.
+    """
+    shapes = read_shapes(folder / TENSORS)
+    for name, target in targets.items():
+        if name not in shapes:
+            raise ValueError(f"checkpoint {folder} has no tensor {name}")
+        if tuple(target.shape) != shapes[name].shape:
+            raise ValueError(f"{name} has shape {tuple(target.shape)}, in checkpoint {folder} {shapes[name].shape}")
+    is_alone = mesh is None or mesh.world_size == 1
+    try:
+        with single_process() if is_alone else nullcontext():
+            dcp.load(dict(targets), storage_reader=SafeReader(folder / TENSORS), no_dist=is_alone)
+    except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
+        raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
 
 
 def find(output_dir: Path, wanted: str) -> Path | None:

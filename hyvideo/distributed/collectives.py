@@ -1,24 +1,31 @@
 """What ranks tell each other: a few rewards, sums of metrics, gradients. With one process each is the identity."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.shards import norm_of
 
 
-def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
-    """A vector of every data-parallel replica, in their order. Shape: (n,) to (replicas, n).
-
-    Ranks of one sequence-parallel group hold the same values; the first of each speaks for it.
-    """
+def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
+    """A tensor of every rank, in their order. Shape: (...) to (ranks, ...)."""
     if mesh.world_size == 1:
         return values[None]
     parts = [torch.empty_like(values) for _ in range(mesh.world_size)]
     dist.all_gather(parts, values.contiguous())
-    return torch.stack(parts[:: mesh.sp_size])
+    return torch.stack(parts)
+
+
+def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
+    """A tensor of every data-parallel replica, in their order. Shape: (...) to (replicas, ...).
+
+    Ranks of one sequence-parallel group hold the same values; the first of each speaks for it.
+    """
+    return gather_ranks(values, mesh)[:: mesh.sp_size]
 
 
 def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
@@ -26,8 +33,22 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
     return gather_replicas(values, mesh).sum(0)
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
-    """Mean of the gradients over the ranks, in place, as one message.
+def merge_rows(own: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
+    """The rows of a table that the ranks hold among them, on every rank; NaN where nobody has one.
+
+    A row that several ranks hold is taken from the first. Shape: (num_rows, width), float64.
+    """
+    table = torch.full((num_rows, 1 + width), math.nan, dtype=torch.float64)
+    table[:, 0] = 0.0  # whether this rank holds the row
+    for row, values in own.items():
+        table[row] = torch.tensor([1.0, *values], dtype=torch.float64)
+    everyone = gather_ranks(table, mesh)  # (ranks, rows, 1 + width)
+    holder = everyone[:, :, 0].argmax(0)
+    return everyone[holder, torch.arange(num_rows), 1:]
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
+    """Mean of the gradients over the ranks, in place, as one message; sharded ones are averaged already.
 
     What got none in this update, on this rank or on all, has a gradient of zero: the optimizer then does the same on
     any number of ranks.
@@ -37,7 +58,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
-    if mesh.world_size == 1:
+    if mesh.world_size == 1 or is_sharded:
         return
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
@@ -46,13 +67,27 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:
+    """Scales the gradients to a global norm of at most ``largest``; gives their norm before, over all shards."""
+    return norm_of(nn.utils.clip_grad_norm_(parameters, largest))
+
+
 def gather_objects(own: object, mesh: Mesh) -> list:
-    """What every replica has, in their order, on the main rank; an empty list elsewhere. For records only."""
+    """What every rank has, in their order, on the main rank; an empty list elsewhere. For records only."""
     if mesh.world_size == 1:
         return [own]
     everyone = [None] * mesh.world_size if mesh.is_main else None
     dist.gather_object(own, everyone, dst=0)
-    return everyone[:: mesh.sp_size] if everyone else []
+    return everyone or []
+
+
+def share_reason(reason: str | None, mesh: Mesh) -> str | None:
+    """The reason of the first rank that has one, on every rank, so that all stop alike; None if none has."""
+    if mesh.world_size == 1:
+        return reason
+    everyone: list = [None] * mesh.world_size
+    dist.all_gather_object(everyone, reason)
+    return next((one for one in everyone if one), None)
 
 
 def barrier(mesh: Mesh) -> None:

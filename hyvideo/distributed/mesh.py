@@ -1,10 +1,21 @@
-"""World size and sp_size to replicas: which rank holds which rollouts."""
+"""World size, sp_size and dp_replicate to places: which rank holds which rollouts, and who talks to whom.
+
+    rank 0  1   2  3   4  5   6  7      8 GPUs, sp_size 2, dp_replicate 2
+         [0  1] [2  3] [4  5] [6  7]     a replica: shares the tokens of its videos
+         [0  1   2  3] [4  5   6  7]     shards parameters (a node, say); gradients are averaged between them
+
+Without dp_replicate parameters are sharded over all ranks.
+"""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hyvideo.distributed.layout import layout_problem
 
 
 @dataclass(frozen=True)
@@ -14,6 +25,8 @@ class Mesh:
     rank: int
     world_size: int
     sp_size: int
+    sp_group: "dist.ProcessGroup | None" = field(default=None, compare=False)
+    shards: DeviceMesh | None = field(default=None, compare=False)  # (ranks,) or (replicas of the model, ranks of one)
 
     @property
     def num_replicas(self) -> int:
@@ -24,8 +37,16 @@ class Mesh:
         return self.rank // self.sp_size
 
     @property
+    def sp_rank(self) -> int:
+        return self.rank % self.sp_size
+
+    @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def own_share(self, rows: list[int]) -> list[int]:
+        """Which of a replica's rows this rank decodes and scores."""
+        return rows[self.sp_rank :: self.sp_size]
 
 
 def world_size() -> int:
@@ -43,16 +64,33 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def start(sp_size: int, device: torch.device) -> Mesh:
-    """Joins the process group, if torchrun started several processes, and gives this one's place."""
+def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:
+    """Joins the process group, if torchrun started several processes, and gives this one's place.
+
+    Args:
+        timeout: Seconds after which a collective that some rank does not join ends the run.
+
+    Raises: ValueError for sizes that do not divide the number of processes.
+    """
     num_processes = world_size()
-    if num_processes % sp_size:
-        raise ValueError(f"the number of processes must be a multiple of sp_size, got {num_processes} and {sp_size}")
+    if problem := layout_problem(num_processes, sp_size, dp_replicate):
+        raise ValueError(problem)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if num_processes > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Mesh(rank(), num_processes, sp_size)
+    if num_processes == 1:
+        return Mesh(0, 1, 1)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    sizes = (num_processes // sp_size, sp_size)
+    by_video = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "sequence"))
+    if dp_replicate > 1:
+        sizes, names = (dp_replicate, num_processes // dp_replicate), ("replicate", "shard")
+        shards = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    else:
+        shards = init_device_mesh(device.type, (num_processes,), mesh_dim_names=("shard",))
+    group = by_video.get_group("sequence") if sp_size > 1 else None
+    return Mesh(rank(), num_processes, sp_size, group, shards)
 
 
 def stop() -> None:

@@ -17,12 +17,14 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
     Args:
         model: Built without memory, then given to ``fully_shard``.
         weights: ``loading.stream_transformer``'s, with ``read`` on the first rank alone; names and order are the
-            same on every rank.
+            same on every rank. Adapters get none: their values are the caller's.
     """
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict have no values: {buffers}"
     model.to_empty(device=device)
-    targets = model.state_dict()
+    # peft puts the adapted layer one level deeper.
+    state = model.state_dict().items()
+    targets = {name.replace(".base_layer.", "."): tensor for name, tensor in state if ".lora_" not in name}
     missing = set(targets)
     for name, weight in weights:
         target = targets[name]

@@ -117,7 +117,7 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
     torch.manual_seed(seed)
     transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(TRANSFORMER_CONFIG))
     _draw_unused_parts(transformer, seed)
-    prepare_transformer(transformer, Needs(glyphs=False, images=False), recompute=False)
+    prepare_transformer(transformer, Needs(glyphs=False, images=False))
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
     rng = generator(seed, "base")

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 class Layout(NamedTuple):
     """Where the tokens of a batch are: given to every block in the place of the rotary tables."""
 
-    cos: Tensor  # (image tokens, head dim)
-    sin: Tensor  # (image tokens, head dim)
+    cos: Tensor  # (own image tokens, head dim)
+    sin: Tensor  # (own image tokens, head dim)
     text_lengths: tuple[int, ...]  # valid text tokens of each sample; they come first
+    num_image_tokens: int  # of all processes together, without padding
 
 
 class QueryKeyValue(NamedTuple):
@@ -59,8 +60,7 @@ class TrimmedTextAttnProcessor:
             encoder_hidden_states: Text tokens, padded on the right. Shape: (batch, text tokens, dim).
             image_rotary_emb: The layout.
         """
-        cos, sin, text_lengths = image_rotary_emb
-        num_image_tokens = hidden_states.shape[1]
+        cos, sin, text_lengths, num_image_tokens = image_rotary_emb
         image = project_image(attn, hidden_states, (cos, sin))
         text = project_text(attn, encoder_hidden_states)
         joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))

@@ -120,19 +120,32 @@ def transformer_without_memory(root: str | Path, version: str | None) -> "Hunyua
     return _build_without_memory(_TRANSFORMER, _transformer_folder(Path(root), version))[0]
 
 
+def transformer_of(path: Path) -> "HunyuanVideo15Transformer3DModel":
+    """The transformer that a JSON file of diffusers' settings describes, on the meta device."""
+    import diffusers
+
+    settings = read_json(path, "transformer")
+    with torch.device("meta"):
+        return diffusers.HunyuanVideo15Transformer3DModel(**_diffusers_arguments(_TRANSFORMER, settings))
+
+
 def stream_transformer(
-    root: str | Path, version: str | None, *, read: bool = True
+    root: str | Path, version: str | None, *, read: bool = True, random_weights_seed: int | None = None
 ) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
     Args:
         read: False gives weights without memory, in the same order, for a rank that gets the values from another.
+        random_weights_seed: As of `load_transformer`; every rank draws, whatever ``read`` says.
 
     Raises:
         ValueError: As `load_transformer`; from the iterator, before the first weight.
     """
     folder = _transformer_folder(Path(root), version)
     model, is_original = _build_without_memory(_TRANSFORMER, folder)
+    model.eval()
+    if random_weights_seed is not None:
+        return model, _drawn_state(_TRANSFORMER, model, random_weights_seed)
     return model, _stream_state(_TRANSFORMER, folder, model, is_original, read=read)
 
 

@@ -11,7 +11,7 @@ arrange rows differently, the rows of B move and A stays, so the original's LoRA
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,14 +122,22 @@ def merge(transformer: nn.Module) -> None:
     transformer.unload_lora()
 
 
-def lora_of(transformer: nn.Module, adapter_name: str = "default") -> Lora:
-    """An adapter of the transformer as it is now."""
-    from peft import get_peft_model_state_dict
+def lora_of(
+    transformer: nn.Module, adapter_name: str = "default", *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Lora:
+    """An adapter of the transformer as it is now.
 
+    Args:
+        gather: Makes a sharded tensor whole.
+    """
     config = transformer.peft_config[adapter_name]
-    state = get_peft_model_state_dict(transformer, adapter_name=adapter_name)
+    state = {
+        name.replace(f".{adapter_name}.", "."): gather(parameter.detach()).cpu()
+        for name, parameter in transformer.named_parameters()
+        if f".lora_A.{adapter_name}." in name or f".lora_B.{adapter_name}." in name
+    }
     settings = {"lora_alpha": config.lora_alpha, "alpha_pattern": config.alpha_pattern}
-    return _pairs({name: t.detach().cpu() for name, t in state.items()}, settings, Path(adapter_name))
+    return _pairs(state, settings, Path(adapter_name))
 
 
 def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> "LoraConfig":
@@ -154,6 +162,20 @@ def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets:
     if not names:
         raise ValueError(f"no linear layer of the transformer matches {pattern.pattern!r}")
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
+
+
+def start_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> None:
+    """Gives the transformer a new adapter to train, in float32, and freezes all else. Its values are the caller's.
+
+    Raises:
+        ValueError: As `training_config`.
+    """
+    transformer.add_adapter(training_config(transformer, rank=rank, alpha=alpha, targets=targets))
+    for name, parameter in transformer.named_parameters():
+        is_adapter = ".lora_A." in name or ".lora_B." in name
+        parameter.requires_grad_(is_adapter)
+        if is_adapter:
+            parameter.data = parameter.data.float()
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:

@@ -24,13 +24,30 @@ from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, equal_run
 _TEXT, _GLYPH, _IMAGE = range(3)
 
 
-def install(transformer: nn.Module) -> None:
+class WholeSequence:
+    """Which image tokens this process computes: all of them. ``distributed.sequence_parallel`` has the other answer."""
+
+    def processor(self) -> TrimmedTextAttnProcessor:
+        """The attention that goes with it."""
+        return TrimmedTextAttnProcessor()
+
+    def split(self, tokens: Tensor, dim: int) -> Tensor:
+        """This process's part of what lies along ``dim`` for each image token."""
+        return tokens
+
+    def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
+        """The image tokens of all. Shape: (batch, own tokens, dim) to (batch, num_tokens, dim)."""
+        return tokens
+
+
+def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
     """Gives a HunyuanVideo15Transformer3DModel the forward pass and the attention of this project. Twice is once.
 
     Set per block: ``transformer.set_attn_processor`` would replace the text refiner's processor too and break it.
     """
+    transformer.sequence = sequence or WholeSequence()
     for block in transformer.transformer_blocks:
-        block.attn.set_processor(TrimmedTextAttnProcessor())
+        block.attn.set_processor(transformer.sequence.processor())
     transformer.forward = types.MethodType(forward, transformer)
 
 
@@ -72,15 +89,20 @@ def forward(
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
     time = self.time_embed(timestep, timestep_r=timestep_r)
     image = self.x_embedder(hidden_states)
+    num_tokens = image.shape[1]
     context, lengths = _context(self, timestep, texts, glyphs, images)
-    layout = Layout(*rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device), lengths)
+    tables = rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device)
+    cos, sin = (self.sequence.split(table, 0) for table in tables)
+    layout = Layout(cos, sin, lengths, num_tokens)
+    image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
         if recompute:
             image, context = self._gradient_checkpointing_func(block, image, context, time, None, layout)
         else:
             image, context = block(image, context, time, None, layout)
-    return _unpatch(self.proj_out(self.norm_out(image, time)), grid, patch)
+    # After the projection: 32 numbers for each token travel, not 2048.
+    return _unpatch(self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens), grid, patch)
 
 
 def _context(

@@ -24,7 +24,7 @@ for _ in range(2):
     trainer.iteration += 1
     metrics = trainer.run_iteration()
 if mesh.is_main:
-    metrics["weights"] = sum(p.double().square().sum().item() for p in trainer.trained)
+    metrics["weights"] = sum(p.double().square().sum().item() for p in trainer.policy.parameters)
     print(json.dumps(metrics))
 ranks.stop()
 """

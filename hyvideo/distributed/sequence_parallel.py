@@ -1,0 +1,145 @@
+"""Ulysses sequence parallelism: ranks share the image tokens of a video, and inside attention its heads.
+
+Between the blocks a rank has its part of the image tokens and all text tokens. In attention, one all-to-all turns
+query, key and value of some tokens and all heads into all tokens and some heads. Another brings the result back, and
+an all-gather over the heads puts the text together. Tokens are padded where they do not divide, and the padding ends
+before attention, so no mask is needed; heads that do not divide give some ranks one more.
+
+Gradients: every collective's backward pass is the exact adjoint of its forward pass, and all ranks of a group compute
+the same loss L on the joined output. What a rank holds after its backward pass therefore adds up to ``sp_size * dL``:
+the mean over the ranks, FSDP's and data parallelism's own reduction, is the gradient, for every parameter.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyvideo.models.attention import Layout, QueryKeyValue, attend, project_image, project_out, project_text
+from hyvideo.models.transformer import WholeSequence
+
+# torch 2.13 renamed it, and warns of the old name.
+_all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+
+
+class SplitSequence(WholeSequence):
+    """The image tokens, shared among the ranks of a group in their order; the last may hold padding."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def processor(self) -> "UlyssesAttnProcessor":
+        return UlyssesAttnProcessor(self.group)
+
+    def split(self, tokens: Tensor, dim: int) -> Tensor:
+        padded = _pad(tokens, dim, -tokens.shape[dim] % self.size)
+        return padded.chunk(self.size, dim)[self.rank].contiguous()
+
+    def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
+        return _Join.apply(tokens, self.group)[:, :num_tokens]
+
+
+class UlyssesAttnProcessor:
+    """Joint attention of this rank's heads over all tokens, in the place of ``TrimmedTextAttnProcessor``."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: None = None,
+        image_rotary_emb: Layout | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attended image tokens of this rank, and text tokens; arguments as of ``TrimmedTextAttnProcessor``."""
+        cos, sin, text_lengths, num_image_tokens = image_rotary_emb
+        heads = head_shares(attn.heads, self.size)
+        image = _to_heads(torch.cat(project_image(attn, hidden_states, (cos, sin))), heads, self.rank, self.group)
+        image = image[:, :num_image_tokens].chunk(3)  # one message for query, key and value; padding ends here
+        first, own = sum(heads[: self.rank]), heads[self.rank]
+        text = (part.narrow(2, first, own) for part in project_text(attn, encoder_hidden_states))
+        joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
+        attended = attend(joint, [num_image_tokens + length for length in text_lengths])
+        image = _pad(attended[:, :num_image_tokens], 1, -num_image_tokens % self.size)
+        image = _to_tokens(image, heads, self.group)
+        text = _gather_heads(attended[:, num_image_tokens:], heads, self.group)
+        return project_out(attn, image, text)
+
+
+def head_shares(num_heads: int, sp_size: int) -> list[int]:
+    """Attention heads of each rank of a group; the first have one more where they do not divide."""
+    return [num_heads // sp_size + (rank < num_heads % sp_size) for rank in range(sp_size)]
+
+
+def check_heads(num_heads: int, sp_size: int) -> None:
+    """Raises ValueError where a rank would get no head."""
+    if num_heads < sp_size:
+        even = [size for size in range(1, num_heads + 1) if num_heads % size == 0]
+        raise ValueError(
+            f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
+            f"{', '.join(map(str, even))} give every rank the same number of them"
+        )
+
+
+def _to_heads(tensor: Tensor, heads: list[int], rank: int, group: dist.ProcessGroup) -> Tensor:
+    """Own tokens and all heads to all tokens and own heads. Shape: (batch, tokens, heads, head dim)."""
+    parts = tensor.split(heads, dim=2)
+    batch, tokens, _, dim = tensor.shape
+    received = batch * tokens * heads[rank] * dim
+    flat = _exchange(parts, [received] * len(heads), group)
+    return torch.cat(flat.view(len(heads), batch, tokens, heads[rank], dim).unbind(0), dim=1)
+
+
+def _to_tokens(tensor: Tensor, heads: list[int], group: dist.ProcessGroup) -> Tensor:
+    """All tokens and own heads to own tokens and all heads. Shape: (batch, tokens, heads, head dim)."""
+    parts = tensor.chunk(len(heads), dim=1)
+    batch, tokens, _, dim = parts[0].shape
+    sizes = [batch * tokens * number * dim for number in heads]
+    flat = _exchange(parts, sizes, group).split(sizes)
+    return torch.cat([part.view(batch, tokens, number, dim) for part, number in zip(flat, heads)], dim=2)
+
+
+def _exchange(parts: Sequence[Tensor], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    """``parts[r]`` goes to rank r; what comes from the ranks, flat, ``received[r]`` numbers from rank r."""
+    sent = torch.cat([part.flatten() for part in parts])
+    return collectives.wait_tensor(
+        collectives.all_to_all_single_autograd(sent, received, [part.numel() for part in parts], group)
+    )
+
+
+def _gather_heads(text: Tensor, heads: list[int], group: dist.ProcessGroup) -> Tensor:
+    """All heads. Backward: reduce-scatter of the sum, since each rank's gradient of the text is a part of it."""
+    most = max(heads)
+    padded = _pad(text, 2, most - text.shape[2]).contiguous()
+    gathered = collectives.wait_tensor(_all_gather(padded, 2, group))
+    if min(heads) == most:
+        return gathered
+    return torch.cat([part[:, :, :number] for part, number in zip(gathered.split(most, dim=2), heads)], dim=2)
+
+
+class _Join(torch.autograd.Function):
+    """(batch, own tokens, dim) to (batch, tokens, dim). All ranks have the same loss, so that the sum of their
+    gradients is ``size`` times one of them: the backward pass needs no message."""
+
+    @staticmethod
+    def forward(ctx, tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.size, ctx.rank = dist.get_world_size(group), dist.get_rank(group)
+        return collectives.wait_tensor(_all_gather(tokens.contiguous(), 1, group))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(ctx.size, dim=1)[ctx.rank] * ctx.size, None
+
+
+def _pad(tokens: Tensor, dim: int, count: int) -> Tensor:
+    """``count`` zeros more along ``dim``."""
+    if not count:
+        return tokens
+    return F.pad(tokens, (0, 0) * (tokens.ndim - 1 - dim) + (0, count))

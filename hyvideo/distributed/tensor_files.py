@@ -1,0 +1,98 @@
+"""The files of torch.distributed.checkpoint, read without trusting them.
+
+Its ``.metadata`` is a pickle, and the library unpickles whatever it says. Here only the dozen names that describe
+tensors are let through, and only files of the folder itself are opened.
+"""
+
+import io
+import pickle
+import warnings
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+_CHECKPOINT = "torch.distributed.checkpoint"
+_ALLOWED = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
+    *(
+        (f"{_CHECKPOINT}.metadata", name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
+    *(("pathlib._local", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
+}
+
+
+class Description(NamedTuple):
+    """Of a tensor in the files."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SafeReader(dcp.FileSystemReader):
+    """The library's reader, with a ``.metadata`` that can only describe tensors."""
+
+    def read_metadata(self, *_arguments, **_options) -> Metadata:
+        metadata = read_metadata(Path(self.path))
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """What the files hold. Raises ValueError for what is no such description."""
+    try:
+        metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+    except OSError as error:
+        raise ValueError(f"{folder} has no .metadata that can be read ({error.strerror})") from error
+    # Whatever a broken pickle raises, it is the file's fault.
+    except Exception as error:
+        raise ValueError(f"{folder}/.metadata is damaged or no description of tensors: {error}") from error
+    if not isinstance(metadata, Metadata):
+        raise ValueError(f"{folder}/.metadata is no description of tensors")
+    for info in metadata.storage_data.values():
+        if PurePath(info.relative_path).name != info.relative_path:
+            raise ValueError(f"{folder}/.metadata names a file outside of its folder: {info.relative_path!r}")
+    return metadata
+
+
+def read_shapes(folder: Path) -> dict[str, Description]:
+    """Shape and dtype of every tensor, by name."""
+    return {
+        name: Description(tuple(entry.size), entry.properties.dtype)
+        for name, entry in read_metadata(folder).state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+
+
+@contextmanager
+def single_process():
+    """Without the library's warning that there is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
+        yield

@@ -1,0 +1,249 @@
+"""Stored rollouts to optimizer updates: anchor's means, the clipped loss in its trust region, gradients, one step.
+
+A round is trained in one update or several. Every update accumulates gradients over all its rollouts and visited steps;
+all ranks make the same number of passes, with empty ones where a replica has fewer rollouts, since sharded weights are
+gathered by all together.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyvideo.config import Config
+from hyvideo.distributed.collectives import (
+    average_gradients,
+    clip_gradients,
+    gather_ranks,
+    gather_replicas,
+    sum_over_replicas,
+)
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.grpo.loss import clipped_policy_loss
+from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights, position_kl, velocity_kl
+from hyvideo.optimizers import learning_rate
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.plan import make_plan, training_forwards
+from hyvideo.policy import Policy
+from hyvideo.rollouts import Round
+from hyvideo.round_metrics import SUMMED, Terms, UpdateResult, average
+
+
+@dataclass
+class Cost:
+    """Transformer evaluations of this replica in this iteration."""
+
+    forwards: float = 0.0
+
+
+class PolicyUpdates:
+    """Trains the policy on rounds of rollouts."""
+
+    def __init__(
+        self, config: Config, mesh: Mesh, device: torch.device, pipeline: HunyuanVideoGRPOPipeline, policy: Policy
+    ):
+        self.config, self.mesh, self.device = config, mesh, device
+        self.pipeline, self.policy = pipeline, policy
+        self.plan = make_plan(config, mesh.world_size)
+        sampler = {"eta": config.rollout.eta, "sde_type": config.rollout.sde_type}
+        balancing = pipeline.scheduler.compute_grad_balancing_factors(**sampler)
+        self.step_weights = (balancing if config.loss.use_grad_balancing else (balancing > 0).float()).to(device)
+        settings = config.trust_region
+        self.kl_weights = kl_weights(
+            config.kl_strategy,
+            dual_position=settings.dual_kl_moving_weight,
+            dual_velocity=settings.dual_kl_step_weight,
+        )
+        self.kl_coefficient = KLCoefficient(kl_schedule(config))
+        self.update_count = 0
+        self.cost = Cost()
+        self.branches = 2 if config.rollout.cfg_scale > 1 else 1
+
+    # --- trust region ---------------------------------------------------------------------------------------------
+
+    def anchor_means(self, round_: Round) -> Tensor | None:
+        """The anchor's means at the visited transitions, or None where they are not needed or not needed yet.
+
+        An anchor that equals the rollout policy has the rollout's means: no forward is made for them.
+        Shape: (rollouts, trained steps, channels, frames, height, width).
+        """
+        anchor = self.policy.anchor
+        if anchor is None:
+            return None
+        index = torch.arange(len(round_.places))[:, None]
+        if anchor.equals_policy:
+            return round_.rollout.means[index, round_.visits]
+        if self.config.trust_region.kl_compute_mode == "training_phase":
+            return None
+        means = torch.zeros_like(round_.rollout.means[index, round_.visits])
+        with anchor.in_place():
+            for rows in chunks(list(range(len(round_.places))), self.config.loss.mini_batch_size_per_update):
+                for visit in range(round_.visits.shape[1]):
+                    means[rows, visit] = self._mean(round_, rows, visit)
+        return means
+
+    @torch.no_grad()
+    def _mean(self, round_: Round, rows: list[int], visit: int) -> Tensor:
+        self.cost.forwards += self.branches * len(rows)
+        return self.replay(round_, rows, visit).prev_sample_mean
+
+    # --- update -----------------------------------------------------------------------------------------------------
+
+    def train(self, round_: Round, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
+        """The round's optimizer updates; gives their metrics, averaged over the terms they trained on."""
+        num_updates = self.plan.updates
+        rows_of = [round_.rows_of_update(update, num_updates, iteration) for update in range(num_updates)]
+        rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in rows_of]), self.mesh).tolist()
+        size = self.config.loss.mini_batch_size_per_update
+        passes = gather_replicas(torch.tensor([len(chunks(rows, size)) for rows in rows_of]), self.mesh).amax(0)
+        results = []
+        for rows, num_rollouts, num_passes in zip(rows_of, rollouts, passes.tolist()):
+            if num_rollouts == 0:  # every reward of its groups is missing, on all ranks
+                continue
+            batches = chunks(rows, size)
+            if self.policy.is_sharded:
+                batches += [[]] * (num_passes - len(batches))
+            results.append(self._one_update(round_, batches, num_rollouts, anchor_means, iteration))
+        if self.policy.anchor:
+            self.policy.anchor.after_round()
+        return average(results)
+
+    def _one_update(
+        self, round_: Round, batches: list[list[int]], num_rollouts: int, anchor_means: Tensor | None, iteration: int
+    ) -> UpdateResult:
+        """Gradients accumulated over all rollouts and visited steps, then one step of the optimizer."""
+        num_visits = round_.visits.shape[1]
+        num_terms = num_rollouts * num_visits
+        sums = torch.zeros(len(SUMMED), dtype=torch.float64, device=self.device)
+        largest = torch.zeros((), device=self.device)
+        passes = [(rows, visit) for rows in batches for visit in range(num_visits)]
+        for number, (rows, visit) in enumerate(passes):
+            anchor_mean = self._anchor_mean(round_, rows, visit, anchor_means)
+            self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
+            if not rows:
+                self._empty_pass(round_)
+                continue
+            terms = self.terms(round_, rows, visit, anchor_mean)
+            # Gradients are averaged over the replicas, terms are not: hence the factor.
+            (terms.loss.sum() * self.mesh.num_replicas / num_terms).backward()
+            sums += terms.sums
+            largest = torch.maximum(largest, terms.largest_deviation)
+        self.cost.forwards += sum(map(len, batches)) * num_visits * self.branches * training_forwards(self.config)
+
+        used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
+        grad_norm = self._step_optimizer(used["lr"], iteration)
+        sums = sum_over_replicas(sums, self.mesh) / num_terms
+        largest = gather_ranks(largest, self.mesh).amax()
+        metrics = (
+            dict(zip(SUMMED, sums.tolist()))
+            | used
+            | {
+                "policy/ratio_max_deviation": largest.item(),
+                "grad/norm": grad_norm,
+            }
+        )
+        if self.policy.anchor is None:
+            metrics["kl/position"] = math.nan  # not measured
+        self.kl_coefficient.observe(metrics.pop("kl/total"))
+        self.policy.after_update()
+        return UpdateResult(metrics, num_terms)
+
+    def _anchor_mean(self, round_: Round, rows: list[int], visit: int, means: Tensor | None) -> Tensor | None:
+        """Of the rows at their visit: made before, made now, or not needed."""
+        if means is not None or self.policy.anchor is None:
+            return None if means is None else means[rows, visit]
+        with self.policy.anchor.in_place():
+            if rows:
+                return self._mean(round_, rows, visit)
+            with torch.no_grad():
+                self._velocity_of_nothing(round_)
+        return None
+
+    def terms(self, round_: Round, rows: list[int], visit: int, anchor_mean: Tensor | None) -> Terms:
+        """Loss and metrics of one training forward: each row at the step of its ``visit``-th visit."""
+        steps = round_.visits[rows, visit]
+        step = self.replay(round_, rows, visit)
+        old_log_prob = round_.rollout.log_probs[rows, steps]
+        policy = clipped_policy_loss(
+            step.log_prob,
+            old_log_prob,
+            round_.advantages[rows],
+            self.step_weights[steps.to(self.device)],
+            clip_range=self.config.loss.clip_range,
+        )
+        velocity = velocity_kl(step.log_prob, old_log_prob)
+        if self.config.trust_region.kl_velocity == "gaussian":
+            velocity = position_kl(step.prev_sample_mean, round_.rollout.means[rows, steps], step.std_dev_t)
+        position = torch.zeros_like(velocity)
+        if anchor_mean is not None:
+            position = position_kl(step.prev_sample_mean, anchor_mean, step.std_dev_t)
+        kl = self.kl_weights.position * position + self.kl_weights.velocity * velocity
+        loss = policy.terms + self.kl_coefficient.value * kl
+        summed = (
+            policy.terms,
+            loss,
+            position,
+            velocity,
+            kl,
+            policy.ratio,
+            policy.is_clipped,
+            step.log_prob,
+        )
+        sums = torch.stack([term.detach().double().sum() for term in summed])
+        return Terms(loss, sums, (policy.ratio - 1).abs().amax())
+
+    def replay(self, round_: Round, rows: list[int], visit: int):
+        """The visited transition of each row, under the model as it is now."""
+        steps = round_.visits[rows, visit]
+        latents = round_.rollout.latents
+        return self.pipeline.replay(
+            latents[rows, steps],
+            latents[rows, steps + 1],
+            self.pipeline.scheduler.timesteps[steps],
+            round_.conditions.select(rows),
+        )
+
+    def _empty_pass(self, round_: Round) -> None:
+        """A forward and a backward pass that add nothing, beside ranks whose passes do."""
+        (self._velocity_of_nothing(round_).sum() * 0.0).backward()
+
+    def _velocity_of_nothing(self, round_: Round) -> Tensor:
+        """On zeros: what a rollout without a reward holds may not be finite."""
+        nothing = torch.zeros_like(round_.rollout.latents[:1, 0])
+        timestep = self.pipeline.scheduler.timesteps[round_.visits[0, :1]]
+        return self.pipeline.velocity(nothing, timestep, round_.conditions.select([0]))
+
+    def _step_optimizer(self, rate: float, iteration: int) -> float:
+        """Averages and clips the gradients and applies them; gives their norm before clipping."""
+        average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
+        grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the gradient of iteration {iteration} is not finite; the policy was not changed. "
+                "Lower learning_rate, or look at the rollouts of this iteration"
+            )
+        self.policy.optimizers.step(rate)
+        self.update_count += 1
+        return grad_norm
+
+
+def chunks(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def kl_schedule(config: Config) -> KLScheduleSettings:
+    settings = config.trust_region
+    if config.kl_strategy == "none":
+        return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
+    return KLScheduleSettings(
+        schedule=settings.kl_schedule,
+        feedback=settings.kl_feedback,
+        initial=settings.kl_coef,
+        minimum=settings.kl_min_coef,
+        maximum=settings.kl_weight,
+        warmup_updates=settings.kl_warmup_updates,
+        window=settings.kl_window,
+        gain=settings.kl_gain,
+        target=settings.kl_weight if settings.kl_target is None else settings.kl_target,
+    )

@@ -1,0 +1,150 @@
+"""Ulysses on gloo processes: outputs and every gradient are those of one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from hyvideo.distributed.sequence_parallel import check_heads, head_shares
+from tests.distributed.launch import launch
+
+MODULE = "tests.distributed.test_sequence_parallel"
+
+# Frames, height and width of the latents, and the text, glyph and image tokens of each sample of a batch.
+CASES = {
+    "even": ((2, 4, 4), [(5, 0, 0)]),
+    "odd tokens": ((3, 5, 7), [(7, 3, 0)]),
+    "fewer tokens than ranks": ((1, 1, 3), [(4, 0, 0)]),
+    "unequal texts": ((2, 3, 3), [(2, 0, 0), (9, 4, 0), (3, 0, 5)]),
+}
+
+
+def tiny(num_heads=4, num_layers=3):
+    """A transformer of the real class with random weights, none of them zero."""
+    from diffusers import HunyuanVideo15Transformer3DModel
+
+    torch.manual_seed(0)
+    model = HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=num_heads,
+        attention_head_dim=16,
+        num_layers=num_layers,
+        num_refiner_layers=1,
+        mlp_ratio=2.0,
+        patch_size=1,
+        patch_size_t=1,
+        text_embed_dim=12,
+        text_embed_2_dim=10,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 6, 6),
+        target_size=32,
+        task_type="t2v",
+    )
+    for name, parameter in model.named_parameters():
+        scale = 0.05 if parameter.ndim > 1 else 0.1
+        nn.init.normal_(parameter, mean=1.0 if "norm" in name and parameter.ndim == 1 else 0.0, std=scale)
+    return model.eval()
+
+
+def inputs(case):
+    size, texts = CASES[case]
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "hidden_states": draw(len(texts), 9, *size),
+        "timestep": torch.tensor([990.3, 412.7, 55.1][: len(texts)]),
+        "texts": [draw(text, 12) for text, _, _ in texts],
+        "glyphs": [draw(glyph, 10) for _, glyph, _ in texts],
+        "images": [draw(image, 8) for _, _, image in texts],
+    }
+
+
+def loss_of(model, case):
+    """Output, and gradients of a loss that mixes the tokens."""
+    model.zero_grad()
+    out = model(**inputs(case))
+    weights = torch.linspace(-1, 1, out[0].numel()).view_as(out[0])
+    ((out * weights).sum() + (out**2).mean().sqrt()).backward()
+    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare(num_processes):
+    """Largest deviation of outputs and, relative to the largest of their tensor, of averaged gradients."""
+    import torch.distributed as dist
+
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.models.attention import freeze_dead_parameters
+    from hyvideo.models.transformer import install
+
+    mesh = ranks.start(num_processes, torch.device("cpu"))
+    found = {}
+    for heads in (4, 5):
+        for recompute in ("none", "full", "selective"):
+            if heads == 5 and recompute != "none":
+                continue
+            plain, split = tiny(heads), tiny(heads)
+            install(plain)
+            install(split)
+            freeze_dead_parameters(plain)
+            freeze_dead_parameters(split)
+            parallelize(split, mesh, Parallelism(recompute=recompute))
+            for case in CASES:
+                expected, gradients = loss_of(plain, case)
+                out, own = loss_of(split, case)
+                assert own.keys() == gradients.keys()
+                worst = 0.0
+                for name, gradient in own.items():
+                    dist.all_reduce(gradient)
+                    gradient /= num_processes
+                    scale = gradients[name].abs().max()
+                    if scale > 1e-5:  # the keys' biases have none: softmax does not see them
+                        worst = max(worst, ((gradient - gradients[name]).abs().max() / scale).item())
+                found[f"{heads} heads, {recompute}, {case}"] = ((out - expected).abs().max().item(), worst)
+    return found
+
+
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_output_and_gradients_are_those_of_one_process(num_processes):
+    results = launch(f"{MODULE}:compare", num_processes, num_processes)
+    for found in results:
+        assert len(found) == 4 * len(CASES)
+        for case, (output, gradient) in found.items():
+            assert output <= 2e-6 and gradient <= 5e-6, (case, output, gradient)
+
+
+def count_messages(num_processes):
+    """Names and numbers of the collectives of a forward and of a backward pass."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.models.transformer import install
+
+    mesh = ranks.start(num_processes, torch.device("cpu"))
+    model = tiny()
+    install(model)
+    parallelize(model, mesh, Parallelism())
+    with CommDebugMode() as forward:
+        out = model(**inputs("odd tokens"))
+    with CommDebugMode() as backward:
+        out.sum().backward()
+    return [{str(name): number for name, number in mode.get_comm_counts().items()} for mode in (forward, backward)]
+
+
+def test_a_block_costs_two_exchanges_and_one_gather():
+    forward, backward = launch(f"{MODULE}:count_messages", 2, 2)[0]
+    assert sum(forward.values()) == 3 * 2 + 3 + 1  # the output once
+    assert sum(backward.values()) == 3 * 2 + 2  # the last block's text is read by nobody, the output needs none
+
+
+def test_heads_are_shared_as_evenly_as_they_can_be():
+    assert head_shares(16, 8) == [2] * 8
+    assert head_shares(3, 2) == [2, 1]
+    assert head_shares(16, 3) == [6, 5, 5]
+    check_heads(16, 16)
+    with pytest.raises(ValueError, match="at most the 3 attention heads.*got 4; 1, 3 give every rank the same"):
+        check_heads(3, 4)

@@ -144,9 +144,11 @@ def stream_transformer(
     folder = _transformer_folder(Path(root), version)
     model, is_original = _build_without_memory(_TRANSFORMER, folder)
     model.eval()
+    # Names and shapes as they are now: the caller may change the model before it takes the first weight.
+    shapes = model.state_dict()
     if random_weights_seed is not None:
-        return model, _drawn_state(_TRANSFORMER, model, random_weights_seed)
-    return model, _stream_state(_TRANSFORMER, folder, model, is_original, read=read)
+        return model, _drawn_state(_TRANSFORMER, shapes, random_weights_seed)
+    return model, _stream_state(_TRANSFORMER, folder, shapes, is_original, read=read)
 
 
 def load_vae(
@@ -180,7 +182,7 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     """
     source, is_original = _weights_for(transformer, folder)
     targets = transformer.state_dict()
-    for name, tensor in _stream_state(_TRANSFORMER, source, transformer, is_original):
+    for name, tensor in _stream_state(_TRANSFORMER, source, targets, is_original):
         targets[name].copy_(tensor)
 
 
@@ -188,7 +190,7 @@ def check_transformer_weights(root: str | Path, version: str | None, folder: str
     """Raises the ValueError that `load_transformer_weights` would; reads headers only."""
     transformer = transformer_without_memory(root, version)
     source, is_original = _weights_for(transformer, folder)
-    expected = _expected_shapes(_TRANSFORMER, transformer, is_original)
+    expected = _expected_shapes(_TRANSFORMER, transformer.state_dict(), is_original)
     refuse(source, tensor_problems(source, expected, read_header(source, _DIFFUSERS_WEIGHTS)))
 
 
@@ -306,9 +308,9 @@ def _load(
 ) -> nn.Module:
     model, is_original = _build_without_memory(component, folder)
     if random_weights_seed is None:
-        tensors = _stream_state(component, folder, model, is_original)
+        tensors = _stream_state(component, folder, model.state_dict(), is_original)
     else:
-        tensors = _drawn_state(component, model, random_weights_seed)
+        tensors = _drawn_state(component, model.state_dict(), random_weights_seed)
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors}
     model.load_state_dict(state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
@@ -317,10 +319,10 @@ def _load(
 
 
 def _stream_state(
-    component: _Component, folder: Folder, model: nn.Module, is_original: bool, *, read: bool = True
+    component: _Component, folder: Folder, own: dict[str, Tensor], is_original: bool, *, read: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """The folder's tensors under the model's names, one after another, once all names and shapes are known to fit."""
-    expected = _expected_shapes(component, model, is_original)
+    expected = _expected_shapes(component, own, is_original)
     weights = read_header(folder, _DIFFUSERS_WEIGHTS)
     refuse(folder, tensor_problems(folder, expected, weights))
     for name, tensor in stream_tensors(weights, expected, read=read):
@@ -328,9 +330,9 @@ def _stream_state(
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
 
 
-def _drawn_state(component: _Component, model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+def _drawn_state(component: _Component, own: dict[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
     """Random tensors for the model, drawn by their original names."""
-    for name, shape in _expected_shapes(component, model, is_original=True).items():
+    for name, shape in _expected_shapes(component, own, is_original=True).items():
         yield from component.to_diffusers({name: draw_tensor(seed, name, shape)}).items()
 
 
@@ -429,9 +431,8 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _expected_shapes(component: _Component, model: nn.Module, is_original: bool) -> Shapes:
-    """Names and shapes that the model's file must have."""
-    own = model.state_dict()
+def _expected_shapes(component: _Component, own: dict[str, Tensor], is_original: bool) -> Shapes:
+    """Names and shapes that a model's file must have, from its own state."""
     return shapes_of(component.to_original(own) if is_original else own)
 
 
@@ -448,5 +449,5 @@ def _model_problems(component: _Component, folder: Folder, weights_needed: bool)
     if not weights_needed:
         return []
     weights = read_header(folder, _DIFFUSERS_WEIGHTS)
-    problems = tensor_problems(folder, _expected_shapes(component, model, is_original), weights)
+    problems = tensor_problems(folder, _expected_shapes(component, model.state_dict(), is_original), weights)
     return [f"{folder.label}: {problem}" for problem in shortened(problems)]

@@ -18,7 +18,8 @@ def launch(target: str, num_processes: int, *arguments, timeout: int = 240) -> l
     command = [sys.executable, *launcher, "-m", "tests.distributed.launch", target, json.dumps(arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=timeout)
-    assert result.returncode == 0, result.stderr[-5000:]
+    told = [line for line in result.stderr.splitlines() if line.startswith("[rank")]
+    assert result.returncode == 0, "\n".join(told[-60:]) or result.stderr[-5000:]
     lines = [json.loads(line.removeprefix(MARK)) for line in result.stdout.splitlines() if line.startswith(MARK)]
     by_rank = dict(lines)
     assert len(by_rank) == num_processes, result.stdout[-2000:]

@@ -1,15 +1,19 @@
 """The client of the reward service: bounded in time, and never a number that the service did not give."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import TypeVar
 
 import httpx
 from torch import Tensor
 
 from hyvideo.models.reward_models.rewards import ScorerUnavailable, Scores, Verdict
-from hyvideo.models.reward_models.wire import ScoreRequest, decode_answer, encode_request
+from hyvideo.models.reward_models.wire import ScoreRequest, check_texts, decode_answer, encode_request, parse_json
 
 _MAX_ANSWER = 2**24  # bytes
+
+T = TypeVar("T")
 
 
 class RequestRefused(RuntimeError):
@@ -44,8 +48,8 @@ class RemoteScorer:
             raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(timeout=timeout, headers=headers, trust_env=False)
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._certificates = httpx.create_ssl_context(trust_env=False)
         self._out_until = dict.fromkeys(self.urls, 0.0)
         self._turn = 0
 
@@ -60,7 +64,7 @@ class RemoteScorer:
     def check_prompts(self, prompts: list[str]) -> None:
         """Raises ValueError for a prompt that the service's scorer cannot score, or when no service is there."""
         try:
-            problem = self._ask("/check_prompts", _problem, json={"prompts": list(prompts)})
+            problem = self._ask("/check_prompts", _problem, json={"prompts": check_texts(list(prompts))})
         except (ScorerUnavailable, RequestRefused) as error:
             raise ValueError(str(error)) from error
         if problem:
@@ -96,29 +100,42 @@ class RemoteScorer:
         return [url for url in order if self._out_until[url] <= now] or order
 
     def _post(self, url: str, **content) -> bytes:
-        """The body of a good answer, within the timeout however slowly it comes."""
-        deadline = time.monotonic() + self.timeout
-        body = bytearray()
-        with self._client.stream("POST", url, **content) as response:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the answer did not end within {self.timeout} s")
-                if len(body) > _MAX_ANSWER:
-                    raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
+        """The body of a good answer, within the timeout however slowly it comes, its headers too."""
+        try:
+            response, body = _within(self.timeout, self._exchange(url, **content))
+        except TimeoutError as error:
+            raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
         if response.status_code in (413, 422):
             raise RequestRefused(
-                f"{url} refused the request ({response.status_code}): {bytes(body[:500]).decode(errors='replace')}"
+                f"{url} refused the request ({response.status_code}): {body[:500].decode(errors='replace')}"
             )
         if response.status_code != 200:
-            raise ValueError(f"status {response.status_code}: {bytes(body[:200]).decode(errors='replace')}")
-        return bytes(body)
+            raise ValueError(f"status {response.status_code}: {body[:200].decode(errors='replace')}")
+        return body
+
+    async def _exchange(self, url: str, **content) -> tuple[httpx.Response, bytes]:
+        # httpx has a timeout for each read only: a service that sends byte by byte would never meet it.
+        client = httpx.AsyncClient(timeout=None, headers=self._headers, trust_env=False, verify=self._certificates)
+        body = bytearray()
+        async with client, client.stream("POST", url, **content) as response:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > _MAX_ANSWER:
+                    raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
+        return response, bytes(body)
+
+
+def _within(seconds: float, work: Coroutine[None, None, T]) -> T:
+    """What ``work`` gives. Raises TimeoutError when it takes longer; it is cancelled then and its connection closed."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(asyncio.wait_for(work, seconds))
+    finally:
+        loop.close()  # not asyncio.run: it waits for a thread that looks up a name, however long that takes
 
 
 def _problem(body: bytes) -> str | None:
-    import json
-
-    answer = json.loads(body)
+    answer = parse_json(body)
     if not isinstance(answer, dict) or not isinstance(answer.get("problem"), (str, type(None))):
-        raise ValueError(f"no answer about prompts: {str(answer)[:200]}")
+        raise ValueError("an answer about prompts must be an object with `problem`, a string or null")
     return answer.get("problem")

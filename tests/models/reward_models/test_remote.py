@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -211,7 +212,7 @@ CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
         ([1], {}, "scores of 1 videos"),
         (GOOD, {"status": 500}, "status 500"),
         (GOOD, {"status": 302}, "status 302"),
-        (GOOD, {"delay": 3.0}, "ReadTimeout"),
+        (GOOD, {"delay": 3.0}, "did not end within"),
         (GOOD, {"drip": True}, "did not end within"),
         (GOOD, {"cut": True}, "Error"),
     ],
@@ -222,6 +223,71 @@ def test_nonsense_and_slowness_make_the_service_unavailable(misbehaving, answer,
     with pytest.raises(ScorerUnavailable, match=said):
         remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
     assert time.monotonic() - start < 5
+
+
+class Raw:
+    """A TCP server in a thread that reads what is there and then sends bytes at its own pace."""
+
+    def __init__(self, content, *, pause):
+        self.left_after = None  # seconds after which the client was gone
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, args=(content, pause), daemon=True).start()
+
+    def _serve(self, content, pause):
+        connection, _ = self.listener.accept()
+        start = time.monotonic()
+        with connection:
+            connection.recv(2**20)
+            for byte in content:
+                try:
+                    connection.sendall(bytes([byte]))
+                except OSError:
+                    break
+                time.sleep(pause)
+        self.left_after = time.monotonic() - start
+
+
+ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 41\r\n\r\n{"scores": [{"VQ": 1.0}], "reasons": [0]}'
+
+
+@pytest.mark.parametrize("content", [ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" * 100], ids=["headers", "informational"])
+def test_headers_byte_by_byte_do_not_stretch_the_timeout(content):
+    num_threads = threading.active_count()
+    server = Raw(content, pause=0.1)
+    start = time.monotonic()
+    with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+        remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
+    assert time.monotonic() - start < 1.5
+    while server.left_after is None and time.monotonic() - start < 5:
+        time.sleep(0.02)
+    assert server.left_after < 2  # the connection was closed
+    time.sleep(0.05)
+    assert threading.active_count() <= num_threads
+
+
+def test_a_service_that_reads_nothing_does_not_stretch_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, nobody takes them
+        start = time.monotonic()
+        with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+            large = torch.zeros(64, 3, 512, 512, dtype=torch.uint8)
+            remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score([large], ["a"], fps=8)
+        assert time.monotonic() - start < 2
+
+
+def test_a_name_that_is_looked_up_slowly_does_not_stretch_the_timeout(monkeypatch):
+    gone_on = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gone_on.wait(10) and [])
+    start = time.monotonic()
+    with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+        remote("http://reward.invalid", timeout=1.0).score(CLIP, ["a"], fps=8)
+    gone_on.set()
+    assert time.monotonic() - start < 2
+
+
+def test_a_connection_is_left_when_its_answer_is_too_long(misbehaving):
+    with pytest.raises(ScorerUnavailable, match="longer than 16777216 bytes"):
+        remote(misbehaving(b" " * (2**24 + 1)).url).score(CLIP, ["a"], fps=8)
 
 
 @pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])

@@ -20,17 +20,26 @@ class RequestRefused(RuntimeError):
     """The service is there and says that this request is wrong: too large, or of another form."""
 
 
+class _Busy(ValueError):
+    """The service is there and has no place for the request; it says after how many seconds to come again."""
+
+    def __init__(self, message: str, seconds: float):
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class RemoteScorer:
     """Scores by services at several addresses, in turns.
 
-    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again.
+    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; one
+    that is busy is asked again when it said.
 
     Args:
         urls: ``http://host:port`` of each.
         token: Bearer token, if the services need one.
         timeout: Seconds for one request, from the first byte sent to the last received.
         retries: Times that all services are tried again.
-        backoff: Seconds before the first of them; each later one waits twice as long.
+        backoff: Seconds before the first of them, or what a busy one asks for; each later one waits twice as long.
         cooldown: Seconds for which a service that failed is left out.
     """
 
@@ -77,12 +86,17 @@ class RemoteScorer:
     def _ask(self, path: str, read, **content):
         """``read`` of the first good answer."""
         said: dict[str, str] = {}
+        pause = 0.0
         for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(self.backoff * 2 ** (attempt - 1))
+            time.sleep(pause)
+            pause = self.backoff * 2**attempt
             for url in self._in_turn():
                 try:
                     answer = read(self._post(url + path, **content))
+                except _Busy as error:
+                    said[url] = str(error)
+                    self._out_until[url] = time.monotonic() + error.seconds
+                    pause = max(pause, error.seconds)
                 except (httpx.HTTPError, ValueError, TimeoutError) as error:
                     said[url] = f"{type(error).__name__}: {error}"
                     self._out_until[url] = time.monotonic() + self.cooldown
@@ -105,13 +119,15 @@ class RemoteScorer:
             response, body = _within(self.timeout, self._exchange(url, **content))
         except TimeoutError as error:
             raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
+        if response.status_code == 200:
+            return body
+        said = body[:500].decode(errors="replace")
         if response.status_code in (413, 422):
-            raise RequestRefused(
-                f"{url} refused the request ({response.status_code}): {body[:500].decode(errors='replace')}"
-            )
-        if response.status_code != 200:
-            raise ValueError(f"status {response.status_code}: {body[:200].decode(errors='replace')}")
-        return body
+            raise RequestRefused(f"{url} refused the request ({response.status_code}): {said}")
+        again = response.headers.get("retry-after", "")
+        if response.status_code == 503 and again.isdecimal():
+            raise _Busy(f"status 503: {said}", min(float(again), self.timeout))
+        raise ValueError(f"status {response.status_code}: {said}")
 
     async def _exchange(self, url: str, **content) -> tuple[httpx.Response, bytes]:
         # httpx has a timeout for each read only: a service that sends byte by byte would never meet it.

@@ -29,6 +29,7 @@ class Limits:
     """What a request may ask for."""
 
     body: int = 2**30  # bytes
+    seconds: float = 300.0  # for the body to arrive
     videos: int = 64
     frames: int = 1024  # of a video
     pixels: int = 2**22  # of a frame

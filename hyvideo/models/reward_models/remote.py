@@ -9,7 +9,14 @@ import httpx
 from torch import Tensor
 
 from hyvideo.models.reward_models.rewards import ScorerUnavailable, Scores, Verdict
-from hyvideo.models.reward_models.wire import ScoreRequest, check_texts, decode_answer, encode_request, parse_json
+from hyvideo.models.reward_models.wire import (
+    ScoreRequest,
+    check_texts,
+    decode_answer,
+    encode_request,
+    parse_json,
+    printable,
+)
 
 _MAX_ANSWER = 2**24  # bytes
 
@@ -154,4 +161,5 @@ def _problem(body: bytes) -> str | None:
     answer = parse_json(body)
     if not isinstance(answer, dict) or not isinstance(answer.get("problem"), (str, type(None))):
         raise ValueError("an answer about prompts must be an object with `problem`, a string or null")
-    return answer.get("problem")
+    problem = answer.get("problem")
+    return problem and printable(problem)

@@ -1,6 +1,7 @@
 """The reward service in a process of its own, and everything that can go wrong between it and its client."""
 
 import http.server
+import io
 import json
 import math
 import os
@@ -12,15 +13,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import httpx
+import numpy as np
 import pytest
 import torch
 import uvicorn
+from PIL import Image
+from safetensors.torch import save
 
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.models.reward_models import wire
 from hyvideo.models.reward_models.judge import Judge
 from hyvideo.models.reward_models.remote import RemoteScorer, RequestRefused
 from hyvideo.models.reward_models.rewards import ScorerUnavailable, Verdict
@@ -34,7 +41,7 @@ from hyvideo.models.reward_models.wire import (
     encode_answer,
     encode_request,
 )
-from hyvideo.video_io import to_uint8, write_video
+from hyvideo.video_io import read_video, to_uint8, write_video
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "a-secret"
@@ -135,6 +142,45 @@ def test_hostile_bodies_are_refused_and_the_service_lives_on(service):
             assert response.status_code in (200, 413, 422), response.text
             assert "Traceback" not in response.text
     assert remote(service).score(videos, prompts, fps=8)[0].scores
+
+
+LONE_SURROGATE = '"half a pair: \\ud800"'  # as JSON; Python reads it as a string that has no UTF-8
+
+
+def hostile_header(metadata, name="video.0"):
+    """A request of one black 1 x 1 frame whose header is written by hand."""
+    entry = f'"{name}": {{"dtype": "U8", "shape": [1, 3, 1, 1], "data_offsets": [0, 3]}}'
+    header = f'{{"__metadata__": {metadata}, {entry}}}'.encode()
+    return len(header).to_bytes(8, "little") + header + bytes(3)
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("score", encode_request(ScoreRequest([torch.zeros(1, 3, 8, 8, dtype=torch.uint8)], ["\ud800"], 8.0))),
+        ("score", hostile_header(f'{{"prompts": [{LONE_SURROGATE}], "fps": "8"}}')),
+        ("score", hostile_header(f'{{"prompts": {LONE_SURROGATE}, "fps": "8"}}')),
+        ("score", hostile_header(f'{{"prompts": "[\\"a\\"]", "fps": {LONE_SURROGATE}}}')),
+        ("score", hostile_header('{"prompts": "[\\"a\\"]", "fps": "8"}', name="\\ud800")),
+        ("score", hostile_header('{"prompts": "[\\"a\\"]", "fps": 1' + "0" * 400 + "}")),
+        ("score", hostile_header('{"prompts": "' + "[" * 5000 + '", "fps": "8"}')),
+        ("check_prompts", f'{{"prompts": [{LONE_SURROGATE}]}}'.encode()),
+        ("check_prompts", f"[{LONE_SURROGATE}]".encode()),
+        ("check_prompts", b'{"prompts": ["\xed\xa0\x80"]}'),
+        ("check_prompts", b"[" * 100_000),
+        ("check_prompts", b"1" * 5000),
+    ],
+)
+def test_what_is_no_text_or_no_number_is_refused(service, path, body):
+    response = httpx.post(f"{service}/{path}", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20)
+    assert response.status_code in (413, 422), response.text
+
+
+def test_half_a_surrogate_pair_is_a_clear_error_to_the_client(service):
+    with pytest.raises(ValueError, match="half a surrogate pair is in prompt 1"):
+        remote(service).check_prompts(["a red circle moves up", "\ud800"])
+    with pytest.raises(RequestRefused, match="half a surrogate pair is in prompt 0"):
+        remote(service).score(CLIP, ["\ud800"], fps=8)
 
 
 def test_a_run_can_be_rewarded_by_the_service(service):
@@ -525,8 +571,6 @@ def test_a_request_comes_back_bit_for_bit():
 
 
 def test_an_mp4_is_read_with_its_own_rate(tmp_path):
-    from safetensors.torch import save
-
     video = torch.full((4, 3, 256, 256), 90, dtype=torch.uint8)
     write_video(tmp_path / "v.mp4", video, 12)
     tensor = torch.frombuffer(bytearray((tmp_path / "v.mp4").read_bytes()), dtype=torch.uint8)
@@ -535,6 +579,104 @@ def test_an_mp4_is_read_with_its_own_rate(tmp_path):
     assert request.videos[0].shape == video.shape and request.fps == 12
     with pytest.raises(BadRequest, match="no readable mp4"):
         decode_request(save({"mp4.0": tensor[:50]}, metadata={"prompts": '["a"]', "fps": "8"}), Limits())
+
+
+def film(path, sizes, codec="libx264"):
+    """The bytes of an mp4 of black frames as a tensor. With mjpeg each frame has its own size; the first is told."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=8, options={"preset": "ultrafast"} if codec == "libx264" else {})
+        stream.width = stream.height = sizes[0]
+        stream.pix_fmt = "yuv420p" if codec == "libx264" else "yuvj420p"
+        for number, size in enumerate(sizes):
+            container.mux(_packets(stream, number, size, codec))
+        if codec == "libx264":
+            container.mux(stream.encode())
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
+def _packets(stream, number, size, codec):
+    if codec == "libx264":
+        frame = av.VideoFrame.from_ndarray(np.zeros((size * 3 // 2, size), np.uint8), format="yuv420p")
+        frame.pts = number
+        return stream.encode(frame)
+    picture = io.BytesIO()
+    Image.new("RGB", (size, size)).save(picture, "JPEG")
+    packet = av.Packet(picture.getvalue())
+    packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 8)
+    packet.is_keyframe = True
+    return [packet]
+
+
+def films_request(*films):
+    metadata = {"prompts": json.dumps(["a"] * len(films)), "fps": "8"}
+    return save({f"mp4.{number}": content for number, content in enumerate(films)}, metadata=metadata)
+
+
+@pytest.fixture
+def num_decoded(monkeypatch):
+    """How many films have been decoded, in a list."""
+    paths = []
+
+    def counted(path, **options):
+        paths.append(path)
+        return read_video(path, **options)
+
+    monkeypatch.setattr(wire, "read_video", counted)
+    return lambda: len(paths)
+
+
+@pytest.mark.parametrize(
+    "sizes, said",
+    [
+        ([64] * 1025, "mp4.0 may have 1024 frames of 4194304 pixels, got .1025, 3, 64, 64."),
+        ([64] * 5000, "mp4.0 may have 1024 frames of 4194304 pixels, got .1025, "),
+        ([2050], "mp4.0 may have 1024 frames of 4194304 pixels, got .1, 3, 2050, 2050."),
+        ([1024] * 400, "may have 1073741824 bytes when decoded, mp4.0 has 1258291200"),
+    ],
+)
+def test_a_small_film_of_huge_frames_is_refused_before_it_is_decoded(tmp_path, num_decoded, sizes, said):
+    content = film(tmp_path / "v.mp4", sizes)
+    assert content.numel() < 2**20
+    with pytest.raises(BadRequest, match=said) as caught:
+        decode_request(films_request(content), Limits())
+    assert caught.value.is_too_large and num_decoded() == 0
+
+
+def test_the_films_of_a_request_share_the_bytes_that_it_may_have(tmp_path, num_decoded):
+    content = film(tmp_path / "v.mp4", [64] * 10)  # 122 880 bytes when decoded
+    assert len(decode_request(films_request(content, content.clone()), Limits(body=245_760)).videos) == 2
+    with pytest.raises(BadRequest, match="mp4.1 has 122880") as caught:
+        decode_request(films_request(content, content.clone()), Limits(body=245_759))
+    assert caught.value.is_too_large and num_decoded() == 3
+
+
+@pytest.mark.parametrize("sizes", [[64, 1024], [64, 64, 32]])
+def test_a_film_that_lies_about_its_size_is_left_at_the_first_such_frame(tmp_path, sizes):
+    assert decode_request(films_request(film(tmp_path / "v.mp4", [64, 64], "mjpeg")), Limits()).videos[0].shape[0] == 2
+    with pytest.raises(BadRequest, match="no readable mp4") as caught:
+        decode_request(films_request(film(tmp_path / "v.mp4", sizes, "mjpeg")), Limits())
+    assert f"got frame {len(sizes) - 1} of ({sizes[-1]}, {sizes[-1]}, 3)" in str(caught.value.__cause__)
+
+
+def test_the_service_refuses_a_huge_film(service, tmp_path):
+    body = films_request(film(tmp_path / "v.mp4", [64] * 1025))
+    response = httpx.post(f"{service}/score", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20)
+    assert response.status_code == 413 and "1024 frames" in response.text
+
+
+def test_a_broken_film_is_a_bad_request_and_nothing_else(tmp_path):
+    rng = random.Random(0)
+    good = film(tmp_path / "v.mp4", [64] * 3)
+    num_refused = 0
+    for _ in range(60):
+        broken = good.clone()
+        for _ in range(rng.randrange(1, 20)):
+            broken[rng.randrange(8, len(broken))] = rng.randrange(256)
+        try:
+            decode_request(films_request(broken), Limits())
+        except BadRequest:
+            num_refused += 1
+    assert num_refused > 5
 
 
 @pytest.mark.parametrize(
@@ -557,6 +699,67 @@ def test_answers_keep_what_is_missing():
     verdicts = [Verdict({"VQ": 1.5}), Verdict({"VQ": math.nan}), Verdict({}, "broken")]
     first, second, third = decode_answer(json.dumps(encode_answer(verdicts)).encode(), 3)
     assert first == verdicts[0] and math.isnan(second.scores["VQ"]) and third == verdicts[2]
+
+
+def random_json(rng, depth=0):
+    kind = rng.randrange(9 if depth < 4 else 7)
+    if kind == 7:
+        return [random_json(rng, depth + 1) for _ in range(rng.randrange(3))]
+    if kind == 8:
+        names = rng.sample(["scores", "reasons", "VQ", "\ud800"], rng.randrange(4))
+        return {name: random_json(rng, depth + 1) for name in names}
+    return [None, True, 1.5, math.inf, 10**400, -(10**309), "\ud800"][kind]
+
+
+def check_answer(body):
+    """Whether it gives verdicts; else it must raise ValueError. All texts can be printed, all scores are floats."""
+    try:
+        verdicts = decode_answer(body, 1)
+    except ValueError as error:
+        str(error).encode()
+        return False
+    assert all(isinstance(value, float) for verdict in verdicts for value in verdict.scores.values())
+    "".join(verdict.reason or "" for verdict in verdicts).encode()
+    return True
+
+
+def test_random_answers_are_verdicts_or_value_errors():
+    rng = random.Random(0)
+    kinds = [
+        check_answer(json.dumps({"scores": [random_json(rng)], "reasons": [random_json(rng)]})) for _ in range(3000)
+    ]
+    kinds += [check_answer(json.dumps(random_json(rng))) for _ in range(1000)]
+    good = json.dumps(GOOD).encode()
+    for _ in range(3000):
+        body = bytearray(good)
+        for _ in range(rng.randrange(1, 4)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        kinds.append(check_answer(bytes(body)))
+    assert 100 < sum(kinds) < len(kinds) - 100
+
+
+@pytest.mark.parametrize(
+    "frame",
+    ["%s", '{"scores": [%s]}', '{"scores": [{"VQ": %s}]}', '{"scores": [null], "reasons": [%s]}', '{"scores": %s}'],
+)
+@pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "1}"), ("[", "")])
+def test_answers_nested_deeply_are_verdicts_or_value_errors(frame, brackets):
+    left = sys.getrecursionlimit()
+    for depth in (*range(left - 150, left + 5), 10**5):  # at the edge, what reads a value fails or what shows it
+        opening, closing = brackets
+        check_answer((frame % (opening * depth + closing * depth)).encode())
+
+
+@pytest.mark.parametrize("answer", [b"[" * 10**5, b"\xff", b"[]", b'{"problem": 1}', b"1" * 5000])
+def test_nonsense_about_prompts_is_a_service_that_is_not_there(misbehaving, answer):
+    with pytest.raises(ValueError, match="no reward service gave an answer"):
+        remote(misbehaving(answer).url).check_prompts(["a"])
+
+
+def test_a_problem_with_a_prompt_can_be_printed(misbehaving):
+    with pytest.raises(ValueError) as caught:
+        remote(misbehaving(b'{"problem": "\\ud800 is wrong"}').url).check_prompts(["a"])
+    assert str(caught.value) == "\\ud800 is wrong"
 
 
 def test_waiting_requests_are_scored_together_if_their_rates_agree():

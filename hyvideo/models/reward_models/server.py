@@ -1,6 +1,6 @@
 """The reward service: one frozen scorer behind HTTP, for training runs that have no room for it.
 
-POST /score          scores of videos (wire.py); requests that wait are scored together
+POST /score          scores of videos (wire.py); requests that wait are scored together, 503 when too many do
 POST /check_prompts  {"prompts": [...]} -> {"problem": null or what is wrong}
 GET  /health /info /metrics
 """

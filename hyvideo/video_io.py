@@ -111,13 +111,13 @@ def frame_rate(file) -> float | None:
     return fps if fps > 0 else None
 
 
-def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
+def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tuple[Tensor, float]:
     """A video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
 
     Frames come in the size of the file: a clip that ``write_video`` enlarged stays enlarged.
 
-    Raises FileNotFoundError, and ValueError where the file has no video, no frame rate or fewer frames than
-    it says.
+    Raises FileNotFoundError, and ValueError where the file has no video, no frame rate, fewer frames than it
+    says, more than ``max_frames``, or a frame of another size than it says.
     """
     path = Path(path)
     if not path.is_file():
@@ -128,9 +128,14 @@ def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
         raise ValueError(f"{path} is not a video: it is damaged, cut short or has no video stream") from error
     with file:
         fps = frame_rate(file)
-        num_frames = file.properties().shape[0]  # as the container says; 0: it does not say
-        # One by one: reading the batch would return uninitialised memory in place of frames that are missing.
-        frames = list(file.iter())
+        num_frames, *size = file.properties().shape  # as the container says; 0 frames: it does not say
+        frames = []
+        # One by one: reading the batch would return uninitialised memory in place of frames that are missing, and a
+        # file that holds more than it says is left at the first frame of that.
+        for frame in file.iter():
+            if list(frame.shape) != size or len(frames) == max_frames:
+                raise ValueError(f"{path} says {num_frames} frames of {size}, got frame {len(frames)} of {frame.shape}")
+            frames.append(frame)
     if not frames or len(frames) < num_frames:
         raise ValueError(f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again")
     if fps is None:

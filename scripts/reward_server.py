@@ -27,6 +27,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--token_file", type=Path)
     parser.add_argument("--max_videos", type=int, default=16, help="videos that are scored together")
+    parser.add_argument("--max_waiting", type=int, default=64, help="requests that may wait; more are sent away")
     return parser.parse_args()
 
 
@@ -58,11 +59,17 @@ def main() -> int:
 
         device = choose_device(options.device)
         scorer = make_scorer(options.reward_model, options.model_path, device=device, **scorer_options)
+        app = create_app(
+            scorer,
+            name=options.reward_model,
+            token=token,
+            max_videos=options.max_videos,
+            max_waiting=options.max_waiting,
+        )
         listener = socket.create_server((options.host, options.port))
     except (ValueError, OSError) as error:
         print(f"reward_server.py: {error}", file=sys.stderr)
         return 2
-    app = create_app(scorer, name=options.reward_model, token=token, max_videos=options.max_videos)
     print(f"listening on http://{options.host}:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
     return 0

@@ -165,13 +165,21 @@ def test_a_file_without_frame_rate_or_with_lost_frames_is_refused(tmp_path, monk
     for values, rule in (
         ({"metadata": lambda: {"fps": 0.0}}, "no frame rate"),
         ({"metadata": lambda: {"fps": float(None)}}, "no frame rate"),
-        ({"iter": lambda: iter([np.zeros((2, 2, 3), np.uint8)])}, "1 frames and should have 4"),
+        ({"iter": lambda: iter([np.zeros((256, 256, 3), np.uint8)])}, "1 frames and should have 4"),
+        ({"iter": lambda: iter([np.zeros((256, 288, 3), np.uint8)])}, "got frame 0 of .256, 288, 3."),
         ({"iter": lambda: iter([])}, "0 frames and should have 4"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(iio, "imopen", without(values))
             with pytest.raises(ValueError, match=rule):
                 read_video(tmp_path / "clip.mp4")
+
+
+def test_a_file_with_more_frames_than_asked_for_is_left(tmp_path):
+    write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
+    assert len(read_video(tmp_path / "clip.mp4", max_frames=4)[0]) == 4
+    with pytest.raises(ValueError, match="got frame 3"):
+        read_video(tmp_path / "clip.mp4", max_frames=3)
 
 
 def test_floats_become_the_nearest_pixel_value():

@@ -28,7 +28,8 @@ _MAX_HEADER = 2**20  # bytes
 class Limits:
     """What a request may ask for."""
 
-    body: int = 2**30  # bytes
+    body: int = 2**30  # bytes, with all films decoded too
+    seconds: float = 300.0  # for the body to arrive
     videos: int = 64
     frames: int = 1024  # of a video
     pixels: int = 2**22  # of a frame
@@ -78,18 +79,27 @@ def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
         tensors = load(body)
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise BadRequest(f"the body is no safetensors file: {error}") from error
-    videos, rates = zip(*(_video(name, tensors[name], fps, limits) for name in names))
-    if len(set(rates)) > 1:
-        raise BadRequest(f"all videos of a request must have one rate of frames, got {sorted(set(rates))}")
-    return ScoreRequest(list(videos), prompts, rates[0])
+    videos, rates, room = [], set(), limits.body
+    for name in names:
+        video, rate = _video(name, tensors[name], fps, limits, room)
+        videos.append(video)
+        rates.add(rate)
+        room -= video.numel()
+    if len(rates) > 1:
+        raise BadRequest(f"all videos of a request must have one rate of frames, got {sorted(rates)}")
+    return ScoreRequest(videos, prompts, rates.pop())
 
 
 def encode_answer(verdicts: list[Verdict]) -> dict:
     """JSON for verdicts; what is not a finite number is null."""
     scores = [None if v.reason else {name: _finite(x) for name, x in v.scores.items()} for v in verdicts]
-    # A reason may quote what has no UTF-8.
-    reasons = [v.reason and v.reason.encode(errors="backslashreplace").decode() for v in verdicts]
+    reasons = [v.reason and printable(v.reason) for v in verdicts]
     return {"scores": scores, "reasons": reasons}
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes in place of what has no UTF-8: a message may quote anything."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _finite(value: object) -> float | None:
@@ -100,10 +110,10 @@ def decode_answer(body: bytes, num_videos: int) -> list[Verdict]:
     """Verdicts of an answer. Raises ValueError for what is no answer to a request of so many videos."""
     answer = parse_json(body)
     if not isinstance(answer, dict):
-        raise ValueError(f"an answer must be an object with scores of {num_videos} videos, got {str(answer)[:200]}")
+        raise ValueError(f"an answer must be an object with scores of {num_videos} videos, got {answer!r:.200}")
     scores, reasons = answer.get("scores"), answer.get("reasons") or [None] * num_videos
     if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
-        raise ValueError(f"an answer needs scores of {num_videos} videos, got {str(answer)[:200]}")
+        raise ValueError(f"an answer needs scores of {num_videos} videos, got {answer!r:.200}")
     return [_verdict(one, reason) for one, reason in zip(scores, reasons)]
 
 
@@ -117,9 +127,9 @@ def parse_json(text: bytes) -> object:
 
 def _verdict(scores: object, reason: object) -> Verdict:
     if scores is None:
-        return Verdict({}, str(reason or "the service gave no score and no reason"))
+        return Verdict({}, printable(str(reason or "the service gave no score and no reason")))
     if not isinstance(scores, dict):
-        raise ValueError(f"scores must be numbers by dimension, got {str(scores)[:200]}")
+        raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
     return Verdict({name: _number(value) for name, value in scores.items()})
 
 
@@ -128,7 +138,7 @@ def _number(value: object) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"scores must be numbers by dimension, got {str(value)[:200]}")
+        raise ValueError(f"scores must be numbers by dimension, got {value!r:.200}")
     try:
         return float(value)
     except OverflowError as error:
@@ -176,7 +186,7 @@ def _prompts(metadata: object) -> list[str]:
 def _fps(metadata: dict) -> float:
     try:
         fps = float(metadata["fps"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadRequest("the metadata needs `fps`, frames per second, and never a guess") from error
     return _check_rate("`fps`", fps)
 
@@ -214,7 +224,8 @@ def _check_size(name: str, shape: list[int], limits: Limits) -> None:
         )
 
 
-def _video(name: str, tensor: Tensor, fps: float, limits: Limits) -> tuple[Tensor, float]:
+def _video(name: str, tensor: Tensor, fps: float, limits: Limits, room: int) -> tuple[Tensor, float]:
+    """The frames of an entry and their rate; a film may have ``room`` bytes when it is decoded."""
     if name.startswith("video."):
         return tensor, fps
     content = tensor.numpy().tobytes()
@@ -224,22 +235,30 @@ def _video(name: str, tensor: Tensor, fps: float, limits: Limits) -> tuple[Tenso
     with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
         Path(file.name).write_bytes(content)
         try:
-            _check_film(name, file.name, limits)
-            video, rate = read_video(file.name)
+            video, rate = read_video(file.name, max_frames=_film_length(name, file.name, limits, room))
         except BadRequest:
             raise
         except (av.FFmpegError, ValueError, OSError) as error:
             raise BadRequest(f"{name} is no readable mp4") from error
-    _check_size(name, list(video.shape), limits)
     return video, _check_rate(name, rate)
 
 
-def _check_film(name: str, path: str, limits: Limits) -> None:
-    """The size of a film, before its frames are decoded: a few kilobytes can hold gigabytes of one colour."""
+def _film_length(name: str, path: str, limits: Limits, room: int) -> int:
+    """The number of a film's frames, checked before they are decoded: a few kilobytes can hold gigabytes of one colour.
+
+    What a film says may still be a lie; `read_video` leaves it at the first frame that is not as it says.
+    """
     with av.open(path) as film:
         stream = next(iter(film.streams.video), None)
         if stream is None or stream.codec_context is None:
             raise BadRequest(f"{name} has no video that can be decoded")
         packets = (packet for packet in film.demux(stream) if packet.size)  # one for each frame
         num_frames = sum(1 for _ in itertools.islice(packets, limits.frames + 1))
-        _check_size(name, [num_frames, 3, stream.height, stream.width], limits)
+        shape = [num_frames, 3, stream.height, stream.width]
+        _check_size(name, shape, limits)
+        if math.prod(shape) > room:
+            raise BadRequest(
+                f"the films of a request may have {limits.body} bytes when decoded, {name} has {math.prod(shape)}",
+                is_too_large=True,
+            )
+        return num_frames

@@ -114,7 +114,7 @@ class RunShape:
         return math.ceil(rows / self.mini_batch_size_per_update) * self.trained_steps
 
 
-# Weights in bytes. VideoAlign: Qwen2-VL-2B without its head, and in float32; CLIP ViT-L and PickScore's ViT-H in float32.
+# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
 

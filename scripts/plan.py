@@ -41,14 +41,15 @@ def main() -> int:
     config = parse(settings).config
     try:
         if problems := list(range_problems(config)):
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         shape = RunShape.of(config, own.world_size, text_tokens=own.text_tokens)
         architecture.latent_size(shape.frames, shape.height, shape.width)
     except ValueError as error:
-        parser.error(str(error))
+        print(f"plan.py: {error}", file=sys.stderr)
+        return 2
     if own.table:
-        print(markdown(shape, architecture))
+        print(markdown(shape, architecture, " ".join(["python -m scripts.plan", *sys.argv[1:]])))
     else:
         print(report(config, shape, architecture, gpu_memory=own.gpu_memory, rate=own.rate))
     return 0

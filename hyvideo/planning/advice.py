@@ -11,6 +11,7 @@ from hyvideo.planning.memory import memory
 from hyvideo.planning.run_shape import RunShape
 
 _LORA_RANK = 64
+_SMALL_TILE = 128  # pixels; smaller ones show at their seams
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,14 @@ def changes_in_order(shape: RunShape, architecture: Architecture) -> Iterator[Ch
         yield Change("--precompute_conditions true", {"precompute_conditions": True})
     if shape.has_anchor and not shape.reference_mode_offload:
         yield Change("--reference_mode_offload true", {"reference_mode_offload": True})
+    if shape.reward_bytes:
+        yield Change("--reward_offload true", {"reward_bytes": 0.0})
     if shape.num_branches > 1 and shape.batch_guidance:
         yield Change("--batch_guidance false", {"batch_guidance": False})
     if shape.mini_batch_size_per_update > 1:
         yield Change("--mini_batch_size_per_update 1", {"mini_batch_size_per_update": 1})
+    if not 0 < shape.vae_tile_size <= _SMALL_TILE:
+        yield Change(f"--vae_tile_size {_SMALL_TILE}", {"vae_tile_size": _SMALL_TILE})
     if not shape.enable_fsdp:
         yield Change("--enable_fsdp true", {"enable_fsdp": True})
     for sp_size in range(shape.sp_size + 1, shape.world_size + 1):

@@ -68,10 +68,12 @@ class Architecture:
         return 4 * self.width**2 + 2 * self.mlp_ratio * self.width**2
 
     def lora_parameters(self, rank: int) -> int:
-        """Of an adapter on the attention and the MLP of both streams (``lora.training_config``)."""
-        d = self.width
-        per_stream = 4 * (d + d) + 2 * (d + self.mlp_ratio * d)
-        return self.num_layers * 2 * rank * per_stream
+        """Of an adapter on the attention and the MLP of both streams, but for the dead end of the last block's text
+        (``lora.training_config``)."""
+        d, hidden = self.width, self.mlp_ratio * self.width
+        mlp = 2 * (d + hidden)
+        per_stream = 4 * (d + d) + mlp
+        return rank * (2 * self.num_layers * per_stream - (d + d) - mlp)
 
     @property
     def is_released(self) -> bool:

@@ -12,8 +12,8 @@ from hyvideo.planning.states import anchor_bytes
 NOT_COUNTED = (
     f"Not counted, and kept free by `fits`: the CUDA context and NCCL's buffers ({CONTEXT_GIB:g} GiB) and the "
     f"allocator's fragmentation ({FRAGMENTATION:.0%}). Not counted at all: workspaces of kernels, activations of the "
-    "encoders and of the reward models, the checkpoint that is being written. The numbers are calculated, checked "
-    "against a simulation with fake tensors and not against a GPU."
+    "encoders and of the reward models, a validation at a larger size, a checkpoint that is being written. The numbers "
+    "are calculated, checked against a simulation with fake tensors and not against a GPU."
 )
 _COMBINATIONS = 12
 
@@ -69,13 +69,14 @@ def cost_lines(shape: RunShape, architecture: Architecture, rate: float) -> list
     spent = cost(shape, architecture)
     forward = spent.forward
     duration = seconds(shape, architecture, rate)
+    share = forward.attention / forward.total
     return [
-        f"forward          {forward.total / 1e12:,.0f} TFLOP, {forward.attention / forward.total:.0%} of it attention",
-        f"rollout          {spent.forwards_per_rollout:g} forward-equivalents "
+        f"forward          {_number(forward.total / 1e12)} TFLOP, {share:.0%} of it attention",
+        f"rollout          {_number(spent.forwards_per_rollout)} forward-equivalents "
         f"({shape.grpo_sampling_steps} steps, {shape.trained_steps} trained, {shape.num_branches} branches), "
-        f"decoding {spent.decode_flops / 1e15:.2f} PFLOP",
-        f"iteration        {spent.rollouts} rollouts, {spent.flops / 1e15:,.0f} PFLOP, {duration:,.0f} s at {rate:g} "
-        "TFLOP/s per GPU, without rewards and communication",
+        f"decoding {_number(spent.decode_flops / 1e15)} PFLOP",
+        f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP, {_number(duration)} s at "
+        f"{rate:g} TFLOP/s per GPU, without rewards and communication",
     ]
 
 
@@ -92,10 +93,15 @@ def combination_lines(
         lines.append(
             f"                {found.world_size:>7} {found.sp_size:>4} {found.replicas:>4} {found.batch_size:>11} "
             f"{found.num_generations:>16} {counted.peak() / GIB:>5.1f} {fits:>5} "
-            f"{duration:>12,.0f} {duration / rollouts:>10.1f}"
+            f"{_number(duration):>12} {_number(duration / rollouts):>10}"
         )
     return lines if len(lines) > 1 else ["legal near it    nothing"]
 
 
 def _gib(size: float) -> str:
     return f"{size / GIB:.2f}" if size else "-"
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of them before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -3,6 +3,7 @@
 The only place that knows which settings this version of `Config` has: a setting that it lacks has its default here.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,7 +73,8 @@ class RunShape:
         settings = DEFAULTS | config.flat()
         if settings["activation_checkpointing"] == "none" and settings["enable_gradient_checkpointing"]:
             settings["activation_checkpointing"] = "full"
-        by_name = {name: settings[name] for name in RunShape.__dataclass_fields__ if name in settings}
+        own = {field.name for field in dataclasses.fields(RunShape)}
+        by_name = {name: value for name, value in settings.items() if name in own}
         by_name |= {"frames": settings["sample_n_frames"], "text_tokens": text_tokens}
         return RunShape(
             world_size=world_size,

@@ -44,7 +44,7 @@ def simulated(**changes):
 
 @pytest.mark.parametrize("world_size, sp_size, gib", CELLS)
 def test_the_simulated_table_is_reproduced(world_size, sp_size, gib):
-    assert transformer_gib(simulated(world_size=world_size, sp_size=sp_size), RELEASED) == pytest.approx(gib, rel=0.05)
+    assert transformer_gib(simulated(world_size=world_size, sp_size=sp_size), RELEASED) == pytest.approx(gib, rel=0.04)
 
 
 @pytest.mark.parametrize("gib, world_size, sp_size, changes", VARIANTS)
@@ -59,7 +59,7 @@ def test_the_simulated_variants_are_reproduced(gib, world_size, sp_size, changes
 )
 def test_decoding_is_that_of_the_simulated_vae(frames, height, width, gib):
     shape = simulated(frames=frames, height=height, width=width, vae_tile_size=0)
-    assert decoding_bytes(shape, RELEASED) / GIB == pytest.approx(gib, rel=0.05)
+    assert decoding_bytes(shape, RELEASED) / GIB == pytest.approx(gib, rel=0.02)
 
 
 def test_tiles_bound_what_decoding_holds():
@@ -106,6 +106,19 @@ def test_replicas_of_the_shards_hold_larger_shards():
 def test_blocks_that_are_not_resharded_are_all_there():
     kept = memory(simulated(reshard_after_forward=False), RELEASED).items("rollout")["working weights"]
     assert kept == 2 * RELEASED.parameters
+
+
+def test_without_fsdp_every_weight_is_whole_and_cast():
+    whole = memory(simulated(enable_fsdp=False), RELEASED)
+    assert whole.resident["parameters"] == whole.resident["anchor"] == 4 * RELEASED.parameters
+    assert whole.items("rollout")["working weights"] == 2 * RELEASED.parameters
+    in_float32 = memory(simulated(enable_fsdp=False, dtype="fp32"), RELEASED)
+    assert in_float32.items("rollout")["working weights"] == 0
+
+
+def test_the_optimizer_of_a_gpu_needs_a_temporary_of_the_gradients_size():
+    items = memory(simulated(foreach_optimizer=True), RELEASED).items("optimizer")
+    assert items["temporaries"] == items["gradients"] > 0
 
 
 def test_gradients_meet_the_next_activations_when_they_accumulate():

@@ -148,6 +148,16 @@ def test_precomputed_conditions_leave_no_encoder():
     assert memory(simulated(precompute_conditions=True), RELEASED).resident["encoders"] == 0
 
 
+def test_an_image_version_needs_its_encoder_too():
+    text_only, with_images = (memory(simulated(has_images=has), RELEASED).resident["encoders"] for has in (False, True))
+    assert with_images - text_only == pytest.approx(2 * 0.428e9)
+
+
+def test_videos_that_are_decoded_together_hold_their_maps_together():
+    one, two = (decoding_bytes(simulated(decode_batch_size=n), RELEASED) for n in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.02)
+
+
 def test_the_sum_is_that_of_the_items_and_the_peak_the_largest():
     counted = memory(simulated(), RELEASED)
     totals = {phase: sum(counted.items(phase).values()) for phase in counted.phases}

@@ -368,6 +368,7 @@ def _settings_parser():
 
     parser = HfArgumentParser(
         list(SECTIONS.values()),
+        usage="%(prog)s --config FILE.yaml [--setting value ...]",
         description="Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
         "--print_config shows the resolved settings and the arithmetic of the run.",
         allow_abbrev=False,

@@ -96,16 +96,16 @@ def describe(config: Config, plan: Plan) -> str:
 
 def check(config: Config, world_size: int = 1) -> None:
     """Raises ValueError that lists every rule the settings break."""
-    problems = [*_range_problems(config)]
+    problems = [*range_problems(config)]
     if not problems:  # what follows calculates with the numbers
-        problems = [*_batch_problems(config, world_size), *_method_problems(config), *_path_problems(config)]
+        problems = [*batch_problems(config, world_size), *_method_problems(config), *_path_problems(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
 
 def check_sampling(config: Config, *, output: Path) -> None:
     """As `check`, of what sampling alone depends on; ``output`` is the folder for its videos."""
-    problems = list(_range_problems(config))
+    problems = list(range_problems(config))
     if config.rollout.sde_type not in SDE_TYPES:
         problems.append(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {config.rollout.sde_type!r}")
     if not Path(config.model.pretrained_model_root).is_dir():
@@ -123,7 +123,8 @@ def _no_checkpoints(config: Config) -> str:
     )
 
 
-def _range_problems(config: Config) -> Iterator[str]:
+def range_problems(config: Config) -> Iterator[str]:
+    """Numbers that make no sense, whatever the others are."""
     values = config.flat()
     at_least_one = (
         "dp_replicate height width sample_n_frames batch_size num_generations gradient_accumulation_steps "
@@ -164,7 +165,8 @@ def _range_problems(config: Config) -> Iterator[str]:
         yield f"sample_n_frames must be 4n + 1, got {values['sample_n_frames']}"
 
 
-def _batch_problems(config: Config, world_size: int) -> Iterator[str]:
+def batch_problems(config: Config, world_size: int) -> Iterator[str]:
+    """What keeps the rollouts of an iteration from being whole groups, dealt evenly to the replicas."""
     batch, group = config.rollout.batch_size, config.rollout.num_generations
     sp_size = config.distributed.sp_size
     if problem := layout_problem(world_size, sp_size, config.distributed.dp_replicate):

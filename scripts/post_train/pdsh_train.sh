@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 : "${NODES:?pdsh_train.sh: NODES must name the nodes, with commas}"
 RDZV_ID="${RDZV_ID:-grpo-$(date +%s)-$$}"
-PID_FILE="${PID_FILE:-/tmp/$RDZV_ID.pid}"
+PID_FILE="${PID_FILE:-/tmp/$RDZV_ID.pid}" # on the nodes
 IFS=, read -r -a nodes <<< "$NODES"
 
 passed_on=() # NAME=value, quoted for a shell
@@ -22,7 +22,8 @@ OMP_NUM_THREADS ${PASS_ENV:-} " in
 done
 passed_on+=("$(printf '%q' "RDZV_ID=$RDZV_ID")" "$(printf '%q' "PID_FILE=$PID_FILE")")
 
-script="cd $(printf '%q' "${REMOTE_DIR:-$PWD}") && exec env ${passed_on[*]} bash scripts/post_train/train_grpo.sh"
+repository="${REMOTE_DIR:-$PWD}"
+script="cd $(printf '%q' "$repository") && exec env ${passed_on[*]} bash scripts/post_train/train_grpo.sh"
 for argument in "$@"; do
     script+=" $(printf '%q' "$argument")"
 done
@@ -36,28 +37,30 @@ on_all_nodes() {
         setsid pdsh -S -R ssh -f "${#nodes[@]}" -w "$NODES" "${1//%/%%}"
         return
     fi
-    local pids=() node code status=0
+    local node pid code status=0 pids=()
     for node in "${nodes[@]}"; do
         setsid ssh -o BatchMode=yes "$node" "$1" < /dev/null > >(sed -u "s/^/$node: /") 2>&1 &
         pids+=("$!")
     done
-    for _ in "${nodes[@]}"; do
+    for pid in "${pids[@]}"; do
         code=0
-        wait -n || code=$?
-        if [ "$code" -eq 255 ]; then # ssh's own: the others would wait for a node that does not come
-            echo "pdsh_train.sh: a node was not reached by ssh, or its connection broke; ending the others" >&2
-            kill "${pids[@]}" 2> /dev/null || true
-        fi
-        [ "$status" -ne 0 ] || status="$code"
+        wait "$pid" || code=$?
+        [ "$code" -le "$status" ] || status="$code"
     done
     return "$status"
 }
+
+# First, as a node that does not come would be waited for.
+if ! on_all_nodes "ls $(printf '%q' "$repository/scripts/post_train/train_grpo.sh") > /dev/null"; then
+    echo "pdsh_train.sh: a node was not reached, or the repository is not at $repository there (REMOTE_DIR)" >&2
+    exit 2
+fi
 
 # shellcheck disable=SC2317
 stop() { # called by trap
     stopped=1
     echo "pdsh_train.sh: ending the training on $NODES" >&2
-    (on_all_nodes "kill -TERM \$(cat $(printf '%q' "$PID_FILE"))") || true # with children of its own to wait for
+    on_all_nodes "sh -c $(printf '%q' "kill -TERM \$(cat $PID_FILE)")" || true
 }
 
 on_all_nodes "$command" &

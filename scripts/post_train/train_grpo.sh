@@ -4,6 +4,10 @@
 # Goes on from the newest complete checkpoint of its output_dir, if there is one. Ends with 75 when SIGUSR1 stopped it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+if [ -n "${PID_FILE:-}" ]; then # for who wants to end it from elsewhere
+    echo "$$" > "$PID_FILE"
+    trap 'rm -f "$PID_FILE"' EXIT
+fi
 [ "${SKIP_SETUP:-0}" = 1 ] || source scripts/setup.sh
 
 NNODES="${NNODES:-1}"
@@ -66,11 +70,6 @@ stop() { # called by trap
 }
 trap 'asked_to_leave=1; stop' USR1
 trap stop INT TERM HUP
-if [ -n "${PID_FILE:-}" ]; then
-    echo "$$" > "$PID_FILE"
-    trap 'rm -f "$PID_FILE"' EXIT
-fi
-
 while :; do # a signal ends a wait
     signalled=0
     status=0

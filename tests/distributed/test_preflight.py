@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hyvideo.distributed.agreement import name_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_facts import ABSENT, code_hash, collect, input_hashes, why_unwritable
+from hyvideo.distributed.node_facts import ABSENT, code_hash, collect, describe_device, input_hashes, why_unwritable
 from hyvideo.distributed.preflight import (
     all_reduce_problems,
     preflight,
@@ -27,6 +28,8 @@ from hyvideo.distributed.preflight import (
 ROOT = Path(__file__).parents[2]
 # What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
 PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.preflight import main\nsys.exit(main())"
+
+STARTED = "import torch\nfrom hyvideo.distributed import mesh\nmesh.start(1, torch.device('cpu'))"
 
 
 def free_port():
@@ -66,8 +69,9 @@ def run_preflight(world_size, *arguments, extra=None, before=None, waited_for=No
             process.communicate()
 
 
-def test_ranks_that_fit_are_shown_in_a_table(tmp_path):
-    codes, out, err = run_preflight(2, "--batch_size", 4, "--output_dir", tmp_path)
+@pytest.mark.parametrize("before", ["", STARTED], ids=["before the process group", "after it"])
+def test_ranks_that_fit_are_shown_in_a_table(tmp_path, before):
+    codes, out, err = run_preflight(2, "--batch_size", 4, "--output_dir", tmp_path, before={0: before, 1: before})
     assert codes == [0, 0], err
     header, row, last = out.splitlines()
     assert "free host memory" in header and row.split()[:5] == [socket.gethostname(), "0-1", "2", "x", "cpu"]
@@ -170,6 +174,16 @@ def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
     absent = tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere")
     with pytest.raises(ValueError, match="nowhere/transformer/none is not there"):
         preflight(absent, mesh, torch.device("cpu"))
+
+
+def test_a_gpu_is_described_and_a_local_rank_without_one_is_a_problem(monkeypatch):
+    properties = SimpleNamespace(name="GPU", uuid="1-2", total_memory=80)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    fields = {"device": "GPU", "device_id": "1-2", "device_memory": 80}
+    assert describe_device(torch.device("cuda", 1)) == (fields, "")
+    fields, reason = describe_device(torch.device("cuda", 2))
+    assert fields == {"device": "none"} and "LOCAL_RANK 2 has no GPU, as torch sees 2 here" in reason
 
 
 def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):

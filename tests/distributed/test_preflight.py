@@ -30,6 +30,13 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.preflight import main\nsys.exit(main())"
 
 STARTED = "import torch\nfrom hyvideo.distributed import mesh\nmesh.start(1, torch.device('cpu'))"
+# Imports take seconds that differ between processes; after this a short timeout is a fair one.
+MEET = """
+import pathlib, hyvideo.components, hyvideo.distributed.preflight
+(pathlib.Path({folder!r}) / os.environ["RANK"]).touch()
+while len(list(pathlib.Path({folder!r}).iterdir())) < {count}:
+    time.sleep(0.02)
+"""
 
 
 def free_port():
@@ -97,8 +104,11 @@ def test_all_problems_come_in_one_message_and_every_rank_ends_with_2(tmp_path):
 
 
 def test_a_silent_rank_is_named(tmp_path):
-    arguments = ["--batch_size", 4, "--output_dir", tmp_path, "--timeout", 5]
-    codes, _, err = run_preflight(3, *arguments, before={1: "time.sleep(100)"}, waited_for=[0, 2])
+    (tmp_path / "here").mkdir()
+    meet = MEET.format(folder=str(tmp_path / "here"), count=2)
+    arguments = ["--batch_size", 4, "--output_dir", tmp_path / "run", "--timeout", 5]
+    before = {0: meet, 1: "time.sleep(100)", 2: meet}
+    codes, _, err = run_preflight(3, *arguments, before=before, waited_for=[0, 2])
     assert codes == [2, 2]
     assert err.count("preflight: rank 1 of 3 did not answer within 5 s") == 1 and "Traceback" not in err
 

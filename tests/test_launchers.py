@@ -159,8 +159,8 @@ HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", 
 
 
 def test_every_argument_survives_pdsh(start, tmp_path):
-    fakes = {"pdsh": PDSH, "torchrun": TORCHRUN}
     environment = {"NODES": "node1,node2", "NCCL_DEBUG": "INFO WARN", "SECRET_KEY": "hidden", "NPROC_PER_NODE": "2"}
+    fakes = {"pdsh": PDSH, "torchrun": TORCHRUN}
     code, said = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
     assert code == 0, said
     assert (tmp_path / "log.pdsh").read_text().split() == "-S -R ssh -f 2 -w node1,node2".split()
@@ -174,8 +174,7 @@ def without_pdsh(tmp_path):
     """A PATH like ours on which there is no pdsh."""
     folder = tmp_path / "tools"
     folder.mkdir()
-    names = "bash sh env sed awk paste sort uniq date cat grep mv rm ls sleep touch setsid dirname".split()
-    for name in names:
+    for name in "bash sh env sed awk paste sort uniq date cat grep mv rm ls sleep touch setsid dirname".split():
         (folder / name).symlink_to(shutil.which(name))
     return f"{tmp_path / 'bin'}:{folder}"
 
@@ -194,8 +193,7 @@ def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
 
 
 def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path):
-    environment = {"PATH": without_pdsh(tmp_path)}
-    fakes = {"ssh": SSH, "torchrun": TORCHRUN}
+    environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "torchrun": TORCHRUN}
     code, said = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
     assert code == 2 and "a node was not reached" in said
     environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
@@ -206,8 +204,7 @@ def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path
 
 @pytest.mark.parametrize("program", ["pdsh", "ssh"])
 def test_the_end_of_the_launcher_is_the_end_of_the_nodes(start, tmp_path, program):
-    environment = {"NODES": "node1", "WAIT": "1", "RDZV_ID": f"test-{os.getpid()}-{program}"}
-    log = tmp_path / "log"
+    environment, log = {"NODES": "node1", "WAIT": "1"}, tmp_path / "log"
     if program == "ssh":
         environment["PATH"], log = without_pdsh(tmp_path), tmp_path / "log-node1"
     fakes = {program: {"pdsh": PDSH, "ssh": SSH}[program], "torchrun": TORCHRUN}

@@ -1,0 +1,52 @@
+"""Would a run start on these nodes? ``torchrun ... -m scripts.preflight --config FILE.yaml [--timeout 60] [flags]``.
+
+Takes the flags of post_train.py and loads no weights. Each rank ends with 0 when all are ready, else with 2 after one
+message; torchrun makes 1 of that 2.
+"""
+
+import argparse
+import sys
+import time
+
+import torch
+
+from hyvideo.config import parse
+from hyvideo.distributed import mesh as ranks
+from hyvideo.plan import check
+
+
+def main() -> int:
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--timeout", type=float, default=60.0)
+    chosen, flags = own.parse_known_args()
+    config = parse(flags).config
+
+    from hyvideo.components import choose_device  # slow to import; wrong flags are told before
+    from hyvideo.distributed.agreement import SilentRanks, name_ranks
+    from hyvideo.distributed.preflight import preflight
+
+    mesh = ranks.Mesh(ranks.rank(), ranks.world_size(), config.distributed.sp_size)
+    device, problem = torch.device("cpu"), ""
+    try:  # told by all ranks together: a rank that left now would only be missed
+        check(config, mesh.world_size)
+        device = choose_device(config.model.device, ranks.local_rank())
+    except ValueError as error:
+        problem = str(error)
+    silent: tuple[int, ...] = ()
+    try:
+        preflight(config, mesh, device, timeout_s=chosen.timeout, problem=problem)
+    except ValueError as error:
+        silent = error.ranks if isinstance(error, SilentRanks) else ()
+        if mesh.rank == min(set(range(mesh.world_size)) - set(silent)):
+            print(f"preflight: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(2)  # torchrun ends the others when one has left; the one that speaks shall come to its end
+        return 2
+    if mesh.is_main:
+        print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)
+    ranks.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""Ranks that do not fit together, or do not answer, are named before a run begins; processes of their own."""
+
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hyvideo.distributed.agreement import name_ranks
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.node_facts import ABSENT, code_hash, collect, describe_device, input_hashes, why_unwritable
+from hyvideo.distributed.preflight import (
+    all_reduce_problems,
+    preflight,
+    problems_of,
+    table,
+    try_all_reduce,
+    warnings_of,
+)
+
+ROOT = Path(__file__).parents[2]
+# What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
+PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.preflight import main\nsys.exit(main())"
+
+STARTED = "import torch\nfrom hyvideo.distributed import mesh\nmesh.start(1, torch.device('cpu'))"
+# Imports take seconds that differ between processes; after this a short timeout is a fair one.
+MEET = """
+import pathlib, hyvideo.components, hyvideo.distributed.preflight
+(pathlib.Path({folder!r}) / os.environ["RANK"]).touch()
+while len(list(pathlib.Path({folder!r}).iterdir())) < {count}:
+    time.sleep(0.02)
+"""
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def start(rank, world_size, port, arguments, before):
+    addresses = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "TEST_BEFORE": before}
+    places = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, "--config", "configs/smoke.yaml", *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | addresses | places,
+    )
+
+
+def run_preflight(world_size, *arguments, extra=None, before=None, waited_for=None):
+    """Exit codes and what was said, of all ranks or those waited for; ``extra`` flags and code ``before``, by rank."""
+    extra, before, port = extra or {}, before or {}, free_port()
+    processes = [
+        start(rank, world_size, port, [*arguments, *extra.get(rank, [])], before.get(rank, ""))
+        for rank in range(world_size)
+    ]
+    try:
+        waited_for = range(world_size) if waited_for is None else waited_for
+        said = [processes[rank].communicate(timeout=60) for rank in waited_for]
+        return [processes[rank].returncode for rank in waited_for], *map("".join, zip(*said))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("before", ["", STARTED], ids=["before the process group", "after it"])
+def test_ranks_that_fit_are_shown_in_a_table(tmp_path, before):
+    codes, out, err = run_preflight(2, "--batch_size", 4, "--output_dir", tmp_path, before={0: before, 1: before})
+    assert codes == [0, 0], err
+    header, row, last = out.splitlines()
+    assert "free host memory" in header and row.split()[:5] == [socket.gethostname(), "0-1", "2", "x", "cpu"]
+    assert last == "preflight: ready, ranks 0-1"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_problems_come_in_one_message_and_every_rank_ends_with_2(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves left\n")
+    flags = ["--learning_rate", "0.5", "--output_dir", tmp_path / "file" / "run"]
+    flags += ["--prompts_csv", tmp_path / "prompts.csv"]
+    codes, _, err = run_preflight(3, "--batch_size", 4, "--output_dir", tmp_path / "run", extra={1: flags})
+    assert codes == [2, 2, 2]
+    host = socket.gethostname()
+    difference = (
+        f"learning_rate must be the same on all ranks, got 0.0001 on ranks 0, 2 ({host}); 0.5 on rank 1 ({host})"
+    )
+    assert err.count(difference) == 1
+    assert f"rank 1 ({host}): output_dir '{tmp_path}/file/run' cannot be written to: {tmp_path}/file is not a fo" in err
+    assert "the file of prompts_csv must be the same" in err
+    assert "Traceback" not in err
+
+
+def test_a_silent_rank_is_named(tmp_path):
+    (tmp_path / "here").mkdir()
+    meet = MEET.format(folder=str(tmp_path / "here"), count=2)
+    arguments = ["--batch_size", 4, "--output_dir", tmp_path / "run", "--timeout", 5]
+    before = {0: meet, 1: "time.sleep(100)", 2: meet}
+    codes, _, err = run_preflight(3, *arguments, before=before, waited_for=[0, 2])
+    assert codes == [2, 2]
+    assert err.count("preflight: rank 1 of 3 did not answer within 5 s") == 1 and "Traceback" not in err
+
+
+def test_a_silent_main_rank_is_named_by_the_next(tmp_path):
+    arguments = ["--batch_size", 4, "--output_dir", tmp_path, "--timeout", 2]
+    codes, _, err = run_preflight(2, *arguments, before={0: "time.sleep(100)"}, waited_for=[1])
+    assert codes == [2] and err.count("preflight: rank 0 did not answer") == 1 and "Traceback" not in err
+
+
+def test_a_collective_that_hangs_fails_or_counts_wrongly_is_told(monkeypatch):
+    two = Mesh(rank=0, world_size=2, sp_size=1)
+
+    def outcome(all_reduce):
+        monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+        return try_all_reduce(two, torch.device("cpu"), timeout_s=0.2)
+
+    def fail(tensor):
+        raise RuntimeError("connection\nrefused")
+
+    assert outcome(lambda tensor: tensor.fill_(3)) == ""
+    assert outcome(lambda tensor: time.sleep(5)) == "did not end within 0.2 s"
+    assert outcome(fail) == "connection refused"
+    assert outcome(lambda tensor: tensor) == "gave 1 in place of 3"
+
+
+@pytest.fixture
+def facts(tiny_config):
+    own = collect(tiny_config, 0, torch.device("cpu"))
+    gpu = {"device_type": "cuda", "device": "GPU", "device_memory": 80 * 2**30}
+    return [
+        dataclasses.replace(own, rank=rank, host=f"node{rank // 2}", device_id=f"GPU-{rank}", **gpu)
+        for rank in range(4)
+    ]
+
+
+def test_equal_nodes_have_no_problems(facts):
+    assert problems_of(facts) == [] and warnings_of(facts) == []
+    assert table(facts).splitlines()[1].split()[:6] == ["node0", "0-1", "2", "x", "GPU", "80"]
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"code": "0123"}, "the project's Python code must be the same on all ranks"),
+        ({"versions": {"python": "3.0", "torch": "1.0"}}, "the version of torch must be the same"),
+        ({"transformer": ABSENT}, "the transformer's files must be the same"),
+        ({"resumed": "000010"}, "the checkpoint to resume must be the same on all ranks, got none on ranks 0-2"),
+        ({"device_type": "cpu"}, "the kind of device must be the same"),
+        ({"device_id": "GPU-2"}, "ranks 2-3 (node1) have one GPU between them (GPU)"),
+        ({"problems": ["no room"]}, "rank 3 (node1): no room"),
+    ],
+)
+def test_what_differs_is_a_problem_that_names_the_rank(facts, changed, said):
+    facts[3] = dataclasses.replace(facts[3], **changed)
+    (problem,) = [problem for problem in problems_of(facts) if said in problem]
+    assert "(node1)" in problem
+
+
+def test_other_gpus_and_a_full_disk_are_warnings(facts):
+    facts[3] = dataclasses.replace(facts[3], device="other GPU")
+    facts[0] = dataclasses.replace(facts[0], free_disk=1, transformer_bytes=2)
+    gpus, disk = warnings_of(facts)
+    assert "GPU with 80 GiB on ranks 0-2 (node0, node1); other GPU with 80 GiB on rank 3 (node1)" in gpus
+    assert "a checkpoint will not fit" in disk and problems_of(facts) == []
+
+
+def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
+    preflight(tiny_config, mesh, torch.device("cpu"))
+    assert "1 x cpu" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="rank 0 .*: no room"):
+        preflight(tiny_config, mesh, torch.device("cpu"), problem="no room")
+    absent = tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere")
+    with pytest.raises(ValueError, match="nowhere/transformer/none is not there"):
+        preflight(absent, mesh, torch.device("cpu"))
+
+
+def test_a_gpu_is_described_and_a_local_rank_without_one_is_a_problem(monkeypatch):
+    properties = SimpleNamespace(name="GPU", uuid="1-2", total_memory=80)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    fields = {"device": "GPU", "device_id": "1-2", "device_memory": 80}
+    assert describe_device(torch.device("cuda", 1)) == (fields, "")
+    fields, reason = describe_device(torch.device("cuda", 2))
+    assert fields == {"device": "none"} and "LOCAL_RANK 2 has no GPU, as torch sees 2 here" in reason
+
+
+def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):
+    (tmp_path / "hyvideo").mkdir()
+    (tmp_path / "hyvideo" / "a.py").write_text("x = 1\n")
+    first = code_hash(tmp_path)
+    shutil.move(tmp_path / "hyvideo" / "a.py", tmp_path / "hyvideo" / "b.py")
+    second = code_hash(tmp_path)
+    (tmp_path / "hyvideo" / "b.py").write_text("x = 2\n")
+    assert len({first, second, code_hash(tmp_path)}) == 3
+
+
+def test_input_files_are_told_apart_by_content(tiny_config, tmp_path):
+    file = tmp_path / "prompts.csv"
+    config = tiny_config.with_settings(prompts_csv=str(file))
+    assert input_hashes(config) == {"prompts_csv": ABSENT}
+    file.write_text("prompt\na\n")
+    first = input_hashes(config)
+    file.write_text("prompt\nb\n")
+    assert input_hashes(config) != first
+
+
+def test_a_folder_is_tried_by_a_file_that_is_removed(tmp_path):
+    assert why_unwritable(tmp_path, 0) == "" and why_unwritable(tmp_path / "new" / "run", 0) == ""
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert "is not a folder" in why_unwritable(tmp_path / "file" / "run", 0)
+
+
+def test_ranks_are_named_in_runs():
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([9, 0, 1, 2]) == "ranks 0-2, 9"
+
+
+def test_all_reduce_names_the_ranks_and_for_nccl_where_to_look():
+    assert all_reduce_problems(["", ""], torch.device("cpu")) == []
+    (problem,) = all_reduce_problems(["", "timed out", "timed out"], torch.device("cuda"))
+    assert "on cuda timed out on ranks 1-2" in problem and "NCCL_DEBUG" in problem

@@ -40,12 +40,15 @@ def build(config: Config):
     import torch
 
     from hyvideo.components import choose_device
+    from hyvideo.distributed.preflight import preflight
     from hyvideo.trainer import Trainer
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     device = choose_device(config.model.device, ranks.local_rank())
     settings = config.distributed
+    if ranks.world_size() > 1:  # before a rank that hangs would let the others wait
+        preflight(config, ranks.Mesh(ranks.rank(), ranks.world_size(), settings.sp_size), device)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

@@ -40,7 +40,8 @@ def preflight(config: Config, mesh: Mesh, device: torch.device, *, timeout_s: fl
 
     agree(store, mesh, "checks of the node", own, judge, timeout_s=timeout_s)
     if store is not None:
-        ranks.start(config.distributed.sp_size, device)
+        settings = config.distributed
+        ranks.start(settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout)
         outcome = try_all_reduce(mesh, device, timeout_s)
         agree(
             store,

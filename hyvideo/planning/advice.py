@@ -102,9 +102,7 @@ def verdict(config: Config, shape: RunShape, architecture: Architecture, gpu_mem
     if advice is None:
         return f"{too_large}; no known change makes it fit {shape.world_size} GPUs: take more GPUs or smaller videos"
     after = memory(advice.shape, architecture).needed_gib
-    missing = [change.flag for change in advice.changes if change.flag.split()[0][2:] not in config.flat()]
-    note = f"; not a setting of this version yet: {', '.join(missing)}" if missing else ""
-    return f"{too_large}; the cheapest change that makes it fit: {advice.flags} ({after:.1f} GiB{note})"
+    return f"{too_large}; the cheapest change that makes it fit: {advice.flags} ({after:.1f} GiB)"
 
 
 def _changed(shape: RunShape, changes: tuple[Change, ...]) -> RunShape:

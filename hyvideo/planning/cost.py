@@ -5,6 +5,7 @@
 Modulation and embedders are run once per video and are left out: less than a thousandth.
 """
 
+import math
 from dataclasses import dataclass
 
 from hyvideo.planning.architecture import Architecture
@@ -84,10 +85,12 @@ def decode_flops(shape: RunShape, architecture: Architecture) -> float:
 
 
 def seconds(shape: RunShape, architecture: Architecture, tflops_per_second: float) -> float:
-    """Of one iteration at the rate that a GPU reaches. The ranks of a sequence-parallel group all decode the video."""
+    """Of one iteration at the rate that a GPU reaches. The ranks of a sequence-parallel group share its decoding."""
     spent = cost(shape, architecture)
     transformer = (spent.forwards_per_rollout * spent.forward.total + spent.replicated_flops) / shape.sp_size
-    return shape.rollouts_per_replica * (transformer + spent.decode_flops) / (tflops_per_second * 1e12)
+    decoded = math.ceil(shape.batch_size / shape.sp_size) * shape.gradient_accumulation_steps
+    flops = shape.rollouts_per_replica * transformer + decoded * spent.decode_flops
+    return flops / (tflops_per_second * 1e12)
 
 
 def _tiled(side: int, shape: RunShape, architecture: Architecture) -> int:

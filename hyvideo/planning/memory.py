@@ -66,7 +66,6 @@ class Memory:
 def memory(shape: RunShape, architecture: Architecture) -> Memory:
     """What one rank of the run holds."""
     anchor = states.anchor_bytes(shape, architecture)
-    on_demand = {"anchor": anchor} if shape.reference_mode_offload else {}
     resident = {
         "parameters": states.parameter_bytes(shape, architecture),
         "optimizer state": states.optimizer_bytes(shape, architecture),
@@ -84,32 +83,28 @@ def memory(shape: RunShape, architecture: Architecture) -> Memory:
             "working weights": gathered,
         },
         "decode": {"decoding": states.decoding_bytes(shape, architecture)},
-        "anchor": on_demand
-        | {
+        "anchor": {
             "activations": activations.inference_bytes(shape, architecture, shape.mini_batch_size_per_update),
             "working weights": gathered,
         },
     }
     if not shape.has_anchor:
         del phases["anchor"]
-    return Memory(resident, phases | _training(shape, architecture, on_demand if shape.anchor_in_update else {}))
+    return Memory(resident, phases | _training(shape, architecture))
 
 
-def _training(shape: RunShape, architecture: Architecture, anchor: dict[str, float]) -> dict[str, dict[str, float]]:
+def _training(shape: RunShape, architecture: Architecture) -> dict[str, dict[str, float]]:
     gradients = states.gradient_bytes(shape, architecture)
     block = activations.block_bytes(shape, architecture)
     kept = activations.kept_bytes(shape, architecture)
     working = {"working weights": states.working_weight_bytes(shape, architecture, with_gradient=True)}
     return {
-        "backward begins": anchor
-        | working
+        "backward begins": working
         | {
             "gradients": gradients if shape.backwards_per_update > 1 else 0.0,
             "activations": kept + block,
         },
-        "backward ends": anchor
-        | working
-        | {"gradients": gradients, "activations": kept / architecture.num_layers + block},
+        "backward ends": working | {"gradients": gradients, "activations": kept / architecture.num_layers + block},
         "optimizer": {
             "gradients": gradients,
             # torch's foreach AdamW holds the square roots of all second moments.

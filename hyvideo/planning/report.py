@@ -45,7 +45,7 @@ def run_lines(shape: RunShape, architecture: Architecture) -> list[str]:
     ]
     if shape.has_anchor and shape.reference_mode_offload:
         held = anchor_bytes(shape, architecture) / GIB
-        lines.append(f"anchor           {held:.2f} GiB on the CPU for each rank, on the GPU while it is used")
+        lines.append(f"anchor           {held:.2f} GiB on the CPU for each rank")
     return lines
 
 

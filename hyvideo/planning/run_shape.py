@@ -1,12 +1,9 @@
-"""What of a run's settings decides memory, cost and legality, under the names of the flags.
-
-The only place that knows which settings this version of `Config` has: a setting that it lacks has its default here.
-"""
+"""What of a run's settings decides memory, cost and legality, under the names of the flags."""
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hyvideo.config import Config
 from hyvideo.plan import make_plan, needs_anchor
@@ -14,16 +11,6 @@ from hyvideo.plan import make_plan, needs_anchor
 Checkpointing = Literal["none", "full", "selective"]
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-# Settings that a Config may not have yet, with the values that mean "as it is without them".
-DEFAULTS: dict[str, Any] = {
-    "activation_checkpointing": "none",
-    "dp_replicate": 1,
-    "ema_decay": 0.0,
-    "lora_rank": 0,
-    "master_weight_type": "fp32",
-    "reshard_after_forward": True,
-}
 
 
 @dataclass(frozen=True)
@@ -45,8 +32,10 @@ class RunShape:
     dtype: Literal["fp32", "bf16"] = "bf16"
     lora_rank: int = 0  # 0 trains everything
     use_muon: bool = False
+    muon_scope: Literal["hidden", "all"] = "hidden"
     ema_decay: float = 0.0  # 0 keeps no average
     has_anchor: bool = True
+    anchor_weight_type: Literal["fp32", "bf16"] | None = None  # that of the policy by default
     reference_mode_offload: bool = False
     anchor_in_update: bool = False  # its means are computed step by step in the update
     num_branches: int = 1  # 2 with guidance
@@ -57,7 +46,7 @@ class RunShape:
     grpo_sampling_steps: int = 20
     trained_steps: int = 20  # of each rollout, in one update
     text_tokens: int = 300  # of the longest prompt
-    foreach_optimizer: bool = True  # torch's default on a GPU, which holds one temporary of the gradients' size
+    foreach_optimizer: bool = False  # which holds one temporary of the gradients' size; the fused one holds none
     encoder_dtype: Literal["fp32", "bf16", "fp16"] = "fp16"
     precompute_conditions: bool = False
     has_images: bool = False  # an image-to-video version: SigLIP is needed
@@ -70,9 +59,9 @@ class RunShape:
     @staticmethod
     def of(config: Config, world_size: int, *, text_tokens: int = 300) -> "RunShape":
         """That of a run with these settings."""
-        settings = DEFAULTS | config.flat()
-        if settings["activation_checkpointing"] == "none" and settings["enable_gradient_checkpointing"]:
-            settings["activation_checkpointing"] = "full"
+        settings = config.flat()
+        if not settings["enable_gradient_checkpointing"]:
+            settings["activation_checkpointing"] = "none"
         own = {field.name for field in dataclasses.fields(RunShape)}
         by_name = {name: value for name, value in settings.items() if name in own}
         by_name |= {"frames": settings["sample_n_frames"], "text_tokens": text_tokens}
@@ -99,7 +88,11 @@ class RunShape:
 
     @property
     def master_bytes(self) -> int:
-        return BYTES[self.master_weight_type]
+        return 4 if self.lora_rank else BYTES[self.master_weight_type]
+
+    @property
+    def anchor_bytes(self) -> int:
+        return BYTES[self.anchor_weight_type] if self.anchor_weight_type else self.master_bytes
 
     @property
     def compute_bytes(self) -> int:

@@ -29,23 +29,25 @@ def gradient_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def optimizer_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """AdamW keeps two moments, Muon one, in the precision of the parameters."""
-    moments = 1 if shape.use_muon else 2
+    """AdamW keeps two moments, Muon one, in the precision of the parameters.
+
+    Muon has the matrices of attention and feed-forward, about two thirds, or nearly all.
+    """
+    hidden = 2 * architecture.num_layers * architecture.token_parameters / architecture.parameters
+    by_muon = 1.0 if shape.muon_scope == "all" or shape.lora_rank else hidden
+    moments = 2 - (by_muon if shape.use_muon else 0.0)
     return moments * trained_parameters(shape, architecture) * shape.master_bytes
 
 
 def ema_bytes(shape: RunShape, architecture: Architecture) -> float:
-    return 4 * trained_parameters(shape, architecture) if shape.ema_decay else 0.0
+    """A copy of what is trained; on the CPU with the anchor's."""
+    is_held = shape.ema_decay and not shape.reference_mode_offload
+    return trained_parameters(shape, architecture) * shape.master_bytes if is_held else 0.0
 
 
 def anchor_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """A frozen copy; its shards are in the computing precision, a whole one is as the policy. None below an adapter,
-    which is switched off instead."""
-    if not shape.has_anchor or shape.lora_rank:
-        return 0.0
-    return (
-        architecture.parameters / shape.num_shards * (shape.compute_bytes if shape.enable_fsdp else shape.master_bytes)
-    )
+    """A copy of what is trained. It takes the policy's place while it is used, and the policy its."""
+    return trained_parameters(shape, architecture) * shape.anchor_bytes if shape.has_anchor else 0.0
 
 
 def working_weight_bytes(shape: RunShape, architecture: Architecture, *, with_gradient: bool) -> float:

@@ -21,7 +21,7 @@ SIMULATED = RunShape(
     height=480,
     width=848,
     trained_steps=1,
-    foreach_optimizer=False,
+    anchor_weight_type="bf16",
 )
 
 _VARIANTS = {
@@ -35,8 +35,8 @@ _VARIANTS = {
     "8 GPUs, sp 8, 720 x 1280": {"sp_size": 8, "height": 720, "width": 1280},
     "64 GPUs, sp 8, 720 x 1280": {"world_size": 64, "sp_size": 8, "height": 720, "width": 1280},
     "8 GPUs, sp 8, bf16 parameters and optimizer": {"sp_size": 8, "master_weight_type": "bf16"},
-    "8 GPUs, sp 8, LoRA of rank 64": {"sp_size": 8, "lora_rank": 64},
-    "1 GPU, 33 frames, LoRA of rank 64": {"world_size": 1, "frames": 33, "lora_rank": 64},
+    "8 GPUs, sp 8, LoRA of rank 64": {"sp_size": 8, "lora_rank": 64, "has_anchor": False},
+    "1 GPU, 33 frames, LoRA of rank 64": {"world_size": 1, "frames": 33, "lora_rank": 64, "has_anchor": False},
 }
 
 

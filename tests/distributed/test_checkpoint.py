@@ -1,31 +1,87 @@
-"""Checkpoints are complete or absent."""
+"""Checkpoints are complete or absent, and give back what was saved."""
+
+import pickle
 
 import pytest
 import torch
-from torch import nn
 
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.checkpoint import TrainingState
+from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.tensor_files import read_metadata, read_shapes
+
+ALONE = Mesh(0, 1, 1)
 
 
-class Model(nn.Linear):
-    def save_pretrained(self, folder):
-        folder.mkdir()
-        torch.save(self.state_dict(), folder / "weights.pt")
+def save(folder, iteration, keep=0, is_asynchronous=False, **tensors):
+    writer = CheckpointWriter(folder, ALONE, keep=keep, is_asynchronous=is_asynchronous)
+    tensors = tensors or {"policy": torch.arange(3.0)}
+    path = writer.save(iteration, tensors, {"iteration": iteration})
+    writer.wait()
+    return path
 
 
-def save(folder, iteration, keep=0, anchor=None):
-    training = TrainingState({"iteration": iteration}, {"step": iteration}, anchor)
-    return checkpoint.save(folder, iteration, Model(2, 2), training, keep=keep)
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_checkpoint_gives_back_what_was_saved(tmp_path, is_asynchronous):
+    weight = torch.arange(6.0).view(2, 3)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=is_asynchronous)
+    folder = writer.save(7, {"weight": weight, "step": torch.tensor(4.0)}, {"iteration": 7})
+    if is_asynchronous:
+        weight.add_(1)  # training goes on
+    writer.wait()
+    assert checkpoint.read_state(folder) == {"iteration": 7}
+    targets = {"weight": torch.zeros(2, 3, dtype=torch.bfloat16), "step": torch.tensor(0.0)}
+    checkpoint.load_tensors(folder, targets)
+    assert targets["weight"].tolist() == [[0, 1, 2], [3, 4, 5]] and targets["step"] == 4
 
 
-def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
-    anchor = {"weight": torch.arange(3.0)}
-    folder = save(tmp_path, 7, anchor=anchor)
-    training = checkpoint.load(folder, torch.device("cpu"))
-    assert training.state == {"iteration": 7} and training.optimizer == {"step": 7}
-    assert torch.equal(training.anchor["weight"], anchor["weight"])
-    assert checkpoint.load(save(tmp_path, 8), torch.device("cpu")).anchor is None
+def test_what_is_not_in_a_checkpoint_is_named(tmp_path):
+    folder = save(tmp_path, 1, weight=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="has no tensor bias"):
+        checkpoint.load_tensors(folder, {"bias": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"weight has shape \(3, 2\), in checkpoint .* \(2, 3\)"):
+        checkpoint.load_tensors(folder, {"weight": torch.zeros(3, 2)})
+
+
+@pytest.mark.parametrize("content", [b"", b"no", pickle.dumps({"a": 1}), None])
+def test_a_damaged_description_is_refused(tmp_path, content):
+    folder = save(tmp_path, 1)
+    described = folder / "tensors" / ".metadata"
+    described.unlink()
+    if content is not None:
+        described.write_bytes(content)
+    with pytest.raises(ValueError, match="metadata"):
+        checkpoint.load_tensors(folder, {"policy": torch.zeros(3)})
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch hacked",)
+
+
+def test_a_description_cannot_run_code_or_name_files_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tensors = save(tmp_path, 1) / "tensors"
+    metadata = read_metadata(tensors)
+    (tensors / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match="has no place in it"):
+        read_shapes(tensors)
+    assert not (tmp_path / "hacked").exists()
+    for info in metadata.storage_data.values():
+        info.relative_path = "../../elsewhere"
+    (tensors / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match="outside of its folder"):
+        read_shapes(tensors)
+
+
+def test_truncated_tensors_are_refused(tmp_path):
+    folder = save(tmp_path, 1, weight=torch.zeros(1000))
+    (file,) = (folder / "tensors").glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(ValueError, match="cannot be read"):
+        checkpoint.load_tensors(folder, {"weight": torch.zeros(1000)})
 
 
 def test_only_the_newest_are_kept_and_latest_names_the_last(tmp_path):
@@ -62,11 +118,11 @@ def test_what_came_after_a_resumed_iteration_is_removed(tmp_path):
 def test_what_a_crash_left_unfinished_is_not_seen(tmp_path, monkeypatch):
     save(tmp_path, 2)
 
-    def crash(*_):
-        raise KeyboardInterrupt
+    def crash(*_, **__):
+        raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.torch, "save", crash)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(checkpoint.dcp, "save", crash)
+    with pytest.raises(OSError):
         save(tmp_path, 4)
     assert checkpoint.find(tmp_path, "latest").name == "000002"
 
@@ -76,9 +132,9 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be `latest` or a checkpoint folder"):
         checkpoint.find(tmp_path, str(tmp_path))
     folder = save(tmp_path, 2)
-    (folder / "optimizer.pt").write_bytes(b"no")
+    (folder / "state.json").write_text("no")
     with pytest.raises(ValueError, match="not a complete checkpoint"):
-        checkpoint.load(folder, torch.device("cpu"))
+        checkpoint.read_state(folder)
 
 
 @pytest.mark.parametrize("remove", [lambda run: checkpoint.drop_after(run, 2), lambda run: save(run, 1, keep=1)])
@@ -96,4 +152,4 @@ def test_what_a_crash_left_half_removed_is_not_seen(tmp_path, monkeypatch, remov
         remove(tmp_path)
     left = checkpoint.complete(tmp_path)
     assert len(left) < whole or left[0].name == "000001"
-    assert all((folder / "optimizer.pt").is_file() for folder in left)
+    assert all((folder / "tensors" / ".metadata").is_file() for folder in left)

@@ -1,28 +1,13 @@
-"""What of the settings decides, and what a setting means that a Config does not have yet."""
+"""What of the settings decides."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from hyvideo.config import Config, load_config
-from hyvideo.planning.run_shape import DEFAULTS, RunShape
+from hyvideo.config import load_config
+from hyvideo.planning.run_shape import RunShape
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
-
-
-class NewerConfig(Config):
-    """With settings of a later version."""
-
-    def flat(self) -> dict:
-        return super().flat() | {
-            "lora_rank": 16,
-            "dp_replicate": 2,
-            "activation_checkpointing": "selective",
-            "master_weight_type": "bf16",
-            "ema_decay": 0.999,
-            "reshard_after_forward": False,
-        }
 
 
 def test_the_shape_of_the_shipped_run():
@@ -33,18 +18,14 @@ def test_the_shape_of_the_shipped_run():
     assert shape.backwards_per_update == 2 * 20
 
 
-def test_settings_of_a_later_version_are_read_by_name():
-    shape = RunShape.of(NewerConfig(**_sections(load_config(CONFIG))), 8)
-    assert (shape.lora_rank, shape.dp_replicate, shape.ema_decay) == (16, 2, 0.999)
-    assert (shape.activation_checkpointing, shape.master_weight_type) == ("selective", "bf16")
-    assert not shape.reshard_after_forward and shape.num_shards == 4
-
-
-def test_settings_that_are_not_there_mean_as_it_is_without_them():
-    config = load_config(CONFIG, enable_gradient_checkpointing=False)
-    shape = RunShape.of(config, 8)
-    absent = DEFAULTS.keys() - config.flat().keys()
-    assert {name: getattr(shape, name) for name in absent} == {name: DEFAULTS[name] for name in absent}
+def test_the_settings_are_read_by_name():
+    changes = {"lora_rank": 16, "dp_replicate": 2, "ema_decay": 0.999, "reshard_after_forward": False}
+    changes |= {"activation_checkpointing": "selective", "master_weight_type": "bf16"}
+    shape = RunShape.of(load_config(CONFIG, **changes), 8)
+    assert {name: getattr(shape, name) for name in changes} == changes
+    assert shape.num_shards == 4
+    without = RunShape.of(load_config(CONFIG, **changes, enable_gradient_checkpointing=False), 8)
+    assert without.activation_checkpointing == "none"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +41,3 @@ def test_settings_that_are_not_there_mean_as_it_is_without_them():
 def test_reward_models_count_where_they_are(changes, gigabytes):
     shape = RunShape.of(load_config(CONFIG, **changes), 8)
     assert shape.reward_bytes == pytest.approx(gigabytes * 1e9)
-
-
-def _sections(config: Config) -> dict:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

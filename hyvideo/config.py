@@ -115,6 +115,12 @@ class LossSettings:
     timestep_fraction: float = _setting(1.0, "Fraction of the stochastic steps that an update trains.")
     num_updates_per_rollout: int = _setting(1, "Optimizer updates per iteration, on mini-batches of whole groups.")
     mini_batch_size_per_update: int = _setting(1, "Rollouts in one training forward.")
+    gate_interval: int = _setting(
+        1, "Rounds between two checks that fresh rollouts have a ratio of 1 in training; 0 never checks."
+    )
+    gate_tolerance: float | None = _setting(
+        None, "How far their log-ratio may be from 0; 1e-6 in fp32 and clip_range in bf16 by default."
+    )
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def range_problems(config: Config) -> Iterator[str]:
     not_negative = (
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
         "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
-        "validation_width seed validation_seed vae_tile_size reward_retries lora_rank lora_alpha"
+        "validation_width seed validation_seed vae_tile_size reward_retries lora_rank lora_alpha "
+        "gate_interval"
     ).split()
     positive = (
         "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
@@ -153,6 +154,8 @@ def range_problems(config: Config) -> Iterator[str]:
     for name in ("adam_beta1", "adam_beta2", "muon_momentum", "ema_decay"):
         if not 0 <= values[name] < 1:
             yield f"{name} must lie in [0, 1), got {values[name]}"
+    if values["gate_tolerance"] is not None and not values["gate_tolerance"] > 0:
+        yield f"gate_tolerance must be positive, got {values['gate_tolerance']}"
     if values["timestep_fraction"] > 1:
         yield f"timestep_fraction must be at most 1, got {values['timestep_fraction']}"
     if values["sde_type"] == "cps" and values["eta"] > 1:

@@ -20,6 +20,7 @@ from hyvideo.distributed.collectives import (
     sum_over_replicas,
 )
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.gate import OffPolicy, Transitions, explain, tolerance_of
 from hyvideo.grpo.loss import clipped_policy_loss
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights, position_kl, velocity_kl
 from hyvideo.optimizers import learning_rate
@@ -101,40 +102,50 @@ class PolicyUpdates:
         for rows, num_rollouts, num_passes in zip(rows_of, rollouts, passes.tolist()):
             if num_rollouts == 0:  # every reward of its groups is missing, on all ranks
                 continue
+            gated = not results and self._is_gated(iteration)
             batches = chunks(rows, size)
-            if self.policy.is_sharded:
-                batches += [[]] * (num_passes - len(batches))
-            results.append(self._one_update(round_, batches, num_rollouts, anchor_means, iteration))
+            batches += [[]] * (num_passes - len(batches))
+            results.append(self._one_update(round_, batches, num_rollouts, anchor_means, iteration, gated=gated))
         if self.policy.anchor:
             self.policy.anchor.after_round()
         return average(results)
 
     def _one_update(
-        self, round_: Round, batches: list[list[int]], num_rollouts: int, anchor_means: Tensor | None, iteration: int
+        self,
+        round_: Round,
+        batches: list[list[int]],
+        num_rollouts: int,
+        anchor_means: Tensor | None,
+        iteration: int,
+        *,
+        gated: bool,
     ) -> UpdateResult:
         """Gradients accumulated over all rollouts and visited steps, then one step of the optimizer."""
         num_visits = round_.visits.shape[1]
         num_terms = num_rollouts * num_visits
         sums = torch.zeros(len(SUMMED), dtype=torch.float64, device=self.device)
-        largest = torch.zeros((), device=self.device)
+        deviations: list[Tensor] = []  # the largest of each pass
         passes = [(rows, visit) for rows in batches for visit in range(num_visits)]
         for number, (rows, visit) in enumerate(passes):
             anchor_mean = self._anchor_mean(round_, rows, visit, anchor_means)
             self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
-            if not rows:
+            if rows:
+                terms = self.terms(round_, rows, visit, anchor_mean)
+                # Gradients are averaged over the replicas, terms are not: hence the factor.
+                (terms.loss.sum() * self.mesh.num_replicas / num_terms).backward()
+                sums += terms.sums
+                deviations.append(terms.largest_deviation)
+            else:
                 self._empty_pass(round_)
-                continue
-            terms = self.terms(round_, rows, visit, anchor_mean)
-            # Gradients are averaged over the replicas, terms are not: hence the factor.
-            (terms.loss.sum() * self.mesh.num_replicas / num_terms).backward()
-            sums += terms.sums
-            largest = torch.maximum(largest, terms.largest_deviation)
+                deviations.append(sums.new_zeros((), dtype=torch.float32))
+            if gated and number in (0, len(passes) - 1):  # soon, and before anything is changed
+                self._pass_gate(round_, passes, deviations, iteration)
         self.cost.forwards += sum(map(len, batches)) * num_visits * self.branches * training_forwards(self.config)
 
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
         grad_norm = self._step_optimizer(used["lr"], iteration)
         sums = sum_over_replicas(sums, self.mesh) / num_terms
-        largest = gather_ranks(largest, self.mesh).amax()
+        largest = gather_ranks(torch.stack(deviations).amax(), self.mesh).amax()
         metrics = (
             dict(zip(SUMMED, sums.tolist()))
             | used
@@ -156,8 +167,9 @@ class PolicyUpdates:
         with self.policy.anchor.in_place():
             if rows:
                 return self._mean(round_, rows, visit)
-            with torch.no_grad():
-                self._velocity_of_nothing(round_)
+            if self.policy.is_sharded:
+                with torch.no_grad():
+                    self._velocity_of_nothing(round_)
         return None
 
     def terms(self, round_: Round, rows: list[int], visit: int, anchor_mean: Tensor | None) -> Terms:
@@ -195,7 +207,9 @@ class PolicyUpdates:
 
     def replay(self, round_: Round, rows: list[int], visit: int):
         """The visited transition of each row, under the model as it is now."""
-        steps = round_.visits[rows, visit]
+        return self._replay_at(round_, rows, round_.visits[rows, visit])
+
+    def _replay_at(self, round_: Round, rows: list[int], steps: Tensor):
         latents = round_.rollout.latents
         return self.pipeline.replay(
             latents[rows, steps],
@@ -204,9 +218,54 @@ class PolicyUpdates:
             round_.conditions.select(rows),
         )
 
+    def _is_gated(self, iteration: int) -> bool:
+        interval = self.config.loss.gate_interval
+        return interval > 0 and iteration % interval == 0
+
+    def _pass_gate(
+        self, round_: Round, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
+    ) -> None:
+        """Raises OffPolicy, on all ranks alike, where passes over fresh rollouts are off their policy on any."""
+        tolerance = tolerance_of(self.config)
+        own = torch.stack(deviations)
+        everyone = gather_ranks(own.amax(), self.mesh)
+        if not (everyone > tolerance).any():
+            return
+        worst = int(everyone.argmax())
+        rows, visit = passes[int(own.argmax())]
+        rows = self._worst_last(round_, rows or [0], visit)
+        steps = round_.visits[rows, visit]
+        transitions = Transitions(
+            replay=lambda: self.replay(round_, rows, visit).log_prob,
+            replay_as_rollout=lambda: self._replay_as_rollout(round_, rows[-1], int(steps[-1])),
+            log_probs=round_.rollout.log_probs[rows, steps],
+        )
+        told = explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)
+        raise OffPolicy(told if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {told}")
+
+    def _worst_last(self, round_: Round, rows: list[int], visit: int) -> list[int]:
+        """The rows, that with the largest deviation in the end."""
+        with torch.no_grad():
+            found = (
+                self.replay(round_, rows, visit).log_prob - round_.rollout.log_probs[rows, round_.visits[rows, visit]]
+            )
+        worst = rows[int(found.abs().argmax())]
+        return [row for row in rows if row != worst] + [worst]
+
+    def _replay_as_rollout(self, round_: Round, row: int, step: int) -> Tensor:
+        """Log-probability of a row in the batch in which it was sampled. Shape: ()."""
+        size = self.config.rollout.batch_size
+        first = row // size * size
+        batch = list(range(first, min(first + size, len(round_.places))))
+        # That row last: it is the one whose way through the modules is compared.
+        batch = [other for other in batch if other != row] + [row]
+        with torch.no_grad():
+            return self._replay_at(round_, batch, torch.full((len(batch),), step)).log_prob[-1]
+
     def _empty_pass(self, round_: Round) -> None:
-        """A forward and a backward pass that add nothing, beside ranks whose passes do."""
-        (self._velocity_of_nothing(round_).sum() * 0.0).backward()
+        """A forward and a backward pass that add nothing, beside ranks whose passes do, if they are made together."""
+        if self.policy.is_sharded:
+            (self._velocity_of_nothing(round_).sum() * 0.0).backward()
 
     def _velocity_of_nothing(self, round_: Round) -> Tensor:
         """On zeros: what a rollout without a reward holds may not be finite."""

@@ -70,6 +70,7 @@ def config_of(options: argparse.Namespace, has_images: bool) -> Config:
         "sample_n_frames": options.video_length,
         "sde_type": options.stochastic,
         "eta": options.eta,
+        "match_noise": None if options.eta is None else "",
         "dtype": options.dtype,
         "device": options.device,
     }

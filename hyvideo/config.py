@@ -15,6 +15,7 @@ from typing import Literal
 import yaml
 
 from hyvideo.models.versions import version_defaults
+from hyvideo.schedulers.noise_matching import matched_eta
 
 
 def _setting(default, sentence: str):
@@ -65,6 +66,10 @@ class RolloutSettings:
     gradient_accumulation_steps: int = _setting(1, "Batches of rollouts that one iteration samples and trains on.")
     sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = _setting("sage_grpo", "The stochastic sampler.")
     eta: float = _setting(0.5, "Exploration scale of the sampler.")
+    match_noise: str = _setting(
+        "",
+        "Choose eta so that the steps inject as much noise in total as another SDE does, such as `sage_grpo:0.5`.",
+    )
     grpo_sampling_steps: int = _setting(20, "Denoising steps of a rollout.")
     shift: float | None = _setting(None, "Shift of the noise schedule; that of the version by default, else 5.")
     cfg_scale: float | None = _setting(
@@ -276,14 +281,33 @@ class Config:
         return dataclasses.replace(self, **sections)
 
     def resolved(self) -> "Config":
-        """A copy in which what is left to the transformer's version has the version's value."""
+        """A copy in which what is left to the transformer's version has the version's value, and eta is matched.
+
+        An eta that ``match_noise`` cannot have stays as it is; ``hyvideo.plan.check`` says why.
+        """
         version = version_defaults(self.model.transformer_version)
         defaults = {
             "shift": version.shift if version else 5.0,
             "cfg_scale": version.guidance_scale if version else 6.0,
         }
         own = self.flat()
-        return self.with_settings(**{name: value for name, value in defaults.items() if own[name] is None})
+        config = self.with_settings(**{name: value for name, value in defaults.items() if own[name] is None})
+        try:
+            return config.with_settings(eta=config.matched_eta) if config.rollout.match_noise else config
+        except ValueError:
+            return config
+
+    @property
+    def matched_eta(self) -> float:
+        """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
+        rollout = self.rollout
+        return matched_eta(
+            rollout.match_noise,
+            rollout.sde_type,
+            num_steps=rollout.grpo_sampling_steps,
+            shift=rollout.shift,
+            last_step=rollout.last_step,
+        )
 
     @property
     def kl_strategy(self) -> str:
@@ -359,7 +383,13 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     )
     if unknown:
         parser.error(f"unknown flag {unknown[0]}; --help lists the settings")
-    return CommandLine(Config(*sections).resolved(), chosen.print_config)
+    asked, config = Config(*sections), Config(*sections).resolved()
+    if asked.rollout.eta != config.rollout.eta and any(flag.split("=")[0] == "--eta" for flag in flags):
+        parser.error(
+            f"--eta {asked.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which chooses eta "
+            f"{config.rollout.eta:.4g}; give one of them, or --match_noise= to match nothing"
+        )
+    return CommandLine(config, chosen.print_config)
 
 
 def load_config(path: str | Path, **overrides) -> Config:

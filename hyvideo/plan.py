@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hyvideo.config import REWARD_PRESETS, Config, flat_weights
 from hyvideo.distributed.layout import layout_problem
+from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
 
@@ -86,6 +87,7 @@ def describe(config: Config, plan: Plan) -> str:
             f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups",
             f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic, "
             f"{plan.trained_steps} trained",
+            f"exploration            {_exploration(config)}",
             f"forwards per rollout   {plan.forwards_per_rollout:g} transformer evaluations",
             f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient",
             f"ratios                 {ratio}",
@@ -94,11 +96,20 @@ def describe(config: Config, plan: Plan) -> str:
     )
 
 
+def _exploration(config: Config) -> str:
+    rollout = config.rollout
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    noise = total_variance(rollout.sde_type, levels, rollout.eta, rollout.last_step)
+    matched = f", matched with {rollout.match_noise}" if rollout.match_noise else ""
+    return f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: a variance of {noise:.4g} over the steps"
+
+
 def check(config: Config, world_size: int = 1) -> None:
     """Raises ValueError that lists every rule the settings break."""
     problems = [*range_problems(config)]
     if not problems:  # what follows calculates with the numbers
-        problems = [*batch_problems(config, world_size), *_method_problems(config), *_path_problems(config)]
+        method = [*_match_problems(config), *_method_problems(config)]
+        problems = [*batch_problems(config, world_size), *method, *_path_problems(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -108,6 +119,8 @@ def check_sampling(config: Config, *, output: Path) -> None:
     problems = list(range_problems(config))
     if config.rollout.sde_type not in SDE_TYPES:
         problems.append(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {config.rollout.sde_type!r}")
+    if not problems:
+        problems.extend(_match_problems(config))
     if not Path(config.model.pretrained_model_root).is_dir():
         problems.append(_no_checkpoints(config))
     if problem := _unwritable(output):
@@ -193,6 +206,11 @@ def batch_problems(config: Config, world_size: int) -> Iterator[str]:
             yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {updates}"
     if group < 2:
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
+
+
+def _match_problems(config: Config) -> Iterator[str]:
+    if config.rollout.match_noise:
+        yield from _problem_of(lambda: config.matched_eta)
 
 
 def _method_problems(config: Config) -> Iterator[str]:

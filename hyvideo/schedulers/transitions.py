@@ -36,18 +36,24 @@ def ode_transition(sigma: float, sigma_next: float) -> Transition:
     return Transition(a=1.0, b=sigma_next - sigma, std=0.0)
 
 
-def sage_variance(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> float:
+def sage_variance(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float, sigma_max: float = SAGE_SIGMA_MAX
+) -> float:
     """The exact integral of ``eta^2 s / (1 - s)`` over the step. Not positive where both levels are above the clamp."""
-    if sigma_next >= SAGE_SIGMA_MAX:
+    if sigma_next >= sigma_max:
         return 0.0
-    log_ratio = math.log((1 - sigma_next) / (1 - min(sigma, SAGE_SIGMA_MAX)))
+    log_ratio = math.log((1 - sigma_next) / (1 - min(sigma, sigma_max)))
     return eta**2 * (log_ratio - (sigma - sigma_next))
 
 
 def flow_variance(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> float:
     """The left endpoint of ``eta^2 s / (1 - s)`` times the width; at the pole the second level stands in for 1."""
-    pole_distance = 1 - (sigma if sigma < 1 else sigma_after_first)
-    return eta**2 * sigma / pole_distance * (sigma - sigma_next)
+    return left_endpoint_variance(sigma, sigma_next, eta, sigma if sigma < 1 else sigma_after_first)
+
+
+def left_endpoint_variance(sigma: float, sigma_next: float, eta: float, sigma_at_pole: float) -> float:
+    """``eta^2 sigma / (1 - sigma) (sigma - sigma')`` with ``sigma_at_pole`` in the denominator."""
+    return eta**2 * sigma / (1 - sigma_at_pole) * (sigma - sigma_next)
 
 
 def dance_variance(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> float:

@@ -1,0 +1,88 @@
+"""Tests of noise matching: the chosen eta injects the noise that was asked for, or it is said why none can."""
+
+import pytest
+
+from hyvideo.schedulers.noise_matching import matched_eta, parse_target, total_variance
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import SDE_TYPES, shifted_levels
+
+LEVELS = shifted_levels(20, 5.0)
+RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("target", ["sage_grpo:0.5", "flow_grpo:0.7", "dance_grpo:0.25", "cps:0.2"])
+@pytest.mark.parametrize("num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")])
+def test_the_scheduler_injects_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
+    """Measured on the standard deviations that the sampler draws with."""
+    scheduler = FlowMatchDiscreteScheduler(shift=shift, last_step=last_step)
+    scheduler.set_timesteps(num_steps)
+    named, named_eta = parse_target(target)
+    eta = matched_eta(target, sde_type, num_steps=num_steps, shift=shift, last_step=last_step)
+    got = scheduler.std_devs(sde_type=sde_type, eta=eta).double().square().sum()
+    wanted = scheduler.std_devs(sde_type=named, eta=named_eta).double().square().sum()
+    assert got.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_an_sde_is_matched_with_itself_at_its_own_eta(sde_type):
+    assert matched_eta(f"{sde_type}:0.3", sde_type, **RUN) == pytest.approx(0.3, rel=1e-12)
+    assert matched_eta(f"{sde_type}:1", sde_type, **RUN) == pytest.approx(1.0, rel=1e-7)
+
+
+def test_dance_has_the_variance_eta_squared_and_so_a_known_match():
+    assert total_variance("dance_grpo", LEVELS, 0.3, "stochastic") == pytest.approx(0.09)
+    wanted = total_variance("sage_grpo", LEVELS, 0.5, "stochastic")
+    assert matched_eta("sage_grpo:0.5", "dance_grpo", **RUN) == pytest.approx(wanted**0.5)
+
+
+def test_the_closed_form_for_cps_is_the_root_that_bisection_finds():
+    wanted, low, high = total_variance("sage_grpo", LEVELS, 0.5, "stochastic"), 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        too_little = total_variance("cps", LEVELS, middle, "stochastic") < wanted
+        low, high = (middle, high) if too_little else (low, middle)
+    assert matched_eta("sage_grpo:0.5", "cps", **RUN) == pytest.approx(low, abs=1e-12)
+
+
+def test_a_deterministic_last_step_counts_on_neither_side():
+    run = RUN | {"last_step": "deterministic"}
+    wanted = total_variance("sage_grpo", LEVELS, 0.5, "deterministic")
+    without_last = sum((a - b) for a, b in zip(LEVELS[:-1], LEVELS[1:-1]))
+    assert matched_eta("sage_grpo:0.5", "dance_grpo", **run) == pytest.approx((wanted / without_last) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["sage_grpo", "sage_grpo:", "sage_grpo:lots", "ddpm:0.5", ":0.5", "flow_grpo:0", "flow_grpo:-1", "cps:nan"],
+)
+def test_a_malformed_target_is_refused(target):
+    with pytest.raises(ValueError, match="match_noise must be <sde_type>:<eta>"):
+        matched_eta(target, "sage_grpo", **RUN)
+
+
+def test_cps_is_no_target_above_eta_1():
+    with pytest.raises(ValueError, match=r"within \[0, 1\] for cps, got 'cps:1.2'"):
+        matched_eta("cps:1.2", "sage_grpo", **RUN)
+
+
+def test_more_noise_than_cps_has_at_eta_1_is_refused_with_the_numbers():
+    with pytest.raises(ValueError, match="a variance of 21.7 .* cps at most 11.85, at eta 1; lower the eta of flow"):
+        matched_eta("flow_grpo:2", "cps", **RUN)
+
+
+@pytest.mark.parametrize("target, sde_type", [("cps:0.5", "sage_grpo"), ("sage_grpo:0.5", "cps")])
+def test_a_schedule_without_noise_is_refused(target, sde_type):
+    with pytest.raises(ValueError, match="cps injects no noise at 1 steps"):
+        matched_eta(target, sde_type, **RUN | {"num_steps": 1})
+
+
+@pytest.mark.parametrize("changes", [{"num_steps": 0}, {"shift": 0.0}, {"shift": float("nan")}])
+def test_a_schedule_that_is_none_is_refused(changes):
+    with pytest.raises(ValueError, match="at least 1 step and a positive shift"):
+        matched_eta("sage_grpo:0.5", "flow_grpo", **RUN | changes)
+
+
+def test_an_unknown_sde_is_refused():
+    with pytest.raises(ValueError, match="sde_type must be one of"):
+        matched_eta("sage_grpo:0.5", "ddpm", **RUN)

@@ -9,14 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyvideo.evaluation.cells import Cell, Study, progress
-from hyvideo.evaluation.scoring import (
-    Evaluation,
-    Evaluator,
-    read_evaluation,
-    use_threads,
-    what_is_measured,
-    write_evaluation,
-)
+from hyvideo.evaluation.record import Evaluation, read_evaluation, what_is_measured, write_evaluation
+from hyvideo.evaluation.scoring import Evaluator
 from hyvideo.evaluation.table2 import Table, make_table
 from hyvideo.evaluation.table2_files import write_table
 from hyvideo.generation import Source
@@ -50,7 +44,6 @@ class Evaluations:
         found = read_evaluation(path, identity)
         if found is None:
             if self._evaluator is None:
-                use_threads(self.config)
                 self._evaluator = Evaluator(self.config)
             found = self._evaluator.policy(Source(checkpoint))
             write_evaluation(path, found, identity)

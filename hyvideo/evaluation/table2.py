@@ -4,7 +4,7 @@ Measures of a video (Overall, VQ, ..., the true reward) get a bootstrap interval
 of a whole set (the Frechet distance) have one value a seed, and get the smallest and the largest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from hyvideo.config import REWARD_PRESETS
 from hyvideo.evaluation.bootstrap import Interval, bootstrap_interval
 from hyvideo.evaluation.cells import METHODS, SETTINGS, Cell
-from hyvideo.evaluation.scoring import Evaluation
+from hyvideo.evaluation.record import Evaluation, by_prompt
 
 TRUE = "true/"
 
@@ -131,17 +131,7 @@ def _interval(column: Column, setting: str, evaluations: list[Evaluation], seed:
         found = [evaluation.measures.get(column.of_set) for evaluation in evaluations]
         finite = [value for value in found if value is not None]
         return Interval(float(np.mean(finite)), min(finite), max(finite)) if finite else None
-    tables = [_by_prompt(e.videos, lambda entry: column.of_video(entry, setting)) for e in evaluations]
+    tables = [by_prompt(e.videos, lambda entry: column.of_video(entry, setting)) for e in evaluations]
     prompts = sorted(set().union(*tables))
     values = np.array([[table.get(prompt, np.nan) for prompt in prompts] for table in tables])
     return bootstrap_interval(values, seed=seed)
-
-
-def _by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) -> dict[int, float]:
-    """Mean over the videos of each prompt that have a value."""
-    found: dict[int, list[float]] = {}
-    for entry in videos:
-        value = value_of(entry)
-        if value is not None:
-            found.setdefault(entry["group"], []).append(value)
-    return {prompt: float(np.mean(values)) for prompt, values in found.items()}

@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from hyvideo.evaluation.cells import Cell
-from hyvideo.evaluation.scoring import Evaluation
+from hyvideo.evaluation.record import Evaluation
 from hyvideo.evaluation.table2 import RowKey, make_table
 from hyvideo.evaluation.table2_files import as_latex, as_markdown, write_table
 

@@ -52,7 +52,7 @@ class Validation:
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
-        videos = self._videos(self._rows())
+        videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
         scored = self.judge.score(list(videos.values()), prompts, fps=self.config.data.fps)
         rewards = self._gather(dict(zip(videos, scored)))
@@ -91,13 +91,13 @@ class Validation:
         )
         return path
 
-    def _rows(self) -> list[int]:
+    def rows(self) -> list[int]:
         """This replica's videos; the last ones may be done twice so that all replicas do the same work."""
         count = -(-len(self.prompts) // self.mesh.num_replicas)
         last = len(self.prompts) - 1
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
 
-    def _videos(self, rows: list[int]) -> dict[int, Tensor | None]:
+    def videos(self, rows: list[int]) -> dict[int, Tensor | None]:
         """The videos that this rank decodes, by row; ranks that sample a batch together share its videos."""
         batch_size = self.config.record.validation_batch_size
         videos: dict[int, Tensor | None] = {}

@@ -1,0 +1,76 @@
+"""A folder of mp4 files as videos of prompts: what generate.py leaves, or files in the order of a prompts CSV."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyvideo.data import Request
+from hyvideo.video_io import mp4_factor, read_video
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video file and what it was asked to show."""
+
+    path: Path
+    prompt: str
+    group: int  # place of the prompt among the prompts
+
+
+def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
+    """The mp4 files of a folder by name, with the prompts of the JSON files beside them.
+
+    Without JSON files the prompts are ``requests`` in order, each for as many files in a row as all have.
+
+    Raises: ValueError for a folder without videos, and where it cannot be said which prompt a file belongs to.
+    """
+    paths = sorted(folder.glob("*.mp4"))
+    if not paths:
+        raise ValueError(f"--videos must be a folder with mp4 files, got {str(folder)!r}")
+    with_settings = [path for path in paths if path.with_suffix(".json").is_file()]
+    if len(with_settings) == len(paths):
+        prompts = [_prompt_of(path.with_suffix(".json")) for path in paths]
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+        return [Clip(path, prompt, places[prompt]) for path, prompt in zip(paths, prompts)]
+    if with_settings:
+        raise ValueError(
+            f"{len(with_settings)} of {len(paths)} videos in {folder} have a JSON file with their prompt; give one to "
+            "all or to none"
+        )
+    if not requests or len(paths) % len(requests):
+        raise ValueError(
+            f"without JSON files beside them the {len(paths)} videos in {folder} must be as many as the rows of "
+            f"valid_video_csv, or a multiple; it has {len(requests)}"
+        )
+    each = len(paths) // len(requests)
+    return [Clip(path, requests[i // each].prompt, i // each) for i, path in enumerate(paths)]
+
+
+def read_clips(clips: list[Clip], height: int, width: int) -> tuple[list[Tensor], float]:
+    """Their frames and the frames per second that all have.
+
+    A clip that was stored enlarged, as small ones are, is given in its own size ``height`` x ``width``.
+    """
+    read = [read_video(clip.path) for clip in clips]
+    rates = sorted({fps for _, fps in read})
+    if len(rates) > 1:
+        raise ValueError(f"the videos must have one frame rate, got {', '.join(f'{rate:g}' for rate in rates)}")
+    return [_in_own_size(video, height, width) for video, _ in read], rates[0]
+
+
+def _in_own_size(video: Tensor, height: int, width: int) -> Tensor:
+    factor = mp4_factor(height, width)
+    if factor == 1 or tuple(video.shape[-2:]) != (height * factor, width * factor):
+        return video
+    blocks = video.float().unflatten(-1, (width, factor)).unflatten(-3, (height, factor))
+    return blocks.mean((-3, -1)).round().to(torch.uint8)
+
+
+def _prompt_of(path: Path) -> str:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
+        raise ValueError(f"{path} must hold an object with a prompt")
+    return content["prompt"]

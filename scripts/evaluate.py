@@ -1,0 +1,75 @@
+"""Scores of a model on held-out prompts, for every video and in sum.
+
+    python -m scripts.evaluate --config configs/miniature.yaml --out outputs/base                      the base model
+    python -m scripts.evaluate --config outputs/miniature/config.yaml --out outputs/tuned \\
+        --checkpoint_path outputs/miniature/checkpoints/000060
+    python -m scripts.evaluate --config run.yaml --lora_path lora --out outputs/lora
+    python -m scripts.evaluate --config run.yaml --videos outputs/videos --out outputs/theirs          mp4 files
+
+Takes every flag of post_train.py beside its own: valid_video_csv names the prompts, reward_model the scorers
+(`--reward_model videoalign clip pickscore`), validation_steps, validation_seed and validation_repeats say how the
+videos are made, which is as in a run's validation. The prompts of --videos are those of the JSON files that generate.py
+leaves beside them, else the rows of valid_video_csv in order. Writes scores.json and scores.csv.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+# So that the file can be run by its path, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hyvideo.config import Config, parse
+from hyvideo.plan import range_problems
+
+
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; the base model by default")
+    parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
+    parser.add_argument("--lora_scale", type=float, default=1.0)
+    parser.add_argument("--videos", type=Path, help="folder of mp4 files to score in place of a model's")
+    parser.add_argument("--out", type=Path, required=True, help="folder for scores.json and scores.csv")
+    return parser.parse_known_args()
+
+
+def run(options: argparse.Namespace, config: Config) -> None:
+    if options.videos and (options.checkpoint_path or options.lora_path):
+        raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
+    if problems := list(range_problems(config)):
+        raise ValueError("\n".join(problems))
+
+    from hyvideo.evaluation.record import as_text, summarise, what_is_measured, write_evaluation, write_scores_csv
+    from hyvideo.evaluation.scoring import Evaluator
+    from hyvideo.generation import Source
+
+    evaluator = Evaluator(config)
+    try:
+        source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
+        evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
+    finally:
+        evaluator.close()
+    named = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
+    identity = {name: str(path) for name, path in named.items() if path}
+    write_evaluation(options.out / "scores.json", evaluation, identity | {"settings": what_is_measured(config)})
+    write_scores_csv(options.out / "scores.csv", evaluation)
+    print(f"{len(evaluation.videos)} videos; mean and 95 % bootstrap interval over prompts")
+    print(as_text(summarise(evaluation)))
+    print(f"written to {options.out}")
+
+
+def main() -> int:
+    options, settings = arguments()
+    config = parse(settings).config
+    try:
+        run(options, config)
+    except ValueError as error:
+        print(f"evaluate.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Table 2 of the paper from nothing, or in the miniature on a CPU: trains its cells, evaluates them, writes the table.
+
+    python -m scripts.reproduce_table2 --world miniature --jobs 4                       all cells, four at a time
+    python -m scripts.reproduce_table2 --world miniature --dry_run                      what that would cost
+    python -m scripts.reproduce_table2 --config configs/hunyuanvideo15_480p_8gpu.yaml --num_gpus 8 \\
+        --only_cell B-sage_grpo-dual_moving-eq-seed0                                    one job of a cluster
+    python -m scripts.reproduce_table2 ... --only_table                                 of what is finished by now
+
+A cell that has begun goes on where it stopped; a finished one is not run again. Cells are <setting>-<method>-<kl>-eq|
+noeq-seed<k>. Leaves cells/, scores/, logs/, results.json, table2.md, table2.csv and table2.tex in --out. Ends with 1
+when a cell failed.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+# So that the file can be run by its path, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hyvideo.evaluation.cells import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
+from hyvideo.evaluation.study import describe, plan_cells, train_cells
+
+WORLDS = {"miniature": "configs/miniature.yaml"}
+MINIATURE_NOISE = "sage_grpo:0.7"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--world", choices=list(WORLDS), help="a world that needs no download")
+    where.add_argument("--config", help="YAML of a run, with valid_video_csv")
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), default=["none", "fixed", "dual_moving"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--no_equalizer", action="store_true", help="also every cell without the equalizer")
+    parser.add_argument(
+        "--match_noise",
+        help=f"sde_type:eta whose total noise every sampler gets; {MINIATURE_NOISE} with --world, none with --config; "
+        '"" is none',
+    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/table2"))
+    parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time on this machine")
+    parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each cell; 0 is without")
+    parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "max_steps 30 eta 0.5"')
+    parser.add_argument("--only_cell", metavar="NAME", help="train and evaluate this cell, write no table")
+    parser.add_argument("--only_table", action="store_true", help="train nothing, write the table of what is finished")
+    parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost, write nothing")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.jobs < 1 or (options.num_gpus and options.jobs > 1):
+        raise ValueError(f"--jobs must be at least 1, and 1 with --num_gpus, got {options.jobs}")
+    noise = options.match_noise
+    study = Study(
+        config_file=WORLDS[options.world] if options.world else options.config,
+        out=options.out,
+        extra=split_extra(options.extra),
+        match_noise=(MINIATURE_NOISE if options.world else "") if noise is None else noise,
+        num_gpus=options.num_gpus,
+    )
+    cells = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
+    if options.only_cell:
+        chosen = [cell for cell in cells if cell.name == options.only_cell]
+        if not chosen:
+            raise ValueError(f"--only_cell must name a cell of the plan, such as {cells[0].name}; --dry_run lists them")
+        cells = chosen
+    plans = plan_cells(study, cells)
+    print(describe(study, plans), flush=True)
+    if options.dry_run:
+        return 0
+    to_run = [plan.cell for plan in plans if not plan.is_finished]
+    failed = {} if options.only_table else train_cells(study, to_run, jobs=options.jobs)
+
+    from hyvideo.evaluation.reproduction import evaluate_cells, write_results  # what is heavy, only now
+
+    if options.only_cell:
+        evaluate_cells(study, cells)
+    else:
+        write_results(study, cells)
+        print((study.out / "table2.md").read_text(encoding="utf-8"))
+    for cell, log in failed.items():
+        print(f"failed: {cell.name}, see {log}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    options = parse()
+    try:
+        return run(options)
+    except ValueError as error:
+        print(f"reproduce_table2.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

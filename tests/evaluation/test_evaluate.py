@@ -1,0 +1,105 @@
+"""scripts/evaluate.py: a model, a checkpoint and a folder of videos, scored by the same code."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from hyvideo.data import Request
+from hyvideo.evaluation.record import Evaluation, summarise
+from hyvideo.evaluation.video_folder import find_clips, read_clips
+from hyvideo.video_io import write_video
+from scripts import evaluate
+
+CSV = "assets/miniature/prompts/smoke.csv"
+
+
+@pytest.fixture
+def score(monkeypatch, tmp_path, tiny_config):
+    def run(*flags, out="scores"):
+        common = ["--config", "configs/miniature.yaml", "--num_threads", "1", "--out", tmp_path / out]
+        monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, [*common, *flags])])
+        code = evaluate.main()
+        file = tmp_path / out / "scores.json"
+        return code, json.loads(file.read_text()) if file.is_file() else None
+
+    return run
+
+
+def clip(shade):
+    return torch.full((5, 3, 32, 32), shade, dtype=torch.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for number in range(4):
+        write_video(videos / f"{number:04d}.mp4", clip(40 * number), 8)
+    return videos
+
+
+def test_a_base_model_and_a_transformer_of_its_own_are_scored_alike(score, tmp_path):
+    flags = ["--valid_video_csv", CSV, "--validation_steps", "2", "--validation_repeats", "1", "--reward_model"]
+    code, base = score(*flags, "miniature")
+    assert code == 0 and len(base["videos"]) == 8
+    assert 0 < base["summary"]["VQ"]["low"] <= base["summary"]["VQ"]["mean"] <= base["summary"]["VQ"]["high"]
+    assert {"Overall", "reward", "all_correct", "frechet_distance"} <= base["summary"].keys()
+    rows = list(csv.DictReader((tmp_path / "scores/scores.csv").open(encoding="utf-8")))
+    assert [float(row["VQ"]) for row in rows] == [video["VQ"] for video in base["videos"]]
+    code, same = score(*flags, "miniature", "--checkpoint_path", "assets/miniature/transformer/miniature", out="same")
+    assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
+
+
+def test_videos_are_scored_with_the_prompts_beside_them(score, folder):
+    prompt = "a red circle moves up"
+    for path in folder.glob("*.mp4"):
+        path.with_suffix(".json").write_text(json.dumps({"prompt": prompt}))
+    code, scores = score("--videos", folder, "--reward_model", "miniature")
+    assert code == 0
+    assert [v["file"] for v in scores["videos"]] == ["0000.mp4", "0001.mp4", "0002.mp4", "0003.mp4"]
+    assert {v["prompt"] for v in scores["videos"]} == {prompt} and {v["group"] for v in scores["videos"]} == {0}
+
+
+def test_videos_and_a_model_together_are_refused(score, folder, capsys):
+    code, scores = score("--videos", folder, "--checkpoint_path", folder)
+    assert code == 2 and scores is None and "--videos are scored as they are" in capsys.readouterr().err
+
+
+def test_without_json_the_prompts_are_the_rows_in_order(folder):
+    clips = find_clips(folder, [Request("one"), Request("two")])
+    assert [(c.prompt, c.group) for c in clips] == [("one", 0), ("one", 0), ("two", 1), ("two", 1)]
+    with pytest.raises(ValueError, match="4 videos.* it has 3"):
+        find_clips(folder, [Request("x")] * 3)
+    (folder / "0000.json").write_text('{"prompt": "one"}')
+    with pytest.raises(ValueError, match="1 of 4 videos"):
+        find_clips(folder, [Request("x")])
+
+
+def test_clips_that_were_stored_enlarged_come_in_their_own_size(folder):
+    clips = find_clips(folder, [Request("x")])
+    videos, fps = read_clips(clips, 32, 32)
+    assert fps == 8 and all(video.shape == (5, 3, 32, 32) for video in videos)
+    assert (videos[2].int() - clip(80).int()).abs().max() <= 2
+    assert read_clips(clips, 48, 48)[0][0].shape == (5, 3, 256, 256)  # 48 would be stored as 288: this is as stored
+
+
+def test_folders_without_videos_and_mixed_frame_rates_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match="a folder with mp4 files"):
+        find_clips(tmp_path / "nothing", [])
+    write_video(folder / "0004.mp4", clip(0), 24)
+    with pytest.raises(ValueError, match="one frame rate, got 8, 24"):
+        read_clips(find_clips(folder, [Request("x")]), 32, 32)
+
+
+def test_a_summary_counts_prompts_once_and_leaves_missing_scores_out():
+    videos = [
+        {"group": 0, "VQ": 1.0, "missing": False, "reason": None},
+        {"group": 0, "VQ": 2.0, "missing": False, "reason": None},
+        {"group": 1, "VQ": None, "missing": True, "reason": "broken"},
+        {"group": 2, "VQ": 4.5, "missing": False, "reason": None},
+    ]
+    summary = summarise(Evaluation(videos, {"frechet_distance": 0.1, "VQ": 7.0}))
+    assert summary["VQ"].mean == pytest.approx(3.0) and summary["frechet_distance"].mean == 0.1
+    assert list(summary) == ["VQ", "frechet_distance"]

@@ -1,0 +1,53 @@
+"""Two cells of a small table, from nothing to its files."""
+
+import json
+
+import pytest
+import torch
+
+from scripts import reproduce_table2
+
+FLAGS = ["--config", "configs/smoke.yaml", "--settings", "B", "--kl", "none", "--seeds", "0"]
+EXTRA = "max_steps 1 grpo_sampling_steps 2 cfg_scale 1 learning_rate 1e-2 validation_repeats 2 check_reward false"
+
+
+@pytest.fixture
+def reproduce(monkeypatch, tiny_config):
+    def run(*flags):
+        monkeypatch.setattr("sys.argv", ["reproduce_table2.py", *FLAGS, "--extra", EXTRA, *map(str, flags)])
+        threads = torch.get_num_threads()
+        code = reproduce_table2.main()
+        torch.set_num_threads(threads)
+        return code
+
+    return run
+
+
+def test_two_cells_are_trained_evaluated_as_validation_does_and_not_run_again(reproduce, tmp_path, capfd):
+    out, methods = tmp_path / "table", ["--methods", "flow_grpo", "sage_grpo"]
+    assert reproduce("--out", out, *methods, "--only_cell", "B-sage_grpo-none-eq-seed0") == 0
+    assert not (out / "table2.md").exists()
+    assert reproduce("--out", out, *methods, "--jobs", 2) == 0
+    said = capfd.readouterr().out
+    assert said.count("seed0: trained") == 2 and "| Base model |" in said
+    scores = json.loads((out / "scores/B-sage_grpo-none-eq-seed0.json").read_text())
+    recorded = out / "cells/B-sage_grpo-none-eq-seed0/samples/000001"
+    validated = json.loads((recorded / "scores.json").read_text())
+    assert [v["Overall"] for v in scores["videos"]] == pytest.approx([v["Overall"] for v in validated], abs=1e-5)
+    assert [v["group"] for v in scores["videos"]] == [v["group"] for v in validated]
+    frechet = json.loads((recorded / "measures.json").read_text())["frechet_distance"]
+    assert scores["measures"]["frechet_distance"] == pytest.approx(frechet, rel=1e-4)
+    results = json.loads((out / "results.json").read_text())
+    base = [v["Overall"] for v in results["base"]["videos"]]
+    assert len(results["cells"]) == 2 and base != [v["Overall"] for v in scores["videos"]]
+
+    assert reproduce("--out", out, *methods) == 0
+    said = capfd.readouterr().out
+    assert "2 cells, 0 to run" in said and "evaluated" not in said and "trained" not in said.replace("trained seed", "")
+
+
+def test_a_dry_run_writes_nothing_and_an_unknown_cell_is_refused(reproduce, tmp_path, capfd):
+    assert reproduce("--out", tmp_path / "table", "--dry_run") == 0
+    assert not (tmp_path / "table").exists()
+    assert reproduce("--out", tmp_path / "table", "--only_cell", "nothing") == 2
+    assert "--only_cell must name a cell of the plan, such as B-" in capfd.readouterr().err

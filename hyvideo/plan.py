@@ -290,6 +290,14 @@ def _optimizer_problems(config: Config) -> Iterator[str]:
     optimizer = config.optimizer
     if optimizer.use_8bit_adam and importlib.util.find_spec("torchao") is None:
         yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
+    if config.model.master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
+        if config.model.dtype == "fp32":
+            yield "master_weight_type bf16 needs dtype bf16, got fp32: weights in bf16 cannot compute in fp32"
+        if optimizer.ema_decay:
+            yield (
+                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16: in bf16 a step of the "
+                "average rounds to nothing"
+            )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0"
     if config.distributed.dp_replicate > 1 and not config.distributed.enable_fsdp:

@@ -18,7 +18,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import GradientSync, Parallelism, parallelize
 from hyvideo.distributed.randomness import normal
 from hyvideo.distributed.sharded_loading import fill_shards
-from hyvideo.distributed.shards import copy_whole, whole
+from hyvideo.distributed.shards import copy_whole, reshard, whole
 from hyvideo.distributed.tensor_files import read_shapes
 from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
@@ -80,7 +80,10 @@ class Policy:
 
     def lora(self) -> Lora | None:
         """The adapter as it is now, whole, on the CPU; None in full training. Every rank must ask."""
-        return lora_of(self.transformer, gather=whole) if self.is_lora else None
+        if not self.is_lora:
+            return None
+        reshard(self.transformer)  # what a forward left gathered is of the precision of its arithmetic
+        return lora_of(self.transformer, gather=whole)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

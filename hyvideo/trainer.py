@@ -86,6 +86,7 @@ class Trainer:
             mesh,
             keep=config.record.save_total_limit,
             is_asynchronous=config.record.save_asynchronously,
+            timeout=config.distributed.collective_timeout,
         )
         self.validation = None
         if config.data.valid_video_csv:

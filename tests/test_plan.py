@@ -65,6 +65,11 @@ def test_steps_that_sage_cannot_make_stochastic_are_not_counted(tiny_config):
         ({"sp_size": 2}, "multiple of sp_size"),
         ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
         ({"use_8bit_adam": True}, "needs torchao, which is not installed"),
+        ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
+        (
+            {"master_weight_type": "bf16", "dtype": "bf16", "ema_decay": 0.99},
+            "ema_decay needs master_weight_type fp32, got 0.99 and bf16",
+        ),
         ({"lora_target_modules": "attn"}, "lora_target_modules needs a lora_rank above 0"),
         ({"ema_decay": 1.0}, "ema_decay must lie in"),
         ({"prompts_csv": ""}, "prompts_csv must name a CSV"),

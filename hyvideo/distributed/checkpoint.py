@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -35,13 +36,15 @@ class CheckpointWriter:
     Args:
         keep: Checkpoints that stay; 0 keeps all.
         is_asynchronous: Write in a thread, from a copy on the CPU, while training goes on.
+        timeout: Seconds that ranks wait for each other.
     """
 
-    def __init__(self, output_dir: Path, mesh: Mesh, *, keep: int, is_asynchronous: bool):
+    def __init__(self, output_dir: Path, mesh: Mesh, *, keep: int, is_asynchronous: bool, timeout: float = 1800.0):
         self.output_dir, self.mesh, self.keep = output_dir, mesh, keep
         self.is_asynchronous = is_asynchronous
         # Of its own: the thread's messages must not mix with those of the training.
-        self._group = dist.new_group(backend="gloo") if mesh.world_size > 1 else None
+        limit = timedelta(seconds=timeout)
+        self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
 

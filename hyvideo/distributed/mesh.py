@@ -75,22 +75,33 @@ def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout:
     num_processes = world_size()
     if problem := layout_problem(num_processes, sp_size, dp_replicate):
         raise ValueError(problem)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    join(device, timeout=timeout)
     if num_processes == 1:
         return Mesh(0, 1, 1)
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    sizes = (num_processes // sp_size, sp_size)
-    by_video = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "sequence"))
+    numbers = torch.arange(num_processes)
+    group = _own_group(numbers.view(-1, sp_size), timeout) if sp_size > 1 else None
     if dp_replicate > 1:
-        sizes, names = (dp_replicate, num_processes // dp_replicate), ("replicate", "shard")
-        shards = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+        places = numbers.view(dp_replicate, -1)
+        groups = [_own_group(places.T, timeout), _own_group(places, timeout)]
+        shards = DeviceMesh.from_group(groups, device.type, mesh=places, mesh_dim_names=("replicate", "shard"))
     else:
         shards = init_device_mesh(device.type, (num_processes,), mesh_dim_names=("shard",))
-    group = by_video.get_group("sequence") if sp_size > 1 else None
     return Mesh(rank(), num_processes, sp_size, group, shards)
+
+
+def join(device: torch.device, *, timeout: float) -> None:
+    """Joins the process group, once, if torchrun started several processes; ``timeout`` as of `start`."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world_size() > 1 and not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+
+
+def _own_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:
+    """A group of each row of ranks; gives this rank's. A mesh's own groups would have torch's timeout, not ours."""
+    own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=timeout))
+    return own
 
 
 def stop() -> None:

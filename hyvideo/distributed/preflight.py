@@ -40,8 +40,7 @@ def preflight(config: Config, mesh: Mesh, device: torch.device, *, timeout_s: fl
 
     agree(store, mesh, "checks of the node", own, judge, timeout_s=timeout_s)
     if store is not None:
-        settings = config.distributed
-        ranks.start(settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout)
+        ranks.join(device, timeout=config.distributed.collective_timeout)
         outcome = try_all_reduce(mesh, device, timeout_s)
         agree(
             store,

@@ -116,17 +116,20 @@ def _context(
     text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
     image = _embedded(images, lambda states, rows: model.image_embedder(states) + kinds[_IMAGE])
-    parts = [[part for part in sample if part is not None] for sample in zip(image, glyph, text)]
+    parts = list(zip(image, glyph, text))
     lengths = tuple(sum(len(part) for part in sample) for sample in parts)
     return pad_sequence([torch.cat(sample) for sample in parts], batch_first=True), lengths
 
 
-def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor | None]:
-    """Every sample through ``embed(states, rows)``, neighbours of one length together; None for no tokens."""
-    embedded: list[Tensor | None] = []
-    for rows, length in equal_runs([len(sample) for sample in samples]):
-        run = samples[rows]
-        embedded += embed(torch.stack(list(run)), rows).unbind(0) if length else [None] * len(run)
+def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
+    """Every sample through ``embed(states, rows)``, neighbours of one length together.
+
+    No tokens go through it too: the layer's gradient is then 0 and not absent. FSDP reduces those gradients alone that
+    a rank has, so ranks that had some and ranks that had none would wait for each other, or add up what is not alike.
+    """
+    embedded: list[Tensor] = []
+    for rows, _ in equal_runs([len(sample) for sample in samples]):
+        embedded += embed(torch.stack(list(samples[rows])), rows).unbind(0)
     return embedded
 
 

@@ -12,6 +12,7 @@ MODULE = "tests.distributed.test_sequence_parallel"
 # Frames, height and width of the latents, and the text, glyph and image tokens of each sample of a batch.
 CASES = {
     "even": ((2, 4, 4), [(5, 0, 0)]),
+    "even, quoted": ((2, 4, 4), [(5, 3, 2)]),
     "odd tokens": ((3, 5, 7), [(7, 3, 0)]),
     "fewer tokens than ranks": ((1, 1, 3), [(4, 0, 0)]),
     "unequal texts": ((2, 3, 3), [(2, 0, 0), (9, 4, 0), (3, 0, 5)]),
@@ -114,6 +115,34 @@ def test_output_and_gradients_are_those_of_one_process(num_processes):
         assert len(found) == 4 * len(CASES)
         for case, (output, gradient) in found.items():
             assert output <= 2e-6 and gradient <= 5e-6, (case, output, gradient)
+
+
+def train_quoted_and_plain():
+    """Which gradients of two sharded ranks, the first alone with quoted text and an image, are not one process's."""
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.distributed.shards import whole
+    from hyvideo.models.attention import freeze_dead_parameters
+    from hyvideo.models.transformer import install
+
+    mesh = ranks.start(1, torch.device("cpu"), timeout=60)
+    plain, sharded = tiny(), tiny()
+    for model in (plain, sharded):
+        install(model)
+        freeze_dead_parameters(model)
+    for case in ("even, quoted", "even"):
+        plain(**inputs(case)).square().mean().div(2).backward()
+    parallelize(sharded, mesh, Parallelism(shard=True))
+    sharded(**inputs(("even, quoted", "even")[mesh.rank])).square().mean().backward()
+    return [
+        name
+        for (name, expected), found in zip(plain.named_parameters(), sharded.parameters())
+        if expected.grad is not None and not torch.allclose(whole(found.grad), expected.grad, rtol=1e-4, atol=1e-6)
+    ]
+
+
+def test_ranks_with_and_without_quotes_and_images_reduce_the_same_gradients():
+    assert launch(f"{MODULE}:train_quoted_and_plain", 2) == [[], []]
 
 
 def count_messages(num_processes):

@@ -154,6 +154,13 @@ def check_checkpoint(config: Config, needs: Needs, sizes: Iterable[tuple[int, in
     frames = config.data.sample_n_frames
     for height, width in dict.fromkeys(sizes):
         problems += loading.size_problems(root, version, num_frames=frames, height=height, width=width)
+    heads, sp_size = loading.read_num_heads(root, version), config.distributed.sp_size
+    if sp_size > heads:
+        even = [size for size in range(1, heads + 1) if heads % size == 0]
+        problems.append(
+            f"sp_size must be at most the {heads} attention heads of the transformer, got {sp_size}; "
+            f"{', '.join(map(str, even))} give every rank the same number of them"
+        )
     if needs.images and loading.read_task(root, version) == "t2v":
         problems.append(
             f"transformer_version {version} is for text-to-video and was given reference images; take an i2v version, "

@@ -32,13 +32,12 @@ def bare_calls(trainer: Trainer, with_anchor: bool) -> None:
         pipeline.vae.decode(latents)
         if with_anchor:
             for _ in range(trainer.plan.trained_steps * batch // part):
-                pipeline.velocity(few, timestep[:part], few_conditions, transformer=trainer.anchor.model)
+                pipeline.velocity(few, timestep[:part], few_conditions)
     for _ in range(trainer.plan.updates):
         for _ in range(trainer.plan.trained_steps * batch // part // trainer.plan.updates):
             pipeline.velocity(few, timestep[:part], few_conditions).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(trainer.trained, 1.0)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(trainer.policy.parameters, 1.0)
+        trainer.policy.optimizers.step(config.optimizer.learning_rate)
 
 
 def timed(call) -> float:
@@ -65,7 +64,8 @@ def main() -> None:
         iteration()  # warm-up, and the anchor is used from the second one on
         iterations, bare = [], []
         for _ in range(options.repeats):
-            with_anchor = trainer.anchor is not None and not trainer.anchor.equals_policy
+            anchor = trainer.policy.anchor
+            with_anchor = anchor is not None and not anchor.equals_policy
             iterations.append(timed(iteration))
             bare.append(timed(lambda with_anchor=with_anchor: bare_calls(trainer, with_anchor)))
     ratio = statistics.median(a / b for a, b in zip(iterations, bare))

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.sequence_parallel import SplitSequence, check_heads
+from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.transformer import install
 
 # What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block.
@@ -40,12 +40,9 @@ class Parallelism:
 
 
 def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
-    """Changes ``transformer`` in place. It may be without memory (on the meta device) if it is to be sharded.
-
-    Raises: ValueError for heads that the ranks of a video cannot share.
-    """
+    """Changes ``transformer`` in place. It may be without memory (on the meta device) if it is to be sharded."""
     if mesh.sp_size > 1:
-        check_heads(transformer.config.num_attention_heads, mesh.sp_size)
+        assert mesh.sp_size <= transformer.config.num_attention_heads, "checked before anything was loaded"
         install(transformer, SplitSequence(mesh.sp_group))
     if how.recompute == "full":
         transformer.enable_gradient_checkpointing()

@@ -78,16 +78,6 @@ def head_shares(num_heads: int, sp_size: int) -> list[int]:
     return [num_heads // sp_size + (rank < num_heads % sp_size) for rank in range(sp_size)]
 
 
-def check_heads(num_heads: int, sp_size: int) -> None:
-    """Raises ValueError where a rank would get no head."""
-    if num_heads < sp_size:
-        even = [size for size in range(1, num_heads + 1) if num_heads % size == 0]
-        raise ValueError(
-            f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
-            f"{', '.join(map(str, even))} give every rank the same number of them"
-        )
-
-
 def _to_heads(tensor: Tensor, heads: list[int], rank: int, group: dist.ProcessGroup) -> Tensor:
     """Own tokens and all heads to all tokens and own heads. Shape: (batch, tokens, heads, head dim)."""
     parts = tensor.split(heads, dim=2)

@@ -284,6 +284,12 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     return config.get("ideal_task", config.get("task_type"))
 
 
+def read_num_heads(root: str | Path, version: str | None) -> int:
+    """Attention heads of the transformer, from its config.json."""
+    arguments, _ = _read_arguments(_TRANSFORMER, _transformer_folder(Path(root), version))
+    return arguments["num_attention_heads"]
+
+
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
     """Why the models of a folder cannot make videos of this size; empty when they can. Reads the configs only."""
     transformer, _ = _read_arguments(_TRANSFORMER, _transformer_folder(Path(root), version))

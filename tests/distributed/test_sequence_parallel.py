@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyvideo.distributed.sequence_parallel import check_heads, head_shares
+from hyvideo.distributed.sequence_parallel import head_shares
 from tests.distributed.launch import launch
 
 MODULE = "tests.distributed.test_sequence_parallel"
@@ -180,6 +180,12 @@ def test_heads_are_shared_as_evenly_as_they_can_be():
     assert head_shares(16, 8) == [2] * 8
     assert head_shares(3, 2) == [2, 1]
     assert head_shares(16, 3) == [6, 5, 5]
-    check_heads(16, 16)
+
+
+def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
+    from hyvideo.components import Needs, check_checkpoint
+    from hyvideo.config import load_config
+
+    config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(ValueError, match="at most the 3 attention heads.*got 4; 1, 3 give every rank the same"):
-        check_heads(3, 4)
+        check_checkpoint(config, Needs(glyphs=False, images=False), [(16, 16)])

@@ -9,8 +9,9 @@ import yaml
 
 from hyvideo.config import Config, parse
 from hyvideo.distributed import mesh as ranks
+from hyvideo.idle_settings import idle_settings
 from hyvideo.plan import check, describe, make_plan
-from hyvideo.summary import print_start, print_summary
+from hyvideo.summary import print_idle, print_start, print_summary
 
 
 def main() -> int:
@@ -20,7 +21,9 @@ def main() -> int:
         check(config, ranks.world_size())
         if command.print_config:
             print(yaml.safe_dump(config.flat(), sort_keys=False))
-            print(describe(config, make_plan(config, ranks.world_size())))
+            plan = make_plan(config, ranks.world_size())
+            print(describe(config, plan))
+            print_idle(idle_settings(config, plan, ranks.world_size()))
             return 0
         trainer = build(config)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback

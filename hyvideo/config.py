@@ -78,6 +78,11 @@ class RolloutSettings:
         "default, else 6.",
     )
     batch_guidance: bool = _setting(True, "Run both guidance branches as one batch of two; false saves memory.")
+    sde_window: str = _setting(
+        "",
+        "Steps with noise, the ODE elsewhere: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by "
+        "default.",
+    )
     last_step: Literal["stochastic", "deterministic"] = _setting(
         "stochastic",
         "Whether the last step leaves its noise in the video, or takes the mean and is not trained.",

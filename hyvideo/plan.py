@@ -15,6 +15,7 @@ from hyvideo.config import REWARD_PRESETS, Config, flat_weights
 from hyvideo.distributed.layout import layout_problem
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
+from hyvideo.sde_window import parse_window
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,13 @@ def training_forwards(config: Config) -> int:
 
 
 def num_stochastic_steps(config: Config) -> int:
+    """Of a rollout. Raises ValueError for a window that does not fit."""
     rollout = config.rollout
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
     steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
-    return sum(step.is_stochastic for step in steps)
+    number = sum(step.is_stochastic for step in steps)
+    window = parse_window(rollout.sde_window, number)
+    return window.length if window else number
 
 
 def needs_anchor(config: Config) -> bool:
@@ -232,7 +236,10 @@ def _method_problems(config: Config) -> Iterator[str]:
         )
     if settings.kl_target is not None and not settings.kl_target > 0:
         yield f"kl_target must be positive, got {settings.kl_target}"
-    if num_stochastic_steps(config) == 0:
+    problem = next(_problem_of(lambda: num_stochastic_steps(config)), None)
+    if problem:
+        yield problem
+    elif num_stochastic_steps(config) == 0:
         yield (
             f"the sampler must have at least one stochastic step, or there is nothing to train: sde_type "
             f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "

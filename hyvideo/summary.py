@@ -4,6 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
+from hyvideo.idle_settings import idle_settings
 from hyvideo.plan import describe
 from hyvideo.validation import Validation
 
@@ -12,8 +13,15 @@ def print_start(trainer) -> None:
     trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
     print(describe(trainer.config, trainer.plan))
     print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
+    print_idle(idle_settings(trainer.config, trainer.plan, trainer.mesh.world_size))
     begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
     print(f"output                 {trainer.output_dir}, {begin}", flush=True)
+
+
+def print_idle(sentences: list[str]) -> None:
+    """Settings that do nothing here."""
+    for number, sentence in enumerate(sentences):
+        print(("does nothing here      " if number == 0 else " " * 23) + sentence)
 
 
 def print_summary(trainer) -> None:

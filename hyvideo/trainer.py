@@ -35,6 +35,7 @@ from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, ste
 from hyvideo.round_metrics import DIMENSIONS, reward_metrics
 from hyvideo.round_records import keep_round
 from hyvideo.saved_policy import LORA_FOLDER, write_model_file
+from hyvideo.sde_window import parse_window
 from hyvideo.updates import PolicyUpdates
 from hyvideo.validation import Validation
 
@@ -80,6 +81,7 @@ class Trainer:
         )
         sampler = {"eta": config.rollout.eta, "sde_type": config.rollout.sde_type}
         self.stochastic_steps = self.pipeline.scheduler.stochastic_steps(**sampler)
+        self.window = parse_window(config.rollout.sde_window, len(self.stochastic_steps))
         self.updates = PolicyUpdates(config, mesh, device, self.pipeline, self.policy)
         self.checkpoints = CheckpointWriter(
             self.output_dir,
@@ -132,6 +134,7 @@ class Trainer:
         """One round of rollouts and its training; gives the metrics of layout.md."""
         timer = StageTimer(self.device)
         self.updates.cost.forwards = 0
+        steps = self._steps_with_noise()
         places = self._places()
         requests = self._requests(places)
         with timer("conditions"):
@@ -139,7 +142,7 @@ class Trainer:
             conditions = self.encoder(requests, **size).to(self.device)
         prompts = [request.prompt for request in requests]
         rollout, videos, pending = self._sample_and_submit(places, conditions, prompts, timer)
-        visits = visiting_orders(self.config, self.iteration, places, self.stochastic_steps, self.plan.trained_steps)
+        visits = visiting_orders(self.config, self.iteration, places, steps, self.plan.trained_steps)
         round_ = Round(places, prompts, conditions, rollout, visits)
         with timer("anchor"):  # while the last rewards are computed
             anchor_means = self.updates.anchor_means(round_)
@@ -163,6 +166,15 @@ class Trainer:
             "time/scoring": self.judge.take_times().scoring,
             "memory/peak_gib": peak_memory_gib(self.device),
         }
+
+    def _steps_with_noise(self) -> list[int]:
+        """Of this iteration; the others become steps of the ODE."""
+        if self.window is None:
+            return self.stochastic_steps
+        steps = self.window.steps(self.stochastic_steps, self.config.data.seed, self.iteration)
+        self.pipeline.scheduler.restrict_noise(steps)
+        self.updates.weigh_steps()
+        return steps
 
     def _places(self) -> list[Place]:
         """Of this replica's rollouts in the round."""

@@ -47,9 +47,7 @@ class PolicyUpdates:
         self.config, self.mesh, self.device = config, mesh, device
         self.pipeline, self.policy = pipeline, policy
         self.plan = make_plan(config, mesh.world_size)
-        sampler = {"eta": config.rollout.eta, "sde_type": config.rollout.sde_type}
-        balancing = pipeline.scheduler.compute_grad_balancing_factors(**sampler)
-        self.step_weights = (balancing if config.loss.use_grad_balancing else (balancing > 0).float()).to(device)
+        self.weigh_steps()
         settings = config.trust_region
         self.kl_weights = kl_weights(
             config.kl_strategy,
@@ -60,6 +58,14 @@ class PolicyUpdates:
         self.update_count = 0
         self.cost = Cost()
         self.branches = 2 if config.rollout.cfg_scale > 1 else 1
+
+    def weigh_steps(self) -> None:
+        """Takes the weights of the steps from the scheduler, whose stochastic steps a window may have changed."""
+        rollout = self.config.rollout
+        sampler = {"eta": rollout.eta, "sde_type": rollout.sde_type}
+        balancing = self.pipeline.scheduler.compute_grad_balancing_factors(**sampler)
+        weights = balancing if self.config.loss.use_grad_balancing else (balancing > 0).float()
+        self.step_weights = weights.to(self.device)
 
     # --- trust region ---------------------------------------------------------------------------------------------
 

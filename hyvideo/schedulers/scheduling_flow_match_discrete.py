@@ -5,6 +5,7 @@
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
         self._levels: tuple[float, ...] = ()
         self._tables: dict[tuple[str, float], tuple[Transition, ...]] = {}
+        self._window: frozenset[int] | None = None
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device = "cpu") -> None:
         """Sets ``sigmas`` (steps + 1,) and ``timesteps`` (steps,), both float32 on ``device``."""
@@ -68,6 +70,11 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self.num_inference_steps = num_inference_steps
         self.sigmas = torch.tensor(self._levels, dtype=torch.float32, device=device)
         self.timesteps = self.sigmas[:-1] * NUM_TRAIN_TIMESTEPS
+        self._tables = {}
+
+    def restrict_noise(self, steps: Iterable[int] | None) -> None:
+        """Steps other than these become steps of the ODE, for every sampler; None lifts that."""
+        self._window = None if steps is None else frozenset(steps)
         self._tables = {}
 
     def stochastic_steps(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> list[int]:
@@ -162,7 +169,11 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             rule = "within [0, 1] for cps" if sde_type == "cps" else "finite and not negative"
             raise ValueError(f"eta must be {rule}, got {eta}")
         if (sde_type, eta) not in self._tables:
-            self._tables[sde_type, eta] = schedule(sde_type, self._levels, eta, self.config.last_step)
+            table = schedule(sde_type, self._levels, eta, self.config.last_step)
+            if self._window is not None:
+                ode = self._ode_transitions()
+                table = tuple(step if i in self._window else ode[i] for i, step in enumerate(table))
+            self._tables[sde_type, eta] = table
         return self._tables[sde_type, eta]
 
     def _ode_transitions(self) -> list[Transition]:

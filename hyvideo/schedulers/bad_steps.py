@@ -1,6 +1,6 @@
 """A search over schedules for steps that a sampler should not have: not finite, without noise, or with too much.
 
-The boundaries are the pole at sigma = 1 of sage and flow, and sigma' = 0, where cps has nothing to draw.
+They are at the boundaries: the pole of sage and flow at sigma = 1, and sigma' = 0, where cps has nothing to draw.
 """
 
 import itertools

@@ -85,7 +85,8 @@ def falling_eta(width: float) -> float:
     """The eta at which cps renews a share of the noise equal to the step's width: ``sin^2(eta pi / 2) = width``.
 
     Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times the score, to first
-    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. With an eta that does
-    not fall, ever more steps renew ever more noise, by a prediction of it that is narrower than the noise itself.
+    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. At a fixed eta the
+    share of the predicted noise that fresh noise replaces does not shrink with the step. The predicted noise depends on
+    the predicted data and the fresh one does not, so what the replacement gets wrong does not shrink either.
     """
     return 2 / math.pi * math.asin(math.sqrt(width))

@@ -15,8 +15,8 @@ What the methods' own video recipes set (docs/sde.md has the tables and the sour
 
     SAGE-GRPO     sage_grpo     0.5
     DanceGRPO     dance_grpo    0.25 (HunyuanVideo), 0.3 (SkyReels-I2V)
-    Flow-GRPO     -             its video script ignores the setting
-    CPS           -             no recipe for video known here
+    Flow-GRPO     flow_grpo     none for video: its script ignores the setting
+    CPS           cps           none for video known here
 """
 
 import math

@@ -45,8 +45,8 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
         pull = settings.kl_weight * math.sqrt(2 * target)
         if pull < _WEAK:
             yield (
-                f"kl_weight {settings.kl_weight:g}: at a distance of kl_target {target:g} the KL term pulls with at most "
-                f"{pull:.1g} of the force of an advantage of 1; it holds nothing before the distance is "
+                f"kl_weight {settings.kl_weight:g}: at a distance of kl_target {target:g} the KL term pulls with at "
+                f"most {pull:.1g} of the force of an advantage of 1; it holds nothing before the distance is "
                 f"{(_WEAK / settings.kl_weight) ** 2 / 2:.1g}"
             )
     if loss.use_grad_balancing and plan.stochastic_steps == 1:

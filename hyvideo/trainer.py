@@ -121,6 +121,7 @@ class Trainer:
             while self.iteration < config.optimizer.max_steps:
                 self.iteration += 1
                 metrics = self.run_iteration(writer)
+                self.checkpoints.check()
                 if self._is_due(config.record.validation_interval) and self.validation:
                     metrics |= self._validate()
                 if writer:

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.tensor_files import SafeReader, read_shapes, single_process
+from hyvideo.distributed.tensor_files import SafeReader, read_metadata, read_shapes, single_process
 
 FOLDER = "checkpoints"
 LATEST = "latest"
@@ -69,6 +69,11 @@ class CheckpointWriter:
             self.wait()
         return target
 
+    def check(self) -> None:
+        """Raises what writing has met so far, without waiting: not at the next checkpoint, which may be hours away."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
     def wait(self) -> None:
         """Until what was begun is written and visible."""
         if self._pending is not None:
@@ -84,21 +89,30 @@ class CheckpointWriter:
         with single_process() if self._group is None else nullcontext():
             dcp.save(
                 tensors,
-                storage_writer=dcp.FileSystemWriter(aside / TENSORS),
+                # All is on the CPU: without copies ahead the library asks for no stream, which in this thread would be
+                # one of the first GPU, with memory of every process of the node on it.
+                storage_writer=dcp.FileSystemWriter(aside / TENSORS, per_thread_copy_ahead=0),
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-        if self.mesh.is_main:
-            files(aside)
-            (aside / "state.json").write_text(state)
-            if target.exists():
-                _remove(target)
-            os.rename(aside, target)
-            _point_latest_at(target.parent, target.name)
-            others = [path for path in complete(self.output_dir) if path != target]
-            for old in others[: max(0, len(others) - (self.keep - 1))] if self.keep else []:
-                _remove(old)
-        self._barrier()
+        try:
+            if self.mesh.is_main:
+                _check_files(aside / TENSORS)
+                files(aside)
+                (aside / "state.json").write_text(state)
+                self._show(aside, target)
+        finally:  # or the others would wait for the timeout
+            self._barrier()
+
+    def _show(self, aside: Path, target: Path) -> None:
+        """Makes a checkpoint that is whole visible, and removes those that are too many."""
+        if target.exists():
+            _remove(target)
+        os.rename(aside, target)
+        _point_latest_at(target.parent, target.name)
+        others = [path for path in complete(self.output_dir) if path != target]
+        for old in others[: max(0, len(others) - (self.keep - 1))] if self.keep else []:
+            _remove(old)
 
     def _barrier(self) -> None:
         if self._group is not None:
@@ -165,6 +179,16 @@ def complete(output_dir: Path) -> list[Path]:
 
 def name_of(iteration: int) -> str:
     return f"{iteration:06d}"
+
+
+def _check_files(tensors: Path) -> None:
+    """Raises RuntimeError where what ranks have written is not all here."""
+    files = {info.relative_path for info in read_metadata(tensors).storage_data.values()}
+    if missing := sorted(name for name in files if not (tensors / name).is_file()):
+        raise RuntimeError(
+            f"{len(missing)} of {len(files)} files of the checkpoint are not in {tensors}, {missing[0]} among them: "
+            "output_dir must be on a file system that all nodes share"
+        )
 
 
 def _remove(folder: Path) -> None:

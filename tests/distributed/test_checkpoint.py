@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent, and give back what was saved."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.tensor_files import read_metadata, read_shapes
+from tests.distributed.launch import launch
 
 ALONE = Mesh(0, 1, 1)
 
@@ -33,6 +35,41 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path, is_asynchronous):
     targets = {"weight": torch.zeros(2, 3, dtype=torch.bfloat16), "step": torch.tensor(0.0)}
     checkpoint.load_tensors(folder, targets)
     assert targets["weight"].tolist() == [[0, 1, 2], [3, 4, 5]] and targets["step"] == 4
+
+
+def test_the_writing_thread_asks_for_no_gpu(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the first GPU, whichever is this rank's")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", refuse)
+    checkpoint.load_tensors(save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)})
+
+
+def save_apart(folder):
+    """What ranks that share no folder meet when they save, after how many seconds."""
+    import time
+
+    from hyvideo.distributed import mesh as ranks
+
+    mesh = ranks.start(1, torch.device("cpu"), timeout=60)
+    own = Path(folder) / str(mesh.rank)
+    writer = CheckpointWriter(own, mesh, keep=0, is_asynchronous=True, timeout=60)
+    writer.save(1, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
+    start = time.perf_counter()
+    try:
+        while writer._pending is not None:
+            writer.check()
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+    return said, time.perf_counter() - start, len(checkpoint.complete(own))
+
+
+def test_nodes_that_share_no_folder_leave_no_checkpoint_and_say_so_at_once(tmp_path):
+    (main, *first), (other, *second) = launch("tests.distributed.test_checkpoint:save_apart", 2, str(tmp_path))
+    assert "output_dir must be on a file system that all nodes share" in main and other == ""
+    assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 
 
 def test_what_is_not_in_a_checkpoint_is_named(tmp_path):

@@ -9,6 +9,7 @@ import yaml
 
 from hyvideo.config import Config, parse
 from hyvideo.distributed import mesh as ranks
+from hyvideo.hacking import RewardHacking
 from hyvideo.idle_settings import idle_settings
 from hyvideo.plan import check, describe, make_plan
 from hyvideo.summary import print_idle, print_start, print_summary
@@ -31,11 +32,17 @@ def main() -> int:
         return 2
     if trainer.mesh.is_main:
         print_start(trainer)
-    trainer.train()
+    code = 0
+    try:
+        trainer.train()
+    except RewardHacking as error:
+        code = 3
+        if trainer.mesh.is_main:
+            print(f"post_train.py: {error}", file=sys.stderr)
     if trainer.mesh.is_main:
         print_summary(trainer)
     ranks.stop()
-    return 0
+    return code
 
 
 def build(config: Config):

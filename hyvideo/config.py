@@ -234,6 +234,14 @@ class RecordSettings:
     validation_batch_size: int = _setting(1, "Videos sampled together in a validation.")
     validation_height: int = _setting(0, "Height of a validation video; that of a rollout by default.")
     validation_width: int = _setting(0, "Width of a validation video; that of a rollout by default.")
+    on_reward_hacking: Literal["warn", "stop", "rollback"] = _setting(
+        "warn",
+        "When a validation shows a higher reward and worse held-out measures: say so, save and end the run, or end it "
+        "with `latest` at the last checkpoint before.",
+    )
+    hacking_threshold: float = _setting(
+        1.5, "Spreads of the base policy's videos that the mean of a held-out measure may move."
+    )
 
 
 SECTIONS = {

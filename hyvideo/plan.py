@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hyvideo.config import REWARD_PRESETS, Config, flat_weights
 from hyvideo.distributed.layout import layout_problem
+from hyvideo.hacking import MARKER as HACKING_MARKER
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 from hyvideo.sde_window import parse_window
@@ -157,7 +158,7 @@ def range_problems(config: Config) -> Iterator[str]:
     ).split()
     positive = (
         "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
-        "remote_reward_timeout collective_timeout"
+        "remote_reward_timeout collective_timeout hacking_threshold"
     ).split()
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -258,6 +259,7 @@ def _method_problems(config: Config) -> Iterator[str]:
         )
     yield from _reward_problems(config)
     yield from _optimizer_problems(config)
+    yield from _hacking_problems(config)
 
 
 def _reward_problems(config: Config) -> Iterator[str]:
@@ -283,6 +285,27 @@ def _reward_problems(config: Config) -> Iterator[str]:
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
             f"such as VQ, MQ and TA, with one not 0, got {text!r}"
+        )
+
+
+def _hacking_problems(config: Config) -> Iterator[str]:
+    record = config.record
+    action, validated, saved = record.on_reward_hacking, record.validation_interval, record.save_interval
+    if action != "warn" and not config.data.valid_video_csv:
+        yield (
+            f"on_reward_hacking {action} needs validations, which alone show it: name a valid_video_csv, or take warn"
+        )
+    if action != "rollback":
+        return
+    if validated % saved:
+        yield (
+            "on_reward_hacking rollback goes back to the checkpoint of a validation: save_interval must divide "
+            f"validation_interval, got {saved} and {validated}"
+        )
+    elif 0 < record.save_total_limit < validated // saved:
+        yield (
+            "on_reward_hacking rollback needs the checkpoint of the last validation: save_total_limit must be 0 or at "
+            f"least validation_interval / save_interval = {validated // saved}, got {record.save_total_limit}"
         )
 
 
@@ -348,6 +371,12 @@ def _earlier_run_problems(config: Config) -> Iterator[str]:
     from hyvideo.metrics import whole_lines
 
     yield from _problem_of(lambda: whole_lines(path))
+    marker = path.with_name(HACKING_MARKER)
+    if marker.is_file() and config.record.on_reward_hacking != "warn":
+        yield (
+            f"the run in output_dir {config.record.output_dir!r} ended for reward hacking and would do so again; "
+            f"docs/reward_hacking.md says what to change; to go on, delete {marker} or take on_reward_hacking warn"
+        )
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -45,7 +45,7 @@ def _validation_lines(validation: Validation, iteration: int) -> list[str]:
         f"{after['reward_std']:.3f}   ({gain:+.3f}{in_spreads})",
     ]
     others = [name for name in after if name not in ("reward", "reward_std", "missing") and name in before]
-    lines += [f"  {name:<18} {before[name]:.3f} -> {after[name]:.3f}" for name in others]
+    lines += [f"  {name:<20} {before[name]:.3f} -> {after[name]:.3f}" for name in others]
     picture = validation.picture(iteration)
     if picture:
         lines.append(f"pictures of both: {picture}")

@@ -104,7 +104,10 @@ class Trainer:
     # --- the run ------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``."""
+        """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``.
+
+        Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run.
+        """
         config = self.config
         writer = None
         if self.mesh.is_main:
@@ -114,6 +117,8 @@ class Trainer:
             write_config(self.output_dir, config, self.device, self.mesh.world_size)
         if self.validation and self.iteration == 0:
             self._validate()
+            if config.record.on_reward_hacking == "rollback":
+                self.save()  # there is something to go back to from the start
         with (
             writer or nullcontext(),
             ProgressBar(config.optimizer.max_steps, initial=self.iteration) if writer else nullcontext() as bar,
@@ -127,6 +132,7 @@ class Trainer:
                 if writer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
+                self._end_if_hacked()
                 if self._is_due(config.record.save_interval):
                     self.save()
             self.checkpoints.wait()
@@ -290,6 +296,14 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         with self.policy.as_average():
             return self.validation.run(self.iteration)
+
+    def _end_if_hacked(self) -> None:
+        """Raises RewardHacking, on all ranks alike, where the last validation showed it and the settings say so."""
+        if not self.validation or not self.validation.watch.ends_run:
+            return
+        saved = self.save() if self.config.record.on_reward_hacking == "stop" else None
+        self.checkpoints.wait()
+        self.validation.watch.end(saved)
 
     def _metrics_writer(self) -> MetricsWriter:
         config = self.config

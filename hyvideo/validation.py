@@ -13,6 +13,7 @@ from hyvideo.data import read_requests
 from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.randomness import normal
+from hyvideo.hacking import Seen, Spread
 from hyvideo.models.reward_models.judge import Judge
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pictures import before_after
@@ -21,6 +22,7 @@ from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.records import evenly_spaced, score_entry, write_json, write_videos
 from hyvideo.video_io import read_video
+from hyvideo.watch import HackingWatch, measure_all, numbers_of, record
 
 FOLDER = "samples"
 DIMENSIONS = ("VQ", "MQ", "TA")
@@ -29,7 +31,7 @@ DIMENSIONS = ("VQ", "MQ", "TA")
 class Validation:
     """Samples, scores and records the validation set. The replicas share the videos.
 
-    Held-out measures are taken over the videos of the main rank.
+    Measures of a whole set, as a Frechet distance, are taken over the videos of the main rank; all others over all.
     """
 
     def __init__(
@@ -49,17 +51,24 @@ class Validation:
         self.height = config.record.validation_height or config.data.height
         self.width = config.record.validation_width or config.data.width
         self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, self.height, self.width)
+        self.watch = HackingWatch(config.record, mesh, self.output)
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
         videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
         scored = self.judge.score(list(videos.values()), prompts, fps=self.config.data.fps)
-        rewards = self._gather(dict(zip(videos, scored)))
-        measures = summarise(rewards) | self._held_out(list(videos.values()), prompts)
+        own = dict(zip(videos, scored))
+        rewards = self._gather(own)
+        groups = [row // self.config.record.validation_repeats for row in range(len(self.prompts))]
+        means, spreads = measure_all(videos, own, self.prompts, groups, self.judge, self.mesh)
+        measures = means | summarise(rewards) | self._held_out(list(videos.values()), prompts)
+        seen = Seen(iteration, measures, spreads | spread_of_reward(rewards))
+        hacking = self.watch.look(seen)
         if self.mesh.is_main:
-            self._record(iteration, rewards, videos, measures)
-        return {f"validation/{name}": value for name, value in measures.items()}
+            self._record(iteration, rewards, videos)
+            record(self.folder(iteration), seen, self.watch.found)
+        return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
 
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
@@ -70,8 +79,7 @@ class Validation:
 
     def measures(self, iteration: int) -> dict[str, float]:
         """The measures of an earlier validation, as recorded; NaN where nothing could be measured."""
-        recorded = json.loads((self.folder(iteration) / "measures.json").read_text())
-        return {name: math.nan if value is None else value for name, value in recorded.items()}
+        return numbers_of(json.loads((self.folder(iteration) / "measures.json").read_text()))
 
     def picture(self, iteration: int) -> Path | None:
         """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""
@@ -120,7 +128,7 @@ class Validation:
         return normal(self.latent_shape, self.config.record.validation_seed, "validation noise", prompt, repeat)
 
     def _held_out(self, videos: list[Tensor | None], prompts: list[str]) -> dict[str, float]:
-        """Measures of this rank's videos, and of how many they are."""
+        """Measures of the set of this rank's videos, and of how many they are."""
         seen = [(video, prompt) for video, prompt in zip(videos, prompts) if video is not None]
         measures = self.judge.held_out(*map(list, zip(*seen))) if seen else {}
         return measures | ({"held_out_videos": float(len(seen))} if measures else {})
@@ -134,9 +142,7 @@ class Validation:
         in_order = merge_rows(own, len(self.prompts), 1 + len(DIMENSIONS), self.mesh).tolist()
         return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
 
-    def _record(
-        self, iteration: int, rewards: list[Reward], videos: dict[int, Tensor], measures: dict[str, float]
-    ) -> None:
+    def _record(self, iteration: int, rewards: list[Reward], videos: dict[int, Tensor | None]) -> None:
         folder = self.folder(iteration)
         kept = set(evenly_spaced(self.config.record.log_num_videos, len(self.prompts)))
         shown = {row: video for row, video in videos.items() if row in kept and video is not None}
@@ -155,7 +161,6 @@ class Validation:
             for row, reward in enumerate(rewards)
         ]
         write_json(folder / "scores.json", entries)
-        write_json(folder / "measures.json", {n: v if math.isfinite(v) else None for n, v in measures.items()})
 
     def _recorded(self, iteration: int) -> dict[str, dict]:
         entries = json.loads((self.folder(iteration) / "scores.json").read_text())
@@ -174,6 +179,12 @@ def summarise(rewards: list[Reward]) -> dict[str, float]:
         "overall": sum(means.values()),
         "missing": float(len(rewards) - len(scored)),
     }
+
+
+def spread_of_reward(rewards: list[Reward]) -> dict[str, Spread]:
+    """By its name; nothing where no video was scored."""
+    totals = [reward.total for reward in rewards if not reward.is_missing]
+    return {"reward": Spread(statistics.pstdev(totals), len(totals))} if totals else {}
 
 
 def _mean(values: list[float]) -> float:

@@ -171,6 +171,18 @@ def drop_after(output_dir: Path, iteration: int) -> None:
                 _remove(path)
 
 
+def roll_back(output_dir: Path, iteration: int) -> str | None:
+    """Points ``latest`` at the newest complete checkpoint of ``iteration`` or before, and gives its name.
+
+    The newer ones stay until a run resumes there. None, and nothing is changed, where there is none so old.
+    """
+    old = [path for path in complete(output_dir) if int(path.name) <= iteration]
+    if not old:
+        return None
+    _point_latest_at(old[-1].parent, old[-1].name)
+    return old[-1].name
+
+
 def complete(output_dir: Path) -> list[Path]:
     """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen."""
     root = output_dir / FOLDER

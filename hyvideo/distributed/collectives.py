@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.shards import norm_of
+
+T = TypeVar("T")
 
 
 def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
@@ -88,6 +91,24 @@ def share_reason(reason: str | None, mesh: Mesh) -> str | None:
     everyone: list = [None] * mesh.world_size
     dist.all_gather_object(everyone, reason)
     return next((one for one in everyone if one), None)
+
+
+def union_of_names(own: Iterable[str], mesh: Mesh) -> list[str]:
+    """The names that any rank has, sorted, on every rank."""
+    if mesh.world_size == 1:
+        return sorted(set(own))
+    everyone: list = [None] * mesh.world_size
+    dist.all_gather_object(everyone, sorted(set(own)))
+    return sorted({name for names in everyone for name in names})
+
+
+def from_main(value: T, mesh: Mesh) -> T:
+    """What the main rank has, on every rank: a small object, as the ground of a decision that all take alike."""
+    if mesh.world_size == 1:
+        return value
+    carried = [value if mesh.is_main else None]
+    dist.broadcast_object_list(carried, src=0)
+    return carried[0]
 
 
 def barrier(mesh: Mesh) -> None:

@@ -36,18 +36,16 @@ class MiniatureScorer:
         labels_of(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
-        """Share of clips whose colour, shape, direction are right, and the Frechet distance of the whole set."""
-        clips = torch.stack(videos).cpu()
-        shown = measure(clips, labels_of(prompts))
-        result = {
-            "color_correct": shown.color_correct.mean().item(),
-            "shape_correct": shown.shape_correct.mean().item(),
-            "direction_correct": shown.direction_correct.mean().item(),
-            "all_correct": shown.all_correct.mean().item(),
-        }
-        if self.reference is not None and len(videos) > 1:
-            result["frechet_distance"] = frechet_distance(moments(features(clips)), self.reference)
-        return result
+        """The Frechet distance of the whole set to clean clips."""
+        if self.reference is None or len(videos) < 2:
+            return {}
+        return {"frechet_distance": frechet_distance(moments(features(torch.stack(videos).cpu())), self.reference)}
+
+    def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
+        """Whether colour, shape and direction are those of the caption, 1 or 0."""
+        shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
+        names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
+        return [dict(zip(names, row)) for row in zip(*(getattr(shown, name).tolist() for name in names))]
 
 
 class LearnedMiniatureScorer:
@@ -71,7 +69,10 @@ class LearnedMiniatureScorer:
         self.truth.check_prompts(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
-        """Those of `MiniatureScorer`, and the mean of each true score."""
+        return self.truth.held_out(videos, prompts)
+
+    def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
+        """Those of `MiniatureScorer`, and the true scores."""
         true = self.truth.score(videos, prompts, fps=0.0)
-        means = {f"true/{name}": sum(scores[name] for scores in true) / len(true) for name in ("VQ", "MQ", "TA")}
-        return self.truth.held_out(videos, prompts) | means
+        right = self.truth.held_out_each(videos, prompts)
+        return [one | {f"true/{name}": score for name, score in scores.items()} for one, scores in zip(right, true)]

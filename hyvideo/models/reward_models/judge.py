@@ -98,6 +98,14 @@ class Judge:
             measures |= scorer.held_out(videos, prompts)
         return measures
 
+    def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[Scores]:
+        """Measures of each video that are never part of the reward, of the scorers that have such."""
+        measures: list[Scores] = [{} for _ in videos]
+        for scorer in self.scorers.values() if videos else ():
+            if hasattr(scorer, "held_out_each"):
+                measures = [one | more for one, more in zip(measures, scorer.held_out_each(videos, prompts))]
+        return measures
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 

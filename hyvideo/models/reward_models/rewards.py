@@ -47,7 +47,11 @@ class Scorer(Protocol):
         """Raises ValueError for a prompt that could not be scored, before a run begins."""
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """Measures of a whole set of videos that are never part of the reward, for validation. May be empty."""
+        """Measures of a whole set of videos that are never part of the reward, for validation. May be empty.
+
+        What can be measured of a video alone belongs in an optional ``held_out_each(videos, prompts)``, a dict per
+        video of measures of which more is better: validation gathers those of all ranks, and watches them.
+        """
 
 
 @dataclass(frozen=True)

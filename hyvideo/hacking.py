@@ -1,0 +1,154 @@
+"""The rule for reward hacking: the reward went up, and something that it does not reward left the base policy's range.
+
+    base    mean m_0 and spread s over the n_0 validation videos of the policy before training
+    shift   (m - m_0) / s of a later validation, same prompts and seeds, n videos
+    fires   shift of the reward        > max(0.25, e)
+            and of a held-out measure  > max(threshold, 3 e) in the direction that is bad, for one or more
+            e = sqrt((1/n_0 + 1/n) n_0 / (n_0 - 3)), the standard error of a shift between sets with nothing in
+            common, s being known from n_0 videos only; of three videos or fewer nothing is said
+
+Pure functions of numbers: all ranks that have the same history come to the same verdict.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
+REWARD = "reward"
+REWARD_RISE = 0.25  # base spreads: less is no success that could have been bought
+ERRORS = 3.0
+
+
+class RewardHacking(RuntimeError):
+    """The run ended because its reward rose while what is not rewarded got worse."""
+
+
+class Spread(NamedTuple):
+    """Of a measure over the videos of a validation, or over the prompts for diversity."""
+
+    std: float
+    count: int
+
+
+class Watched(NamedTuple):
+    """What of a measure is bad, and the smallest spread that is believed of a base whose videos are all alike."""
+
+    bad: Literal["up", "down", "either"]
+    least_spread: float = 0.0
+
+
+WATCHED = {
+    "held_out/exposure": Watched("either", 0.02),
+    "held_out/saturation": Watched("either", 0.02),
+    "held_out/clipped": Watched("up", 0.02),
+    "held_out/motion": Watched("either", 0.002),
+    "held_out/sharpness": Watched("either", 0.001),
+    "held_out/frozen": Watched("up", 0.1),
+    "held_out/diversity": Watched("down", 0.005),
+    "frechet_distance": Watched("up"),
+}
+OTHERS = Watched("down")  # what a scorer says of each video: true measures, CLIPScore, a dimension without weight
+RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
+SET_MEASURES = ("frechet_distance",)  # one number of all videos: its unit is the base's value
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The numbers of one validation, by measure."""
+
+    iteration: int
+    means: Mapping[str, float]
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A measure that left the base's range."""
+
+    name: str
+    base: float
+    now: float
+    shift: float  # in spreads of the base
+    allowed: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} spreads, {self.allowed:.2f} allowed)"
+
+
+def base_of(history: Sequence[Seen]) -> Seen | None:
+    """The validation of the policy before training, if it was recorded with the spread of its reward."""
+    return next((seen for seen in history if seen.iteration == 0 and REWARD in seen.spreads), None)
+
+
+def departures(history: Sequence[Seen], threshold: float) -> list[Departure]:
+    """What the last validation of ``history`` shows of reward hacking; nothing without a validation of the base.
+
+    Args:
+        threshold: Spreads of the base that a measure may move.
+    """
+    base, now = base_of(history), history[-1]
+    if base is None or base is now:
+        return []
+    rise = _rise(base, now)
+    if rise is None or rise <= max(REWARD_RISE, _standard_error(REWARD, base, now)):
+        return []
+    found = []
+    for name in now.means:
+        watched = WATCHED.get(name, OTHERS)
+        if name == REWARD or not (name in base.spreads or name in SET_MEASURES):
+            continue
+        shift = _shift(name, base, now, watched)
+        allowed = max(threshold, ERRORS * _standard_error(name, base, now))
+        if shift is not None and _badness(shift, watched) > allowed:
+            found.append(Departure(name, base.means[name], now.means[name], shift, allowed))
+    return sorted(found, key=lambda departure: -abs(departure.shift))
+
+
+def last_clean(history: Sequence[Seen], threshold: float) -> int | None:
+    """Iteration of the newest validation before the last one that showed nothing; None without the base's."""
+    if base_of(history) is None:
+        return None
+    clean = [history[k].iteration for k in range(len(history) - 1) if not departures(history[: k + 1], threshold)]
+    return clean[-1] if clean else None
+
+
+def describe(history: Sequence[Seen], found: Sequence[Departure]) -> str:
+    """One line: the reward's rise and every departure with its numbers."""
+    base, now = base_of(history), history[-1]
+    rise = _rise(base, now)
+    return (
+        f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
+        f"({rise:+.2f} spreads of the base) while " + ", ".join(map(str, found))
+    )
+
+
+def _rise(base: Seen, now: Seen) -> float | None:
+    """Of the reward, in spreads of the base; its zero may lie anywhere, so its mean says nothing of its spread."""
+    return _ratio(now.means.get(REWARD, math.nan) - base.means[REWARD], base.spreads[REWARD].std)
+
+
+def _shift(name: str, base: Seen, now: Seen, watched: Watched) -> float | None:
+    """In spreads of the base; None where that is no number."""
+    before, after = base.means.get(name, math.nan), now.means.get(name, math.nan)
+    std = abs(before) if name in SET_MEASURES else base.spreads[name].std
+    return _ratio(after - before, max(std, watched.least_spread, RELATIVE_LEAST * abs(before)))
+
+
+def _ratio(difference: float, unit: float) -> float | None:
+    return difference / unit if unit > 0 and math.isfinite(difference) else None
+
+
+def _badness(shift: float, watched: Watched) -> float:
+    return {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
+
+
+def _standard_error(name: str, base: Seen, now: Seen) -> float:
+    """Of a shift; 0 for a measure of the whole set."""
+    if name in SET_MEASURES:
+        return 0.0
+    before, after = (seen.spreads[name].count if name in seen.spreads else 0 for seen in (base, now))
+    if before <= 3 or after == 0:
+        return math.inf
+    return math.sqrt((1 / before + 1 / after) * before / (before - 3))

@@ -1,0 +1,126 @@
+"""What is measured of any video and never rewarded: the traces that reward hacking leaves in pixels.
+
+Over-exposure, garish colour, clips that stand still, grids and blur raise a learned reward without a better video; a
+policy that has found one of them also makes all its videos alike. Each measure is a plain number of a video's pixels,
+with levels and distances as fractions of the full range. Of a large video some frames are looked at.
+"""
+
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NUM_PAIRS = 16  # of neighbouring frames looked at
+NUM_SHARP_FRAMES = 4
+SMALL = 32  # pixels of the longer side for motion
+THUMBNAIL = (4, 8, 8)  # frames, height, width of what videos are compared by
+LUMA = (0.299, 0.587, 0.114)  # Rec. 601
+FROZEN_BELOW = 0.5 / 255  # mean change of a pixel from one frame to the next: less than rounding shows
+
+
+class VideoMeasures(NamedTuple):
+    """Of one video."""
+
+    exposure: float  # mean luma
+    saturation: float  # mean chroma: the largest minus the smallest channel
+    clipped: float  # fraction of pixels with a channel at 0 or 255
+    motion: float  # mean change of luma between neighbouring frames, at low resolution
+    frozen: float  # fraction of neighbouring frames that are nearly equal
+    sharpness: float  # variance of the Laplacian over 20 variances of luma: 1 for white noise, 0 for a smooth ramp
+
+
+NAMES = VideoMeasures._fields
+
+
+def measure_video(video: Tensor) -> VideoMeasures:
+    """The measures of a video; a single frame neither moves nor freezes.
+
+    Args:
+        video: uint8. Shape: (frames, 3, height, width).
+    """
+    firsts = _spread(len(video) - 1, NUM_PAIRS)
+    frames = video[sorted({i + k for i in firsts for k in (0, 1)} or {0})]
+    luma = _luma(frames)
+    change = torch.zeros(1)
+    if firsts:
+        small = _shrunk(_luma(video[firsts])), _shrunk(_luma(video[[i + 1 for i in firsts]]))
+        change = (small[1] - small[0]).abs().mean((1, 2))
+    return VideoMeasures(
+        exposure=luma.mean().item(),
+        saturation=((frames.amax(1) - frames.amin(1)).float().mean() / 255).item(),
+        clipped=((frames.amin(1) == 0) | (frames.amax(1) == 255)).float().mean().item(),
+        motion=change.mean().item(),
+        frozen=(change < FROZEN_BELOW).float().mean().item() if firsts else 0.0,
+        sharpness=_sharpness(_luma(video[_spread(len(video), NUM_SHARP_FRAMES)])),
+    )
+
+
+def thumbnail(video: Tensor) -> Tensor:
+    """A video made small enough to send to other ranks. Shape: (4 * 3 * 8 * 8,)."""
+    frames, height, width = THUMBNAIL
+    index = torch.linspace(0, len(video) - 1, frames).round().long()
+    return (F.adaptive_avg_pool2d(video[index].float(), (height, width)) / 255).flatten().cpu()
+
+
+def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
+    """Mean distance of two videos of a group, ``mean |a - b|``, for every group of two or more.
+
+    Args:
+        thumbnails: One with a value that is not finite is no video. Shape: (videos, values).
+        groups: Which each video belongs to: its prompt.
+
+    Shape: (groups,).
+    """
+    members: dict[Hashable, list[int]] = {}
+    for number, group in enumerate(groups):
+        if thumbnails[number].isfinite().all():
+            members.setdefault(group, []).append(number)
+    pairs = [list(combinations(numbers, 2)) for numbers in members.values() if len(numbers) > 1]
+    means = [torch.stack([(thumbnails[a] - thumbnails[b]).abs().mean() for a, b in some]).mean() for some in pairs]
+    return torch.stack(means) if means else torch.empty(0)
+
+
+def held_out_measures(videos: Sequence[Tensor], prompts: Sequence[str]) -> dict[str, float]:
+    """Means of all measures over the videos; ``diversity`` where a prompt has several.
+
+    Args:
+        videos: At least one, uint8. Shape of each: (frames, 3, height, width).
+    """
+    table = torch.tensor([measure_video(video) for video in videos], dtype=torch.float64)
+    means = dict(zip(NAMES, table.mean(0).tolist()))
+    distances = diversity(torch.stack([thumbnail(video) for video in videos]), prompts)
+    return means | ({"diversity": distances.mean().item()} if len(distances) else {})
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """``count`` of the numbers below ``total``, spread over them; all of them if there are fewer."""
+    return list(range(total)) if total <= count else [i * total // count for i in range(count)]
+
+
+def _luma(frames: Tensor) -> Tensor:
+    """In [0, 1]. Shape: uint8 (frames, 3, height, width) to (frames, height, width)."""
+    red, green, blue = (frames[:, k].float() * (LUMA[k] / 255) for k in range(3))
+    return red + green + blue
+
+
+def _shrunk(luma: Tensor) -> Tensor:
+    """Means over squares, so that the longer side has about 32 pixels; noise of single pixels averages out."""
+    side = max(1, -(-max(luma.shape[1:]) // SMALL))
+    return F.avg_pool2d(luma[:, None], side, ceil_mode=True)[:, 0] if side > 1 else luma
+
+
+def _sharpness(luma: Tensor) -> float:
+    """``Var(laplacian Y) / (20 Var(Y))``, mean over frames: neither brightness nor contrast counts.
+
+    The Laplacian of four neighbours gives 20 variances of white noise. A frame of one grey has 0.
+    """
+    if min(luma.shape[1:]) < 3:
+        return 0.0
+    inner = luma[:, 1:-1, 1:-1]
+    laplacian = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:] - 4 * inner
+    variance, detail = (values.flatten(1).var(1, correction=0) for values in (inner, laplacian))
+    # Below half a level of contrast there is rounding and nothing else.
+    return (detail / (20 * variance.clamp(min=(0.5 / 255) ** 2))).mean().item()

@@ -146,13 +146,13 @@ def _check_settings(folder: Path, config: Config) -> None:
     path = folder / "config.yaml"
     if not path.is_file():
         return
-    begun, wanted = _what_decides(load_config(path)), _what_decides(config)
+    begun, wanted = what_decides(load_config(path)), what_decides(config)
     if different := [name for name in wanted if begun[name] != wanted[name]]:
         told = ", ".join(f"{name} {begun[name]!r} and not {wanted[name]!r}" for name in different)
         raise ValueError(f"{folder} was begun with {told}; take another --out, or move it away")
 
 
-def _what_decides(config: Config) -> dict:
+def what_decides(config: Config) -> dict:
     """Settings that change what is learned; not where records go, how many processes there are or how long it takes."""
     ignored = {"num_threads", "device", "conditions_dir", "precompute_conditions", "max_steps"}
     ignored |= asdict(config.record).keys() | asdict(config.distributed).keys()

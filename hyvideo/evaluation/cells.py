@@ -115,7 +115,7 @@ def split_extra(text: str) -> list[str]:
 class Progress:
     """How far a cell is."""
 
-    iteration: int  # the last in its metrics, 0 for a cell that has not begun
+    saved: int  # iteration of its newest checkpoint, after which it goes on; 0 without one
     checkpoint: Path | None  # of the last iteration of all: the cell is finished
 
     @property
@@ -136,10 +136,9 @@ def progress(folder: Path, config: Config) -> Progress:
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
         raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; take another --out")
-    # The line is written before the checkpoint: without it the cell stopped in between.
-    checkpoint = folder / "checkpoints" / f"{max_steps:06d}"
-    is_finished = last == max_steps and (checkpoint / "state.json").is_file()
-    return Progress(last, checkpoint if is_finished else None)
+    saved = {int(state.parent.name): state.parent for state in folder.glob("checkpoints/[0-9]*/state.json")}
+    # A line is written before the checkpoint: a last line without it is of a run that stopped in between.
+    return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
 
 
 def _check_settings(folder: Path, config: Config) -> None:

@@ -63,6 +63,7 @@ class Study:
         extra: Flags of post_train.py for every cell.
         match_noise: ``sde_type:eta`` whose total noise every sampler is given; empty for none.
         num_gpus: Processes of torchrun for each cell; 0 is one process without it.
+        scorers: That measure the cells in the end; by default those that they were trained with.
     """
 
     config_file: str
@@ -70,6 +71,7 @@ class Study:
     extra: list[str] = field(default_factory=list)
     match_noise: str = ""
     num_gpus: int = 0
+    scorers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for word in self.extra:
@@ -98,7 +100,8 @@ class Study:
 
     def evaluation_config(self) -> Config:
         """Settings of the world, its validation and its scorers, without those of any cell."""
-        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra]).config
+        scorers = ["--reward_model", *self.scorers] if self.scorers else []
+        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra, *scorers]).config
 
 
 def split_extra(text: str) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from hyvideo.config import Config
 from hyvideo.data import read_requests
 from hyvideo.evaluation.cells import Cell, Study, progress
+from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.plan import check, make_plan
 
 POST_TRAIN = Path(__file__).resolve().parents[2] / "post_train.py"
@@ -55,6 +56,12 @@ def _plan(study: Study, cell: Cell) -> CellPlan:
     validations = 1 + -(-steps // config.record.validation_interval)
     forwards = rollouts * plan.forwards_per_rollout + validations * validation_forwards(config)
     return CellPlan(cell, state.saved, steps, state.is_finished, rollouts, forwards)
+
+
+def check_scorers(study: Study) -> None:
+    """Raises ValueError for a scorer that there is not, before the cells are trained that it is to measure."""
+    if unknown := [name for name in study.evaluation_config().reward.reward_model if name not in SCORERS]:
+        raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
 
 def validation_forwards(config: Config) -> int:

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from hyvideo.evaluation.cells import KL_FLAGS, Cell, Study, grid, progress, split_extra
-from hyvideo.evaluation.study import command, describe, plan_cells, train_cells, validation_forwards
+from hyvideo.evaluation.study import check_scorers, command, describe, plan_cells, train_cells, validation_forwards
 
 CELL = Cell("B", "flow_grpo", "fixed", False, 2)
 SMOKE = "configs/smoke.yaml"
@@ -57,6 +57,15 @@ def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
     launcher, flags = " ".join(words).split("post_train.py ")
     assert "-m torch.distributed.run --standalone --nproc_per_node 8 " in launcher
     assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
+
+
+def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, scorers=["videoalign_local", "clip"])
+    assert study.evaluation_config().reward.reward_model == ["videoalign_local", "clip"]
+    assert study.config(CELL).reward.reward_model == ["miniature"]
+    check_scorers(study)
+    with pytest.raises(ValueError, match="got beauty"):
+        check_scorers(Study(SMOKE, tmp_path, scorers=["beauty"]))
 
 
 def test_the_grid_is_ordered_by_seed_and_names_are_unique():

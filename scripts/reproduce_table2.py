@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hyvideo.evaluation.cells import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
-from hyvideo.evaluation.study import describe, plan_cells, train_cells
+from hyvideo.evaluation.study import check_scorers, describe, plan_cells, train_cells
 
 WORLDS = {"miniature": "configs/miniature.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
@@ -45,6 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("outputs/table2"))
     parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time on this machine")
     parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each cell; 0 is without")
+    parser.add_argument("--scorers", nargs="+", default=[], help="measure with these: videoalign clip pickscore")
     parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "max_steps 30 eta 0.5"')
     parser.add_argument("--only_cell", metavar="NAME", help="train and evaluate this cell, write no table")
     parser.add_argument("--only_table", action="store_true", help="train nothing, write the table of what is finished")
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         extra=split_extra(options.extra),
         match_noise=(MINIATURE_NOISE if options.world else "") if noise is None else noise,
         num_gpus=options.num_gpus,
+        scorers=options.scorers,
     )
     cells = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
     if options.only_cell:
@@ -70,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--only_cell must name a cell of the plan, such as {cells[0].name}; --dry_run lists them")
         cells = chosen
     plans = plan_cells(study, cells)
+    check_scorers(study)
     print(describe(study, plans), flush=True)
     if options.dry_run:
         return 0

@@ -63,6 +63,7 @@ class Study:
         extra: Flags of post_train.py for every cell.
         match_noise: ``sde_type:eta`` whose total noise every sampler is given; empty for none.
         num_gpus: Processes of torchrun for each cell; 0 is one process without it.
+        scorers: That measure the cells in the end; by default those that they were trained with.
     """
 
     config_file: str
@@ -70,6 +71,7 @@ class Study:
     extra: list[str] = field(default_factory=list)
     match_noise: str = ""
     num_gpus: int = 0
+    scorers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for word in self.extra:
@@ -98,7 +100,8 @@ class Study:
 
     def evaluation_config(self) -> Config:
         """Settings of the world, its validation and its scorers, without those of any cell."""
-        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra]).config
+        scorers = ["--reward_model", *self.scorers] if self.scorers else []
+        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra, *scorers]).config
 
 
 def split_extra(text: str) -> list[str]:
@@ -115,7 +118,7 @@ def split_extra(text: str) -> list[str]:
 class Progress:
     """How far a cell is."""
 
-    iteration: int  # the last in its metrics, 0 for a cell that has not begun
+    saved: int  # iteration of its newest checkpoint, after which it goes on; 0 without one
     checkpoint: Path | None  # of the last iteration of all: the cell is finished
 
     @property
@@ -136,23 +139,22 @@ def progress(folder: Path, config: Config) -> Progress:
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
         raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; take another --out")
-    # The line is written before the checkpoint: without it the cell stopped in between.
-    checkpoint = folder / "checkpoints" / f"{max_steps:06d}"
-    is_finished = last == max_steps and (checkpoint / "state.json").is_file()
-    return Progress(last, checkpoint if is_finished else None)
+    saved = {int(state.parent.name): state.parent for state in folder.glob("checkpoints/[0-9]*/state.json")}
+    # A line is written before the checkpoint: a last line without it is of a run that stopped in between.
+    return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
 
 
 def _check_settings(folder: Path, config: Config) -> None:
     path = folder / "config.yaml"
     if not path.is_file():
         return
-    begun, wanted = _what_decides(load_config(path)), _what_decides(config)
+    begun, wanted = what_decides(load_config(path)), what_decides(config)
     if different := [name for name in wanted if begun[name] != wanted[name]]:
         told = ", ".join(f"{name} {begun[name]!r} and not {wanted[name]!r}" for name in different)
         raise ValueError(f"{folder} was begun with {told}; take another --out, or move it away")
 
 
-def _what_decides(config: Config) -> dict:
+def what_decides(config: Config) -> dict:
     """Settings that change what is learned; not where records go, how many processes there are or how long it takes."""
     ignored = {"num_threads", "device", "conditions_dir", "precompute_conditions", "max_steps"}
     ignored |= asdict(config.record).keys() | asdict(config.distributed).keys()

@@ -12,6 +12,7 @@ from pathlib import Path
 from hyvideo.config import Config
 from hyvideo.data import read_requests
 from hyvideo.evaluation.cells import Cell, Study, progress
+from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.plan import check, make_plan
 
 POST_TRAIN = Path(__file__).resolve().parents[2] / "post_train.py"
@@ -22,7 +23,7 @@ class CellPlan:
     """A cell, where it stands, and what all of it costs, its validations included."""
 
     cell: Cell
-    iteration: int
+    saved: int  # iteration after which it goes on
     max_steps: int
     is_finished: bool
     rollouts: int  # of the whole cell
@@ -31,7 +32,7 @@ class CellPlan:
     @property
     def left(self) -> float:
         """Part of the cell that is to be done."""
-        return 0.0 if self.is_finished else 1 - self.iteration / self.max_steps
+        return 0.0 if self.is_finished else 1 - self.saved / self.max_steps
 
 
 def plan_cells(study: Study, cells: Iterable[Cell]) -> list[CellPlan]:
@@ -54,7 +55,13 @@ def _plan(study: Study, cell: Cell) -> CellPlan:
     rollouts = plan.rollouts * steps
     validations = 1 + -(-steps // config.record.validation_interval)
     forwards = rollouts * plan.forwards_per_rollout + validations * validation_forwards(config)
-    return CellPlan(cell, state.iteration, steps, state.is_finished, rollouts, forwards)
+    return CellPlan(cell, state.saved, steps, state.is_finished, rollouts, forwards)
+
+
+def check_scorers(study: Study) -> None:
+    """Raises ValueError for a scorer that there is not, before the cells are trained that it is to measure."""
+    if unknown := [name for name in study.evaluation_config().reward.reward_model if name not in SCORERS]:
+        raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
 
 def validation_forwards(config: Config) -> int:
@@ -67,7 +74,7 @@ def describe(study: Study, plans: list[CellPlan]) -> str:
     """The plan in words: a line for each cell, the sums, and the command of the first cell that is to be run."""
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
-        done = "finished" if plan.is_finished else f"{plan.iteration}/{plan.max_steps}"
+        done = "finished" if plan.is_finished else f"{plan.saved}/{plan.max_steps}"
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.cell.name:<44} {done:>12} {left}")
     to_run = [plan for plan in plans if not plan.is_finished]

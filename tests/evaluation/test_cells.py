@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from hyvideo.evaluation.cells import KL_FLAGS, Cell, Study, grid, progress, split_extra
-from hyvideo.evaluation.study import describe, plan_cells, train_cells, validation_forwards
+from hyvideo.evaluation.study import check_scorers, command, describe, plan_cells, train_cells, validation_forwards
 
 CELL = Cell("B", "flow_grpo", "fixed", False, 2)
 SMOKE = "configs/smoke.yaml"
@@ -51,6 +51,23 @@ def test_matched_noise_is_passed_on_and_may_be_left_out(tmp_path):
     assert "--match_noise" not in Study(SMOKE, tmp_path).flags(CELL)
 
 
+def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
+    assert "torch.distributed.run" not in command(Study(SMOKE, tmp_path), CELL)
+    words = command(Study(SMOKE, tmp_path, num_gpus=8), CELL)
+    launcher, flags = " ".join(words).split("post_train.py ")
+    assert "-m torch.distributed.run --standalone --nproc_per_node 8 " in launcher
+    assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
+
+
+def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, scorers=["videoalign_local", "clip"])
+    assert study.evaluation_config().reward.reward_model == ["videoalign_local", "clip"]
+    assert study.config(CELL).reward.reward_model == ["miniature"]
+    check_scorers(study)
+    with pytest.raises(ValueError, match="got beauty"):
+        check_scorers(Study(SMOKE, tmp_path, scorers=["beauty"]))
+
+
 def test_the_grid_is_ordered_by_seed_and_names_are_unique():
     cells = grid("AB", ["cps", "sage_grpo"], ["none", "fixed"], [0, 1, 1], no_equalizer=True)
     assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 2 * 2 * 2
@@ -65,18 +82,18 @@ def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(t
         Study(SMOKE, tmp_path, ["--seed=3"])
 
 
-def test_a_cell_that_has_begun_goes_on_and_one_with_its_last_checkpoint_is_finished(study):
-    assert progress(study.folder(CELL), study.config(CELL)).iteration == 0
-    begin(study, CELL, iterations=1)
+def test_a_cell_that_has_begun_goes_on_after_its_last_checkpoint(study):
+    begin(study, CELL, iterations=1, checkpoint=1)
     assert study.config(CELL).record.resume_from_checkpoint == "latest"
     plan = plan_cells(study, [CELL])[0]
-    assert (plan.iteration, plan.left, plan.is_finished) == (1, 0.5, False)
+    assert (plan.saved, plan.left, plan.is_finished) == (1, 0.5, False)
 
 
 @pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
 def test_the_last_line_without_its_checkpoint_is_not_the_end(study, checkpoint, is_finished):
     begin(study, CELL, iterations=2, checkpoint=checkpoint)
-    assert progress(study.folder(CELL), study.config(CELL)).is_finished is is_finished
+    state = progress(study.folder(CELL), study.config(CELL))
+    assert state.is_finished is is_finished and state.saved == (checkpoint or 0)
 
 
 def test_a_cell_begun_with_other_settings_is_refused_by_name(study):

@@ -1,0 +1,59 @@
+"""Figures 3, 4, 7, 8 and 9 of the paper from runs: ``python -m scripts.make_figures RUN... --out DIR``.
+
+    python -m scripts.make_figures outputs/table2/cells --out outputs/figures      every run below the folder
+    python -m scripts.make_figures --out outputs/figures                           4 and 9, which need no run
+
+Runs are grouped by the settings in their config.yaml; seeds of one setting are averaged, the band is one standard
+deviation over them. A figure that the runs do not allow is not made, and a line says why.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+# So that the file can be run by its path, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run, or of runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
+    parser.add_argument("--figures", nargs="+", type=int, choices=[3, 4, 7, 8, 9], default=[3, 4, 7, 8, 9])
+    parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.window < 1:
+        raise ValueError(f"--window must be at least 1, got {options.window}")
+
+    from hyvideo.evaluation.curves import find_runs
+    from hyvideo.evaluation.figures import FIGURES, Absent, remarks
+
+    runs = find_runs(options.runs)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for number in options.figures:
+        try:
+            paths = FIGURES[number](runs, options.out, window=options.window)
+        except Absent as reason:
+            print(f"figure {number}: not made, {reason}")
+            continue
+        remark = remarks(number)
+        print(f"figure {number}: {', '.join(map(str, paths))}" + (f" ({remark})" if remark else ""))
+
+
+def main() -> int:
+    options = parse()
+    try:
+        run(options)
+    except ValueError as error:
+        print(f"make_figures.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

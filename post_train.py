@@ -12,6 +12,7 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.hacking import RewardHacking
 from hyvideo.idle_settings import idle_settings
 from hyvideo.plan import check, describe, make_plan
+from hyvideo.stopping import EXIT_CODE, Stopped
 from hyvideo.summary import print_idle, print_start, print_summary
 
 
@@ -35,11 +36,11 @@ def main() -> int:
     code = 0
     try:
         trainer.train()
-    except RewardHacking as error:
-        code = 3
+    except (RewardHacking, Stopped) as error:
+        code = 3 if isinstance(error, RewardHacking) else EXIT_CODE
         if trainer.mesh.is_main:
             print(f"post_train.py: {error}", file=sys.stderr)
-    if trainer.mesh.is_main:
+    if trainer.mesh.is_main and code != EXIT_CODE:
         print_summary(trainer)
     ranks.stop()
     return code

@@ -174,6 +174,7 @@ class OptimizerSettings:
     adam_beta2: float = _setting(0.999, "AdamW's decay of the variance.")
     adam_epsilon: float = _setting(1e-8, "AdamW's epsilon.")
     max_grad_norm: float = _setting(1.0, "Gradients are clipped to this global norm.")
+    max_bad_updates: int = _setting(3, "Stop when so many updates in a row had a loss or gradient that is not finite.")
     warmup_steps: int = _setting(0, "Updates over which the learning rate rises to its value.")
     use_muon: bool = _setting(True, "Train matrices with Muon and the rest with AdamW; false is AdamW for all.")
     muon_momentum: float = _setting(0.95, "Muon's decay of the momentum.")
@@ -223,8 +224,15 @@ class RecordSettings:
     report_to: list[str] = _setting(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
     save_interval: int = _setting(50, "Iterations between checkpoints; the last iteration is always saved.")
     save_total_limit: int = _setting(3, "Checkpoints to keep; 0 keeps all.")
+    keep_every: int = _setting(0, "Checkpoints of every so many iterations stay whatever save_total_limit says.")
+    spool_rounds: int = _setting(
+        1, "Rounds whose rollouts stay on disk for a restart; 1 is the one not trained yet, 0 keeps none."
+    )
     save_asynchronously: bool = _setting(True, "Write checkpoints beside the training, from a copy on the CPU.")
-    resume_from_checkpoint: str = _setting("", "Folder of a checkpoint, or `latest` for the newest of output_dir.")
+    resume_from_checkpoint: str = _setting(
+        "", "Folder of a checkpoint, or `latest` (or `auto`) for the newest whole one of output_dir, if there is one."
+    )
+    allow_changed_settings: bool = _setting(False, "Go on with a run although its method is set otherwise now.")
     log_video_interval: int = _setting(10, "Iterations between two that keep some of their videos; 0 keeps none.")
     log_num_videos: int = _setting(4, "Videos to keep of an iteration or validation.")
     validation_interval: int = _setting(50, "Iterations between validations; also before the first and after the last.")

@@ -26,6 +26,10 @@ class Optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:

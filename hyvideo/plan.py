@@ -148,13 +148,14 @@ def range_problems(config: Config) -> Iterator[str]:
         "dp_replicate height width sample_n_frames batch_size num_generations gradient_accumulation_steps "
         "grpo_sampling_steps "
         "decode_batch_size num_updates_per_rollout mini_batch_size_per_update update_ref_model_step kl_window "
-        "max_steps sp_size save_interval validation_interval validation_steps validation_repeats validation_batch_size"
+        "max_steps max_bad_updates sp_size save_interval validation_interval validation_steps validation_repeats "
+        "validation_batch_size"
     ).split()
     not_negative = (
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
         "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
         "validation_width seed validation_seed vae_tile_size reward_retries lora_rank lora_alpha "
-        "gate_interval"
+        "gate_interval keep_every spool_rounds"
     ).split()
     positive = (
         "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "

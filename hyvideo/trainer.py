@@ -7,6 +7,7 @@ Every stage is a method, in this order. The mathematics is in ``grpo`` and ``sch
 
 import dataclasses
 import math
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -30,12 +31,15 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.plan import make_plan, needs_anchor
 from hyvideo.policy import Policy
 from hyvideo.records import StageTimer, evenly_spaced, peak_memory_gib, write_config
+from hyvideo.resuming import differences, refuse_changes
 from hyvideo.rewarding import make_judge, refuse_too_many_missing, try_scorers
 from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
 from hyvideo.round_metrics import DIMENSIONS, reward_metrics
 from hyvideo.round_records import keep_round
 from hyvideo.saved_policy import LORA_FOLDER, write_model_file
 from hyvideo.sde_window import parse_window
+from hyvideo.spool import Spool
+from hyvideo.stopping import Stopped, StopRequests
 from hyvideo.updates import PolicyUpdates
 from hyvideo.validation import Validation
 
@@ -87,13 +91,16 @@ class Trainer:
             self.output_dir,
             mesh,
             keep=config.record.save_total_limit,
+            keep_every=config.record.keep_every,
             is_asynchronous=config.record.save_asynchronously,
             timeout=config.distributed.collective_timeout,
         )
         self.validation = None
         if config.data.valid_video_csv:
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge)
-        self.iteration = 0
+        self.iteration = self.saved_iteration = 0
+        self.stop = StopRequests(mesh)
+        self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
         self.resumed = self._resume()
         if self.resumed and self.iteration >= config.optimizer.max_steps:
             raise ValueError(
@@ -106,7 +113,8 @@ class Trainer:
     def train(self) -> None:
         """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``.
 
-        Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run.
+        Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run; Stopped after a
+            signal, once everything is saved.
         """
         config = self.config
         writer = None
@@ -120,12 +128,17 @@ class Trainer:
             if config.record.on_reward_hacking == "rollback":
                 self.save()  # there is something to go back to from the start
         with (
+            self.stop,
             writer or nullcontext(),
             ProgressBar(config.optimizer.max_steps, initial=self.iteration) if writer else nullcontext() as bar,
         ):
             while self.iteration < config.optimizer.max_steps:
                 self.iteration += 1
-                metrics = self.run_iteration(writer)
+                try:
+                    metrics = self.run_iteration(writer)
+                except Stopped:
+                    self._leave()
+                    raise
                 self.checkpoints.check()
                 if self._is_due(config.record.validation_interval) and self.validation:
                     metrics |= self._validate()
@@ -136,6 +149,15 @@ class Trainer:
                 if self._is_due(config.record.save_interval):
                     self.save()
             self.checkpoints.wait()
+        if self.checkpoints.last_failed:
+            raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
+
+    def _leave(self) -> None:
+        """Saves the run as it was after its last finished iteration; rollouts of the one begun are in the spool."""
+        self.iteration -= 1
+        if self.iteration > self.saved_iteration:
+            self.save()
+        self.checkpoints.wait()
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """One round of rollouts and its training; gives the metrics of layout.md."""
@@ -148,13 +170,14 @@ class Trainer:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.device)
         prompts = [request.prompt for request in requests]
-        rollout, videos, pending = self._sample_and_submit(places, conditions, prompts, timer)
+        rollout, videos, pending, spool = self._sample_and_submit(places, conditions, prompts, timer)
         visits = visiting_orders(self.config, self.iteration, places, steps, self.plan.trained_steps)
         round_ = Round(places, prompts, conditions, rollout, visits)
         with timer("anchor"):  # while the last rewards are computed
             anchor_means = self.updates.anchor_means(round_)
         with timer("reward"):
             rewards = dict(zip(videos, self.judge.collect(pending)))
+        self.stop.check()
         advantages, reward_metrics = self.advantages(places, rewards)
         round_ = dataclasses.replace(round_, rewards=rewards, advantages=advantages)
         with timer("record"):
@@ -162,6 +185,7 @@ class Trainer:
         self._refuse_too_many_missing(reward_metrics, rewards)
         with timer("update"):
             update_metrics = self.updates.train(round_, anchor_means, self.iteration)
+        spool.forget()
         return {
             "iteration": self.iteration,
             "update": self.updates.update_count,
@@ -198,21 +222,43 @@ class Trainer:
         Ranks that share a batch by sequence parallelism share its videos too: each decodes and scores some.
         """
         size = self.config.rollout.batch_size
+        spool = Spool(self.config, self.mesh, self.iteration, self.policy.trained, self.device)
         parts, pending = [], []
         videos: dict[int, Tensor | None] = {}
-        for start in range(0, len(places), size):
+        for batch, start in enumerate(range(0, len(places), size)):
+            self.stop.check()
             rows = list(range(start, min(start + size, len(places))))
             with timer("rollout"):
-                parts.append(self.sample([places[row] for row in rows], conditions.select(rows)))
+                parts.append(self._spooled_or_sampled(spool, batch, [places[row] for row in rows], conditions, rows))
             own = self.mesh.own_share(rows)
             if not own:
                 continue
             with timer("decode"):
                 latents = parts[-1].final[[row - start for row in own]]
                 decoded = self.pipeline.decode(latents, batch_size=self.config.rollout.decode_batch_size)
-            pending.append(self.judge.submit(decoded, [prompts[row] for row in own], fps=self.config.data.fps))
+            pending.append(self._submit(spool, batch, decoded, [prompts[row] for row in own]))
             videos |= zip(own, decoded)
-        return Rollout.cat(parts), videos, pending
+        return Rollout.cat(parts), videos, pending, spool
+
+    def _spooled_or_sampled(
+        self, spool: Spool, batch: int, places: list[Place], conditions: Conditions, rows: list[int]
+    ) -> Rollout:
+        found = spool.rollout(batch)
+        if found is None:
+            found = self.sample(places, conditions.select(rows))
+            spool.keep_rollout(batch, found)
+        return found
+
+    def _submit(self, spool: Spool, batch: int, videos: list[Tensor | None], prompts: list[str]) -> Future:
+        """The rewards of a batch, known from before the run was interrupted or on their way."""
+        known = spool.rewards(batch)
+        if known is not None:
+            done: Future = Future()
+            done.set_result(known)
+            return done
+        rewards = self.judge.submit(videos, prompts, fps=self.config.data.fps)
+        rewards.add_done_callback(lambda scored: spool.keep_rewards(batch, scored.result()))
+        return rewards
 
     def _precompute_conditions(self, wanted: list[tuple[list[Request], int, int]]) -> None:
         """Encodes every request of the run into the store, a share on each rank, and lets the encoders go."""
@@ -269,6 +315,8 @@ class Trainer:
             "update": self.updates.update_count,
             "anchor_age": anchor.age if anchor else 0,
             "kl_coefficient": self.updates.kl_coefficient.state_dict(),
+            "health": self.updates.health.state_dict(),
+            "rollouts": self.plan.rollouts,
             "settings": self.config.flat(),
         }
         with self.policy.as_average():
@@ -279,18 +327,27 @@ class Trainer:
             if lora:
                 save_lora(lora, folder / LORA_FOLDER)
 
+        self.saved_iteration = self.iteration
         return self.checkpoints.save(self.iteration, self.policy.tensors(), state, write_files)
 
     def _resume(self) -> bool:
         """Takes up the checkpoint that the settings name; claims that there was one."""
         wanted = self.config.record.resume_from_checkpoint
-        folder = checkpoint.find(self.output_dir, wanted) if wanted else None
+        folder = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh) if wanted else None
         if folder is None:
             return False
         state = checkpoint.read_state(folder)
+        found = differences(
+            state["settings"], self.config, saved_rollouts=state.get("rollouts"), rollouts=self.plan.rollouts
+        )
+        if not self.config.record.allow_changed_settings:
+            refuse_changes(found)
+        self.changed_settings = found.free + found.of_the_method
         self.policy.load(folder, state["anchor_age"])
         self.updates.kl_coefficient.load_state_dict(state["kl_coefficient"])
-        self.iteration, self.updates.update_count = state["iteration"], state["update"]
+        self.updates.health.load_state_dict(state["health"])
+        self.iteration = self.saved_iteration = state["iteration"]
+        self.updates.update_count = state["update"]
         return True
 
     def _validate(self) -> dict[str, float]:

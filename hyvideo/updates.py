@@ -7,6 +7,7 @@ gathered by all together.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.gate import OffPolicy, Transitions, explain, tolerance_of
 from hyvideo.grpo.loss import clipped_policy_loss
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights, position_kl, velocity_kl
+from hyvideo.health import Health
 from hyvideo.optimizers import learning_rate
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.plan import make_plan, training_forwards
@@ -57,6 +59,7 @@ class PolicyUpdates:
         self.kl_coefficient = KLCoefficient(kl_schedule(config))
         self.update_count = 0
         self.cost = Cost()
+        self.health = Health(Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates)
         self.branches = 2 if config.rollout.cfg_scale > 1 else 1
 
     def weigh_steps(self) -> None:
@@ -114,7 +117,8 @@ class PolicyUpdates:
             results.append(self._one_update(round_, batches, num_rollouts, anchor_means, iteration, gated=gated))
         if self.policy.anchor:
             self.policy.anchor.after_round()
-        return average(results)
+        skipped = sum(result is None for result in results)
+        return average([result for result in results if result is not None]) | {"update/skipped": float(skipped)}
 
     def _one_update(
         self,
@@ -125,8 +129,11 @@ class PolicyUpdates:
         iteration: int,
         *,
         gated: bool,
-    ) -> UpdateResult:
-        """Gradients accumulated over all rollouts and visited steps, then one step of the optimizer."""
+    ) -> UpdateResult | None:
+        """Gradients accumulated over all rollouts and visited steps, then one step of the optimizer.
+
+        None where it was skipped.
+        """
         num_visits = round_.visits.shape[1]
         num_terms = num_rollouts * num_visits
         sums = torch.zeros(len(SUMMED), dtype=torch.float64, device=self.device)
@@ -149,15 +156,19 @@ class PolicyUpdates:
         self.cost.forwards += sum(map(len, batches)) * num_visits * self.branches * training_forwards(self.config)
 
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
-        grad_norm = self._step_optimizer(used["lr"], iteration)
         sums = sum_over_replicas(sums, self.mesh) / num_terms
-        largest = gather_ranks(torch.stack(deviations).amax(), self.mesh).amax()
+        largest = gather_ranks(torch.stack(deviations).amax(), self.mesh)
+        grad_norm = self._step_optimizer(used["lr"], sums, largest, round_, iteration)
+        if grad_norm is None:
+            return None
+        largest = largest.amax()
         metrics = (
             dict(zip(SUMMED, sums.tolist()))
             | used
             | {
                 "policy/ratio_max_deviation": largest.item(),
                 "grad/norm": grad_norm,
+                "grad/spike": self.health.spike(grad_norm),
             }
         )
         if self.policy.anchor is None:
@@ -279,18 +290,23 @@ class PolicyUpdates:
         timestep = self.pipeline.scheduler.timesteps[round_.visits[0, :1]]
         return self.pipeline.velocity(nothing, timestep, round_.conditions.select([0]))
 
-    def _step_optimizer(self, rate: float, iteration: int) -> float:
-        """Averages and clips the gradients and applies them; gives their norm before clipping."""
+    def _step_optimizer(
+        self, rate: float, sums: Tensor, deviations: Tensor, round_: Round, iteration: int
+    ) -> float | None:
+        """Averages and clips the gradients and applies them; gives their norm before clipping.
+
+        None where loss or gradient is not finite, on whatever rank: no rank then applies its own.
+        """
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"the gradient of iteration {iteration} is not finite; the policy was not changed. "
-                "Lower learning_rate, or look at the rollouts of this iteration"
-            )
-        self.policy.optimizers.step(rate)
-        self.update_count += 1
-        return grad_norm
+        if math.isfinite(grad_norm) and sums.isfinite().all():
+            self.health.good()
+            self.policy.optimizers.step(rate)
+            self.update_count += 1
+            return grad_norm
+        self.policy.optimizers.drop_gradients()
+        self.health.bad(round_, ranks=(~deviations.isfinite()).nonzero().flatten().tolist(), iteration=iteration)
+        return None
 
 
 def chunks(rows: list[int], size: int) -> list[list[int]]:

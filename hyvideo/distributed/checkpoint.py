@@ -4,6 +4,7 @@
     checkpoints/000010/model.json   the transformer's configuration
     checkpoints/000010/lora/        of a LoRA run: the adapter as diffusers reads it
     checkpoints/000010/state.json   counters, anchor's age, adaptive coefficient, settings
+    checkpoints/000010/manifest.json   files, sizes and hashes of all of that
     checkpoints/latest              name of the newest complete one
 
 The anchor is there only if it differs from the policy. Random state is not stored: it is derived from the seed.
@@ -12,9 +13,10 @@ The anchor is there only if it differs from the policy. Random state is not stor
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,11 +24,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.tensor_files import SafeReader, read_metadata, read_shapes, single_process
 
 FOLDER = "checkpoints"
-LATEST = "latest"
+LATEST, AUTO = "latest", "auto"
 TENSORS = "tensors"
 
 
@@ -35,12 +38,23 @@ class CheckpointWriter:
 
     Args:
         keep: Checkpoints that stay; 0 keeps all.
+        keep_every: Those of every so many iterations stay too.
         is_asynchronous: Write in a thread, from a copy on the CPU, while training goes on.
         timeout: Seconds that ranks wait for each other.
     """
 
-    def __init__(self, output_dir: Path, mesh: Mesh, *, keep: int, is_asynchronous: bool, timeout: float = 1800.0):
-        self.output_dir, self.mesh, self.keep = output_dir, mesh, keep
+    def __init__(
+        self,
+        output_dir: Path,
+        mesh: Mesh,
+        *,
+        keep: int,
+        is_asynchronous: bool,
+        keep_every: int = 0,
+        timeout: float = 1800.0,
+    ):
+        self.output_dir, self.mesh, self.keep, self.keep_every = output_dir, mesh, keep, keep_every
+        self.last_failed = False  # claims that the newest one could not be written
         self.is_asynchronous = is_asynchronous
         # Of its own: the thread's messages must not mix with those of the training.
         limit = timedelta(seconds=timeout)
@@ -55,7 +69,7 @@ class CheckpointWriter:
         state: dict,
         files: Callable[[Path], None] = lambda folder: None,
     ) -> Path:
-        """Begins to write the checkpoint of ``iteration``; waits for the one before, and raises what it met.
+        """Begins to write the checkpoint of ``iteration``, after the one before. A failure is told, and is no end.
 
         Args:
             state: JSON: counters and small values.
@@ -70,15 +84,22 @@ class CheckpointWriter:
         return target
 
     def check(self) -> None:
-        """Raises what writing has met so far, without waiting: not at the next checkpoint, which may be hours away."""
+        """Tells what writing has met so far, without waiting: not at the next checkpoint, which may be hours away."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until what was begun is written and visible."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        """Until what was begun is written and visible, or has failed: those before it stay, and training goes on."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        self.last_failed = False
+        try:
             pending.result()
+        except (OSError, dcp.api.CheckpointException, RuntimeError) as error:
+            self.last_failed = True
+            reason = " ".join(str(error).split())[-500:]
+            print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         aside = target.with_name(f".{target.name}.partial")
@@ -95,14 +116,31 @@ class CheckpointWriter:
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-        try:
+        with self._told_to_all():
             if self.mesh.is_main:
                 _check_files(aside / TENSORS)
                 files(aside)
                 (aside / "state.json").write_text(state)
+        with self._told_to_all():
+            listed = manifest.hash_files(aside, self.mesh, self._group)
+            if self.mesh.is_main:
+                manifest.write(aside, listed)
                 self._show(aside, target)
-        finally:  # or the others would wait for the timeout
-            self._barrier()
+
+    @contextmanager
+    def _told_to_all(self) -> Iterator[None]:
+        """What goes wrong on one rank goes wrong on all, so that none waits for the others."""
+        problem = None
+        try:
+            yield
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = str(error)
+        everyone = [problem]
+        if self._group is not None:
+            everyone = [None] * self.mesh.world_size
+            dist.all_gather_object(everyone, problem, group=self._group)
+        if problems := [one for one in everyone if one]:
+            raise RuntimeError(problems[0])
 
     def _show(self, aside: Path, target: Path) -> None:
         """Makes a checkpoint that is whole visible, and removes those that are too many."""
@@ -110,9 +148,12 @@ class CheckpointWriter:
             _remove(target)
         os.rename(aside, target)
         _point_latest_at(target.parent, target.name)
-        others = [path for path in complete(self.output_dir) if path != target]
+        others = [path for path in complete(self.output_dir) if path != target and not self._stays(path)]
         for old in others[: max(0, len(others) - (self.keep - 1))] if self.keep else []:
             _remove(old)
+
+    def _stays(self, folder: Path) -> bool:
+        return self.keep_every > 0 and int(folder.name) % self.keep_every == 0
 
     def _barrier(self) -> None:
         if self._group is not None:
@@ -147,20 +188,53 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
 
 
 def find(output_dir: Path, wanted: str) -> Path | None:
-    """The checkpoint that ``resume_from_checkpoint`` names, or None where ``latest`` finds none yet.
+    """The checkpoint that ``resume_from_checkpoint`` names, or None where ``latest`` finds none yet. Reads no tensors.
 
-    Raises: ValueError for a folder that is not a checkpoint.
+    Raises: ValueError for a folder that is not a checkpoint, or not a whole one.
     """
-    if wanted != LATEST:
-        if not (Path(wanted) / "state.json").is_file():
-            raise ValueError(f"resume_from_checkpoint must be `latest` or a checkpoint folder, got {wanted!r}")
-        return Path(wanted)
-    found = complete(output_dir)
+    if wanted in (LATEST, AUTO):
+        return next(iter(candidates(output_dir)), None)
+    folder = Path(wanted)
+    if not (folder / "state.json").is_file():
+        raise ValueError(f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {wanted!r}")
+    if problem := manifest.size_problem(folder):
+        raise ValueError(f"checkpoint {wanted} is damaged: {problem}; take an earlier one, or `latest`")
+    return folder
+
+
+def find_undamaged(output_dir: Path, wanted: str, mesh: Mesh) -> Path | None:
+    """As `find`, of those whose contents are what was written too; a damaged one is named and passed over.
+
+    All ranks must call.
+
+    Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
+    """
+    if wanted not in (LATEST, AUTO):
+        folder = find(output_dir, wanted)
+        if problem := manifest.damage(folder, mesh):
+            raise ValueError(f"checkpoint {folder} is damaged: {problem}; take an earlier one, or `latest`")
+        return folder
+    found = everything = candidates(output_dir, damaged_too=True)
+    for folder in found:
+        problem = manifest.damage(folder, mesh)
+        if problem is None:
+            return folder
+        if mesh.is_main:
+            print(f"checkpoint {folder} is damaged and passed over: {problem}", file=sys.stderr)
+    if everything:
+        raise ValueError(
+            f"every checkpoint in {output_dir / FOLDER} is damaged; remove the folder to begin the run again"
+        )
+    return None
+
+
+def candidates(output_dir: Path, *, damaged_too: bool = False) -> list[Path]:
+    """Checkpoints to go on from, the best first: that which ``latest`` names, then newer before older."""
+    found = complete(output_dir)[::-1]
     pointer = output_dir / FOLDER / LATEST
-    named = output_dir / FOLDER / pointer.read_text().strip() if pointer.is_file() else None
-    if named in found:
-        return named
-    return found[-1] if found else None
+    name = pointer.read_text().strip() if pointer.is_file() else ""
+    in_order = sorted(found, key=lambda path: path.name != name)
+    return [path for path in in_order if damaged_too or manifest.size_problem(path) is None]
 
 
 def drop_after(output_dir: Path, iteration: int) -> None:

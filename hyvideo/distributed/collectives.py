@@ -111,6 +111,16 @@ def from_main(value: T, mesh: Mesh) -> T:
     return carried[0]
 
 
+def everywhere(claim: bool, mesh: Mesh) -> bool:
+    """Whether it is so on every rank."""
+    return bool(gather_ranks(torch.tensor(claim), mesh).all())
+
+
+def anywhere(claim: bool, mesh: Mesh) -> bool:
+    """Whether it is so on some rank."""
+    return bool(gather_ranks(torch.tensor(claim), mesh).any())
+
+
 def barrier(mesh: Mesh) -> None:
     """Waits until every rank is here."""
     if mesh.world_size > 1:

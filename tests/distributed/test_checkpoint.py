@@ -1,5 +1,7 @@
 """Checkpoints are complete or absent, and give back what was saved."""
 
+import contextlib
+import io
 import pickle
 from pathlib import Path
 
@@ -57,18 +59,18 @@ def save_apart(folder):
     writer = CheckpointWriter(own, mesh, keep=0, is_asynchronous=True, timeout=60)
     writer.save(1, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
     start = time.perf_counter()
-    try:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
         while writer._pending is not None:
             writer.check()
-        said = ""
-    except RuntimeError as error:
-        said = str(error)
-    return said, time.perf_counter() - start, len(checkpoint.complete(own))
+    assert writer.last_failed
+    return said.getvalue(), time.perf_counter() - start, len(checkpoint.complete(own))
 
 
 def test_nodes_that_share_no_folder_leave_no_checkpoint_and_say_so_at_once(tmp_path):
     (main, *first), (other, *second) = launch("tests.distributed.test_checkpoint:save_apart", 2, str(tmp_path))
-    assert "output_dir must be on a file system that all nodes share" in main and other == ""
+    assert "CHECKPOINT NOT WRITTEN" in main and "CHECKPOINT NOT WRITTEN" in other
+    assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 
 
@@ -152,16 +154,58 @@ def test_what_came_after_a_resumed_iteration_is_removed(tmp_path):
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
 
 
-def test_what_a_crash_left_unfinished_is_not_seen(tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_told_and_leaves_the_earlier_ones(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
 
     def crash(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.dcp, "save", crash)
-    with pytest.raises(OSError):
-        save(tmp_path, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.dcp, "save", crash)
+        save(tmp_path, 4, keep=1)
+    assert "CHECKPOINT NOT WRITTEN (disk full); earlier ones are kept, training goes on" in capsys.readouterr().err
     assert checkpoint.find(tmp_path, "latest").name == "000002"
+    save(tmp_path, 4)
+    assert checkpoint.find(tmp_path, "latest").name == "000004"
+
+
+def test_every_so_many_stay(tmp_path):
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
+    for iteration in range(2, 11, 2):
+        writer.save(iteration, {"policy": torch.zeros(3)}, {})
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000008", "000010"]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "break_it, said",
+    [
+        (lambda folder: flip(next((folder / "tensors").glob("*.distcp"))), "is not what was written"),
+        (lambda folder: flip(folder / "state.json"), "state.json is not what was written"),
+        (lambda folder: (folder / "tensors" / ".metadata").unlink(), "tensors/.metadata is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
+        (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes and should have"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, break_it, said):
+    for iteration in (2, 4):
+        save(tmp_path, iteration, weight=torch.arange(1000.0))
+    newest = tmp_path / "checkpoints" / "000004"
+    break_it(newest)
+    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002"
+    told = capsys.readouterr().err
+    assert "000004 is damaged and passed over" in told and said in told
+    with pytest.raises(ValueError, match="000004 is damaged"):
+        checkpoint.find_undamaged(tmp_path, str(newest), ALONE)
+    break_it(tmp_path / "checkpoints" / "000002")
+    with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
+        checkpoint.find_undamaged(tmp_path, "auto", ALONE)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):

@@ -1,0 +1,71 @@
+"""What a checkpoint consists of: files, sizes, hashes. Written with it, and checked before it is taken up.
+
+Ranks share the work: each hashes some of the files.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hyvideo.distributed.mesh import Mesh
+
+NAME = "manifest.json"
+_BLOCK = 2**22  # bytes
+
+
+def hash_files(folder: Path, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> dict[str, dict]:
+    """Size and hash of every file below ``folder`` by its path, on every rank. All ranks must call."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    own = {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
+    return _merged(own, mesh, group)
+
+
+def write(folder: Path, files: dict[str, dict]) -> None:
+    (folder / NAME).write_text(json.dumps(files, indent=1, sort_keys=True))
+
+
+def size_problem(folder: Path) -> str | None:
+    """Why a checkpoint cannot be whole, from names and sizes; None if nothing speaks against it. Reads no tensors."""
+    try:
+        files = json.loads((folder / NAME).read_text())
+        for name, entry in files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != entry["size"]:
+                return f"{name} has {path.stat().st_size} bytes and should have {entry['size']}"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{NAME} cannot be read ({error})"
+    return None
+
+
+def damage(folder: Path, mesh: Mesh) -> str | None:
+    """As `size_problem`, and by the hashes too: the same answer on every rank. All ranks must call."""
+    found: dict[str, str] = {}
+    if problem := size_problem(folder):
+        found[NAME] = problem
+    else:
+        files = json.loads((folder / NAME).read_text())
+        for name in sorted(files)[mesh.rank :: mesh.world_size]:
+            if _describe(folder / name) != files[name]:
+                found[name] = f"{name} is not what was written"
+    merged = _merged(found, mesh, None)
+    return merged[min(merged)] if merged else None
+
+
+def _describe(path: Path) -> dict:
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return {"size": path.stat().st_size, "blake2b": digest.hexdigest()}
+
+
+def _merged(own: dict, mesh: Mesh, group: "dist.ProcessGroup | None") -> dict:
+    if mesh.world_size == 1:
+        return own
+    everyone: list = [None] * mesh.world_size
+    dist.all_gather_object(everyone, own, group=group)
+    return {name: value for part in everyone for name, value in part.items()}

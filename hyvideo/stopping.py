@@ -1,0 +1,47 @@
+"""Signals: a run that is asked to leave saves what it has and leaves; one that is asked twice leaves at once.
+
+    SIGTERM, SIGUSR1 (Slurm, before the time is up), Ctrl-C    leave with code 75, to be started again
+    Ctrl-C twice                                               leave now
+
+A signal reaches one rank or all, at any moment. Ranks agree on it between stages, so that none waits for another.
+"""
+
+import os
+import signal
+
+from hyvideo.distributed.collectives import anywhere
+from hyvideo.distributed.mesh import Mesh
+
+EXIT_CODE = 75  # EX_TEMPFAIL: the same command goes on
+
+
+class Stopped(RuntimeError):
+    """The run was asked to leave, and is as it was after its last finished iteration."""
+
+
+class StopRequests:
+    """Listens for signals while it is entered."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.received: str | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequests":
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises Stopped on all ranks if any was asked to leave. All ranks must call."""
+        if anywhere(self.received is not None, self.mesh):
+            raise Stopped(f"asked to leave by {self.received or 'a signal to another rank'}")
+
+    def _take(self, number: int, _frame) -> None:
+        if number == signal.SIGINT and self.received == "SIGINT":
+            os._exit(130)
+        self.received = signal.Signals(number).name

@@ -9,7 +9,8 @@
 Takes every flag of post_train.py beside its own: valid_video_csv names the prompts, reward_model the scorers
 (`--reward_model videoalign clip pickscore`), validation_steps, validation_seed and validation_repeats say how the
 videos are made, which is as in a run's validation. The prompts of --videos are those of the JSON files that generate.py
-leaves beside them, else the rows of valid_video_csv in order. Writes scores.json and scores.csv.
+leaves beside them, or of the scores.json in a run's samples/ and rollouts/, else the rows of valid_video_csv in order.
+Writes scores.json and scores.csv.
 """
 
 import argparse
@@ -38,6 +39,8 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 def run(options: argparse.Namespace, config: Config) -> None:
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
+    if options.videos and options.videos.resolve() == options.out.resolve():
+        raise ValueError(f"--out must be another folder than --videos, whose records it would replace: {options.out}")
     if problems := list(range_problems(config)):
         raise ValueError("\n".join(problems))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hyvideo.config import Config, RewardSettings, load_config, parse
+from hyvideo.config import Config, load_config, parse
 from hyvideo.metrics import whole_lines
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
@@ -154,9 +154,15 @@ def _check_settings(folder: Path, config: Config) -> None:
         raise ValueError(f"{folder} was begun with {told}; take another --out, or move it away")
 
 
+# Settings that say how a run computes, or when it gives up, and not what it learns.
+WITHOUT_EFFECT = (
+    "num_threads device conditions_dir precompute_conditions max_steps decode_batch_size check_reward reward_offload "
+    "reward_retries max_missing_fraction remote_reward_url remote_reward_timeout kl_compute_mode "
+    "reference_mode_offload"
+).split()
+
+
 def what_decides(config: Config) -> dict:
     """Settings that change what is learned; not where records go, how many processes there are or how long it takes."""
-    ignored = {"num_threads", "device", "conditions_dir", "precompute_conditions", "max_steps"}
-    ignored |= asdict(config.record).keys() | asdict(config.distributed).keys()
-    ignored |= {name for name in asdict(RewardSettings()) if name.startswith("remote_")}
+    ignored = {*WITHOUT_EFFECT, *asdict(config.record), *asdict(config.distributed)}
     return {name: value for name, value in config.flat().items() if name not in ignored}

@@ -1,4 +1,4 @@
-"""A folder of mp4 files as videos of prompts: what generate.py leaves, or files in the order of a prompts CSV."""
+"""A folder of mp4 files as videos of prompts: of generate.py, of a run's records, or in the order of a prompts CSV."""
 
 import json
 from dataclasses import dataclass
@@ -21,15 +21,17 @@ class Clip:
 
 
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
-    """The mp4 files of a folder by name, with the prompts of the JSON files beside them.
+    """The mp4 files of a folder by name, with the prompts of the JSON files beside them or of a run's scores.json.
 
-    Without JSON files the prompts are ``requests`` in order, each for as many files in a row as all have.
+    Without either the prompts are ``requests`` in order, each for as many files in a row as all have.
 
     Raises: ValueError for a folder without videos, and where it cannot be said which prompt a file belongs to.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
         raise ValueError(f"--videos must be a folder with mp4 files, got {str(folder)!r}")
+    if recorded := _recorded(folder):
+        return recorded
     with_settings = [path for path in paths if path.with_suffix(".json").is_file()]
     if len(with_settings) == len(paths):
         prompts = [_prompt_of(path.with_suffix(".json")) for path in paths]
@@ -67,6 +69,15 @@ def _in_own_size(video: Tensor, height: int, width: int) -> Tensor:
         return video
     blocks = video.float().unflatten(-1, (width, factor)).unflatten(-3, (height, factor))
     return blocks.mean((-3, -1)).round().to(torch.uint8)
+
+
+def _recorded(folder: Path) -> list[Clip]:
+    """The videos that a run kept, by its record of them; none where the folder is not a run's."""
+    path = folder / "scores.json"
+    entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    if not isinstance(entries, list):
+        return []
+    return [Clip(folder / e["file"], e["prompt"], e["group"]) for e in entries if e["file"]]
 
 
 def _prompt_of(path: Path) -> str:

@@ -77,6 +77,18 @@ def test_without_json_the_prompts_are_the_rows_in_order(folder):
         find_clips(folder, [Request("x")])
 
 
+def test_the_videos_that_a_run_kept_have_the_prompts_of_its_record(folder):
+    entries = [{"file": "0003.mp4", "prompt": "three", "group": 5}, {"file": None, "prompt": "x", "group": 6}]
+    (folder / "scores.json").write_text(json.dumps(entries))
+    (clip,) = find_clips(folder, [])
+    assert (clip.path, clip.prompt, clip.group) == (folder / "0003.mp4", "three", 5)
+
+
+def test_the_records_of_a_run_are_not_replaced(score, folder, capsys):
+    code, _ = score("--videos", folder, out=folder.name)
+    assert code == 2 and "--out must be another folder" in capsys.readouterr().err
+
+
 def test_clips_that_were_stored_enlarged_come_in_their_own_size(folder):
     clips = find_clips(folder, [Request("x")])
     videos, fps = read_clips(clips, 32, 32)

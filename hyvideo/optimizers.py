@@ -24,7 +24,10 @@ class Optimizers:
         """Applies the gradients at a learning rate and drops them."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                if isinstance(group["lr"], Tensor):  # torchao's, which refuses to step with a number
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
             optimizer.step()
         self.drop_gradients()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyvideo.config import Config
 from hyvideo.data import read_requests
-from hyvideo.distributed.collectives import merge_rows
+from hyvideo.distributed.collectives import gather_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.randomness import normal
 from hyvideo.hacking import Seen, Spread
@@ -65,8 +65,9 @@ class Validation:
         measures = means | summarise(rewards) | self._held_out(list(videos.values()), prompts)
         seen = Seen(iteration, measures, spreads | spread_of_reward(rewards))
         hacking = self.watch.look(seen)
+        names = self._keep(iteration, videos)
         if self.mesh.is_main:
-            self._record(iteration, rewards, videos)
+            self._record(iteration, rewards, names)
             record(self.folder(iteration), seen, self.watch.found)
         return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
 
@@ -84,7 +85,8 @@ class Validation:
     def picture(self, iteration: int) -> Path | None:
         """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""
         pairs = [self._recorded(0), self._recorded(iteration)]
-        files = sorted(pairs[0].keys() & pairs[1].keys())
+        both = pairs[0].keys() & pairs[1].keys()
+        files = sorted(name for name in both if all((self.folder(k) / name).is_file() for k in (0, iteration)))
         if not files:
             return None
         before, after = ([read_video(self.folder(k) / name)[0] for name in files] for k in (0, iteration))
@@ -142,11 +144,17 @@ class Validation:
         in_order = merge_rows(own, len(self.prompts), 1 + len(DIMENSIONS), self.mesh).tolist()
         return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
 
-    def _record(self, iteration: int, rewards: list[Reward], videos: dict[int, Tensor | None]) -> None:
+    def _keep(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
+        """Writes what is to be kept of this rank's videos; gives the main rank the names of all, by row."""
+        wanted = evenly_spaced(self.config.record.log_num_videos, len(self.prompts))
+        mine = [row for row in wanted if row % self.mesh.num_replicas == self.mesh.replica]  # one done twice kept once
+        shown = {row: videos[row] for row in mine if videos.get(row) is not None}
+        names = write_videos(self.folder(iteration), shown, self.config.data.fps)
+        everyone = gather_objects(names, self.mesh)
+        return {row: name for part in everyone for row, name in part.items()}
+
+    def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
         folder = self.folder(iteration)
-        kept = set(evenly_spaced(self.config.record.log_num_videos, len(self.prompts)))
-        shown = {row: video for row, video in videos.items() if row in kept and video is not None}
-        names = write_videos(folder, shown, self.config.data.fps)
         repeats = self.config.record.validation_repeats
         entries = [
             score_entry(

@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, break_i
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     assert checkpoint.find(tmp_path, "latest") is None
-    with pytest.raises(ValueError, match="must be `latest` or a checkpoint folder"):
+    with pytest.raises(ValueError, match="must be `latest`, `auto` or a checkpoint folder"):
         checkpoint.find(tmp_path, str(tmp_path))
     folder = save(tmp_path, 2)
     (folder / "state.json").write_text("no")

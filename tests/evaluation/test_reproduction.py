@@ -8,7 +8,10 @@ import torch
 from scripts import reproduce_table2
 
 FLAGS = ["--config", "configs/smoke.yaml", "--settings", "B", "--kl", "none", "--seeds", "0"]
-EXTRA = "max_steps 1 grpo_sampling_steps 2 cfg_scale 1 learning_rate 1e-2 validation_repeats 2 check_reward false"
+EXTRA = (
+    "max_steps 1 grpo_sampling_steps 2 cfg_scale 1 learning_rate 1e-2 validation_repeats 2 validation_steps 2 "
+    "check_reward false log_num_videos 0"
+)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ class Optimizers:
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
+        self._owners = {p: one for one in optimizers for group in one.param_groups for p in group["params"]}
 
     def step(self, rate: float) -> None:
         """Applies the gradients at a learning rate and drops them."""
@@ -48,10 +49,7 @@ class Optimizers:
         }
 
     def _owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        for optimizer in self.optimizers:
-            if any(parameter is one for group in optimizer.param_groups for one in group["params"]):
-                return optimizer
-        raise KeyError("the parameter is not trained")
+        return self._owners[parameter]
 
 
 def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Optimizers:
@@ -87,6 +85,8 @@ def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
 def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter) -> bool:
     if parameter.ndim < 2:
         return False
+    if ".lora_" in name and settings.muon_scope == "hidden":
+        return False  # the factors of a low rank are no matrices to be made orthogonal
     return settings.muon_scope == "all" or _HIDDEN_MATRICES.fullmatch(name) is not None
 
 

@@ -319,6 +319,14 @@ def _problem_of(check: Callable[[], object]) -> Iterator[str]:
 
 def _optimizer_problems(config: Config) -> Iterator[str]:
     optimizer = config.optimizer
+    if optimizer.use_8bit_adam and config.record.resume_from_checkpoint:
+        yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
+    settings = config.trust_region
+    if settings.reference_mode_offload and settings.kl_compute_mode == "training_phase" and needs_anchor(config):
+        yield (
+            "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back twice "
+            "in every pass; take kl_compute_mode rollout_phase, or leave out the offload"
+        )
     if optimizer.use_8bit_adam and importlib.util.find_spec("torchao") is None:
         yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
     if config.model.master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32

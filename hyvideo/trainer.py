@@ -319,8 +319,10 @@ class Trainer:
             "rollouts": self.plan.rollouts,
             "settings": self.config.flat(),
         }
-        with self.policy.as_average():
-            lora = self.policy.lora()
+        lora = None
+        if self.policy.is_lora:
+            with self.policy.as_average():
+                lora = self.policy.lora()
 
         def write_files(folder: Path) -> None:
             write_model_file(self.policy.transformer, folder)

@@ -180,7 +180,7 @@ class PolicyUpdates:
     def _anchor_mean(self, round_: Round, rows: list[int], visit: int, means: Tensor | None) -> Tensor | None:
         """Of the rows at their visit: made before, made now, or not needed."""
         if means is not None or self.policy.anchor is None:
-            return None if means is None else means[rows, visit]
+            return None if means is None else _at(means[:, visit], rows)
         with self.policy.anchor.in_place():
             if rows:
                 return self._mean(round_, rows, visit)
@@ -193,17 +193,17 @@ class PolicyUpdates:
         """Loss and metrics of one training forward: each row at the step of its ``visit``-th visit."""
         steps = round_.visits[rows, visit]
         step = self.replay(round_, rows, visit)
-        old_log_prob = round_.rollout.log_probs[rows, steps]
+        old_log_prob = _at(round_.rollout.log_probs, rows, steps)
         policy = clipped_policy_loss(
             step.log_prob,
             old_log_prob,
-            round_.advantages[rows],
-            self.step_weights[steps.to(self.device)],
+            _at(round_.advantages, rows),
+            _at(self.step_weights, steps),
             clip_range=self.config.loss.clip_range,
         )
         velocity = velocity_kl(step.log_prob, old_log_prob)
         if self.config.trust_region.kl_velocity == "gaussian":
-            velocity = position_kl(step.prev_sample_mean, round_.rollout.means[rows, steps], step.std_dev_t)
+            velocity = position_kl(step.prev_sample_mean, _at(round_.rollout.means, rows, steps), step.std_dev_t)
         position = torch.zeros_like(velocity)
         if anchor_mean is not None:
             position = position_kl(step.prev_sample_mean, anchor_mean, step.std_dev_t)
@@ -229,8 +229,8 @@ class PolicyUpdates:
     def _replay_at(self, round_: Round, rows: list[int], steps: Tensor):
         latents = round_.rollout.latents
         return self.pipeline.replay(
-            latents[rows, steps],
-            latents[rows, steps + 1],
+            _at(latents, rows, steps),
+            _at(latents, rows, steps + 1),
             self.pipeline.scheduler.timesteps[steps],
             round_.conditions.select(rows),
         )
@@ -307,6 +307,11 @@ class PolicyUpdates:
         self.policy.optimizers.drop_gradients()
         self.health.bad(round_, ranks=(~deviations.isfinite()).nonzero().flatten().tolist(), iteration=iteration)
         return None
+
+
+def _at(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
+    """``values[indices]`` by indices on the CPU, without waiting for a GPU."""
+    return values[tuple(torch.as_tensor(index).to(values.device, non_blocking=True) for index in indices)]
 
 
 def chunks(rows: list[int], size: int) -> list[list[int]]:

@@ -52,7 +52,7 @@ def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
         limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
         setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)
         for block in transformer.transformer_blocks:
-            block.compile(fullgraph=True, backend=how.compile_backend)
+            block.compile(backend=how.compile_backend)  # in one graph, unless the texts of a batch are unequal
     if how.shard:
         _shard(transformer, mesh, how)
 

@@ -98,6 +98,13 @@ def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
     longest = query.shape[2]
     if min(lengths) == longest:
         return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    return _attend_in_runs(query, key, value, lengths, longest)
+
+
+# Every pattern of lengths would be a graph of its own.
+@torch.compiler.disable
+def _attend_in_runs(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], longest: int) -> Tensor:
+    """As `attend`, of samples of unequal length, with heads before tokens; heads come after them in what it gives."""
     parts = []
     for rows, length in equal_runs(lengths):
         valid = (tensor[rows, :, :length] for tensor in (query, key, value))

@@ -68,7 +68,8 @@ class RolloutSettings:
     eta: float = _setting(0.5, "Exploration scale of the sampler.")
     match_noise: str = _setting(
         "",
-        "Choose eta so that the steps inject as much noise in total as another SDE does, such as `sage_grpo:0.5`.",
+        "Choose eta so that the steps inject as much noise in total as another SDE does, such as `sage_grpo:0.5`; or "
+        "`recommended`, what the method's own video recipe sets.",
     )
     grpo_sampling_steps: int = _setting(20, "Denoising steps of a rollout.")
     shift: float | None = _setting(None, "Shift of the noise schedule; that of the version by default, else 5.")

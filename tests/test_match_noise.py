@@ -107,3 +107,15 @@ def test_generate_takes_an_eta_in_place_of_the_matched_one(matched, tmp_path, mo
     asked = config_of("--stochastic", "dance_grpo", "--eta", "0.3")
     assert (asked.rollout.eta, asked.rollout.match_noise) == (0.3, "")
     assert config_of("--stochastic", "flow_grpo").rollout.eta == matched.rollout.eta
+
+
+@pytest.mark.parametrize("sde_type, eta", [("sage_grpo", 0.5), ("dance_grpo", 0.25)])
+def test_recommended_is_the_eta_of_the_methods_own_recipe(tiny_config, sde_type, eta):
+    config = tiny_config.with_settings(sde_type=sde_type, match_noise="recommended").resolved()
+    check(config)
+    assert config.rollout.eta == eta
+
+
+def test_no_recipe_is_invented(tiny_config):
+    with pytest.raises(ValueError, match="recommended is known for sage_grpo, dance_grpo, and not for cps; set eta"):
+        check(tiny_config.with_settings(sde_type="cps", match_noise="recommended").resolved())

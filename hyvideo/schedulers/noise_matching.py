@@ -17,18 +17,29 @@ What the methods' own video recipes set (docs/sde.md has the tables and the sour
     DanceGRPO     dance_grpo    0.25 (HunyuanVideo), 0.3 (SkyReels-I2V)
     Flow-GRPO     flow_grpo     none for video: its script ignores the setting
     CPS           cps           none for video known here
+
+``match_noise: recommended`` takes those.
 """
 
 import math
 
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
+RECOMMENDED = "recommended"
+RECOMMENDED_ETA = {"sage_grpo": 0.5, "dance_grpo": 0.25}  # in the methods' own recipes for video
+
 
 def matched_eta(target: str, sde_type: str, *, num_steps: int, shift: float, last_step: str) -> float:
     """The eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
-    Raises: ValueError if ``target`` is malformed, injects no noise, or more than ``sde_type`` can.
+    Raises: ValueError if ``target`` is malformed, injects no noise, or more than ``sde_type`` can; for `recommended`,
+        if there is no such recipe.
     """
+    if target == RECOMMENDED:
+        if sde_type not in RECOMMENDED_ETA:
+            known = ", ".join(RECOMMENDED_ETA)
+            raise ValueError(f"match_noise recommended is known for {known}, and not for {sde_type}; set eta")
+        return RECOMMENDED_ETA[sde_type]
     named, eta = parse_target(target)
     if sde_type not in SDE_TYPES:
         raise ValueError(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {sde_type!r}")

@@ -7,6 +7,7 @@ Every stage is a method, in this order. The mathematics is in ``grpo`` and ``sch
 
 import dataclasses
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -46,12 +47,23 @@ class Trainer:
     Args:
         config: Checked settings (``plan.check``).
         scorers: The rewards by name; by default those that the settings name.
+        on_stage: Is told every stage that the run comes to, and the iteration.
 
     Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device, *, scorers: dict[str, Scorer] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        *,
+        scorers: dict[str, Scorer] | None = None,
+        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,
+    ):
         self.config, self.mesh, self.device = config, mesh, device
+        self.iteration, self.on_stage = 0, on_stage
+        self._enter("load")
         self.plan = make_plan(config, mesh.world_size)
         self.output_dir = Path(config.record.output_dir)
         self.requests = read_requests(config.data.prompts_csv)
@@ -93,7 +105,6 @@ class Trainer:
         self.validation = None
         if config.data.valid_video_csv:
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge)
-        self.iteration = 0
         self.resumed = self._resume()
         if self.resumed and self.iteration >= config.optimizer.max_steps:
             raise ValueError(
@@ -129,10 +140,11 @@ class Trainer:
                 if self._is_due(config.record.save_interval):
                     self.save()
             self.checkpoints.wait()
+        self._enter("end")
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """One round of rollouts and its training; gives the metrics of layout.md."""
-        timer = StageTimer(self.device)
+        timer = StageTimer(self.device, self._enter)
         self.updates.cost.forwards = 0
         steps = self._steps_with_noise()
         places = self._places()
@@ -256,6 +268,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Begins to write a checkpoint of the run as it stands; every rank calls it."""
+        self._enter("save")
         anchor = self.policy.anchor
         state = {
             "iteration": self.iteration,
@@ -287,6 +300,7 @@ class Trainer:
         return True
 
     def _validate(self) -> dict[str, float]:
+        self._enter("validation")
         with self.policy.as_average():
             return self.validation.run(self.iteration)
 
@@ -316,6 +330,9 @@ class Trainer:
         names = keep_round(self.config, folder, round_, videos, wanted, lambda own: gather_objects(own, self.mesh))
         for row, name in names.items() if writer else ():
             writer.add_video(f"rollout/{row}", videos[row], self.config.data.fps, self.iteration, file=folder / name)
+
+    def _enter(self, stage: str) -> None:
+        self.on_stage(stage, self.iteration)
 
     def _is_due(self, interval: int) -> bool:
         return self.iteration % interval == 0 or self.iteration == self.config.optimizer.max_steps

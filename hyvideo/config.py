@@ -217,8 +217,8 @@ class DistributedSettings:
     collective_timeout: float = _setting(1800.0, "Seconds after which a rank that does not answer ends the run.")
     watchdog_seconds: float = _setting(
         900.0,
-        "Tell on stderr which rank is in which stage when one has been there for longer, with its Python stack; 0 "
-        "never does.",
+        "Tell on stderr which rank is in which stage, and its Python stack, when one has been there, or in one of its "
+        "passes, for longer; 0 never does.",
     )
 
 

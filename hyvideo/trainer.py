@@ -47,7 +47,7 @@ class Trainer:
     Args:
         config: Checked settings (``plan.check``).
         scorers: The rewards by name; by default those that the settings name.
-        on_stage: Is told every stage that the run comes to, and the iteration.
+        on_stage: Is told every stage that the run comes to, and every part of a long one, with the iteration.
 
     Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read.
     """
@@ -94,7 +94,7 @@ class Trainer:
         sampler = {"eta": config.rollout.eta, "sde_type": config.rollout.sde_type}
         self.stochastic_steps = self.pipeline.scheduler.stochastic_steps(**sampler)
         self.window = parse_window(config.rollout.sde_window, len(self.stochastic_steps))
-        self.updates = PolicyUpdates(config, mesh, device, self.pipeline, self.policy)
+        self.updates = PolicyUpdates(config, mesh, device, self.pipeline, self.policy, self._enter)
         self.checkpoints = CheckpointWriter(
             self.output_dir,
             mesh,
@@ -104,7 +104,7 @@ class Trainer:
         )
         self.validation = None
         if config.data.valid_video_csv:
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge)
+            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge, self._enter)
         self.resumed = self._resume()
         if self.resumed and self.iteration >= config.optimizer.max_steps:
             raise ValueError(

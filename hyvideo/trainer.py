@@ -146,6 +146,32 @@ class Trainer:
         """One round of rollouts and its training; gives the metrics of layout.md."""
         timer = StageTimer(self.device, self._enter)
         self.updates.cost.forwards = 0
+        round_, videos, pending = self.sample_round(timer)
+        with timer("anchor"):  # while the last rewards are computed
+            anchor_means = self.updates.anchor_means(round_)
+        with timer("reward"):
+            rewards = dict(zip(videos, self.judge.collect(pending)))
+        advantages, reward_metrics = self.advantages(round_.places, rewards)
+        round_ = dataclasses.replace(round_, rewards=rewards, advantages=advantages)
+        with timer("record"):
+            self._keep_videos(round_, videos, reward_metrics, writer)
+        self.refuse_too_many_missing(reward_metrics, rewards)
+        with timer("update"):
+            update_metrics = self.updates.train(round_, anchor_means, self.iteration)
+        return {
+            "iteration": self.iteration,
+            "update": self.updates.update_count,
+            **reward_metrics,
+            **update_metrics,
+            "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
+            "cost/forwards": self.updates.cost.forwards / len(round_.places),
+            **timer.metrics(),
+            "time/scoring": self.judge.take_times().scoring,
+            "memory/peak_gib": peak_memory_gib(self.device),
+        }
+
+    def sample_round(self, timer: StageTimer):
+        """This iteration's round without advantages, its videos by row, and their pending rewards."""
         steps = self._steps_with_noise()
         places = self._places()
         requests = self._requests(places)
@@ -155,29 +181,7 @@ class Trainer:
         prompts = [request.prompt for request in requests]
         rollout, videos, pending = self._sample_and_submit(places, conditions, prompts, timer)
         visits = visiting_orders(self.config, self.iteration, places, steps, self.plan.trained_steps)
-        round_ = Round(places, prompts, conditions, rollout, visits)
-        with timer("anchor"):  # while the last rewards are computed
-            anchor_means = self.updates.anchor_means(round_)
-        with timer("reward"):
-            rewards = dict(zip(videos, self.judge.collect(pending)))
-        advantages, reward_metrics = self.advantages(places, rewards)
-        round_ = dataclasses.replace(round_, rewards=rewards, advantages=advantages)
-        with timer("record"):
-            self._keep_videos(round_, videos, reward_metrics, writer)
-        self._refuse_too_many_missing(reward_metrics, rewards)
-        with timer("update"):
-            update_metrics = self.updates.train(round_, anchor_means, self.iteration)
-        return {
-            "iteration": self.iteration,
-            "update": self.updates.update_count,
-            **reward_metrics,
-            **update_metrics,
-            "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
-            "cost/forwards": self.updates.cost.forwards / len(places),
-            **timer.metrics(),
-            "time/scoring": self.judge.take_times().scoring,
-            "memory/peak_gib": peak_memory_gib(self.device),
-        }
+        return Round(places, prompts, conditions, rollout, visits), videos, pending
 
     def _steps_with_noise(self) -> list[int]:
         """Of this iteration; the others become steps of the ODE."""
@@ -259,7 +263,8 @@ class Trainer:
         metrics = reward_metrics(in_order, advantages, group_size, self.dimensions)
         return advantages[numbers].float().to(self.device), metrics
 
-    def _refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward]) -> None:
+    def refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward]) -> None:
+        """Raises RuntimeError on every rank when more rewards are missing than the settings allow."""
         own = next((reward.reason for reward in rewards.values() if reward.reason), None)
         reason = share_reason(own, self.mesh) if metrics["reward/missing"] else None
         refuse_too_many_missing(self.config, metrics, reason, self.plan.rollouts, self.iteration)

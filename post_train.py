@@ -4,6 +4,7 @@ Run it with torchrun for several processes. ``--print_config`` shows the setting
 """
 
 import sys
+from contextlib import ExitStack
 
 import yaml
 
@@ -18,16 +19,21 @@ from hyvideo.summary import print_idle, print_start, print_summary
 
 def main() -> int:
     command = parse()
-    config = command.config
+    with ExitStack() as at_end:
+        return run(command.config, at_end, print_config=command.print_config)
+
+
+def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
+    """Gives the exit code."""
     try:
         check(config, ranks.world_size())
-        if command.print_config:
+        if print_config:
             print(yaml.safe_dump(config.flat(), sort_keys=False))
             plan = make_plan(config, ranks.world_size())
             print(describe(config, plan))
             print_idle(idle_settings(config, plan, ranks.world_size()))
             return 0
-        trainer = build(config)
+        trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
         print(f"post_train.py: {error}", file=sys.stderr)
         return 2
@@ -46,12 +52,13 @@ def main() -> int:
     return code
 
 
-def build(config: Config):
-    """Joins the other processes and loads the models. Imports what is heavy only now."""
+def build(config: Config, at_end: ExitStack):
+    """Joins the other processes and loads the models, watched until ``at_end``. Imports what is heavy only now."""
     import torch
 
     from hyvideo.components import choose_device
     from hyvideo.distributed.preflight import preflight
+    from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
 
     if config.model.num_threads:
@@ -63,7 +70,8 @@ def build(config: Config):
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )
-    return Trainer(config, mesh, device)
+    watchdog = at_end.enter_context(Watchdog(mesh, settings.watchdog_seconds))
+    return Trainer(config, mesh, device, on_stage=watchdog.enter)
 
 
 if __name__ == "__main__":

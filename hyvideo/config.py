@@ -217,6 +217,11 @@ class DistributedSettings:
     enable_compile: bool = _setting(False, "Compile the blocks of the transformer.")
     compile_backend: str = _setting("inductor", "By what; aot_eager finds breaks in seconds.")
     collective_timeout: float = _setting(1800.0, "Seconds after which a rank that does not answer ends the run.")
+    watchdog_seconds: float = _setting(
+        900.0,
+        "Tell on stderr which rank is in which stage, and its Python stack, when one has been there, or in one of its "
+        "passes, for longer; 0 never does.",
+    )
 
 
 @dataclass(frozen=True)

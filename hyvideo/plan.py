@@ -114,7 +114,8 @@ def check(config: Config, world_size: int = 1) -> None:
     problems = [*range_problems(config)]
     if not problems:  # what follows calculates with the numbers
         method = [*_match_problems(config), *_method_problems(config)]
-        problems = [*batch_problems(config, world_size), *method, *_path_problems(config)]
+        batches = [*batch_problems(config, world_size), *_watchdog_problems(config, world_size)]
+        problems = [*batches, *method, *_path_problems(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -155,7 +156,7 @@ def range_problems(config: Config) -> Iterator[str]:
         "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
         "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
         "validation_width seed validation_seed vae_tile_size reward_retries lora_rank lora_alpha "
-        "gate_interval keep_every spool_rounds"
+        "gate_interval keep_every spool_rounds watchdog_seconds"
     ).split()
     positive = (
         "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
@@ -212,6 +213,16 @@ def batch_problems(config: Config, world_size: int) -> Iterator[str]:
             yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {updates}"
     if group < 2:
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
+
+
+def _watchdog_problems(config: Config, world_size: int) -> Iterator[str]:
+    """A hang must be told before it ends the run; the report may come a tenth late."""
+    seconds, timeout = config.distributed.watchdog_seconds, config.distributed.collective_timeout
+    if world_size > 1 and seconds > 0.9 * timeout:
+        yield (
+            f"watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs, got {seconds:g} "
+            f"and {timeout:g}; lower it, or set 0 for no report"
+        )
 
 
 def _match_problems(config: Config) -> Iterator[str]:

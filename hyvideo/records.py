@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -24,22 +24,28 @@ ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
 
 class StageTimer:
-    """Seconds spent in each stage of an iteration, as ``time/<stage>``."""
+    """Seconds spent in each stage of an iteration, as ``time/<stage>``.
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    Args:
+        on_stage: Is told ``<stage>`` where it begins, and ``after <stage>`` where it ends.
+    """
+
+    def __init__(self, device: torch.device, on_stage: Callable[[str], None] = lambda stage: None):
+        self.device, self.on_stage = device, on_stage
         self.seconds: dict[str, float] = {}
         self._start = time.perf_counter()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
+        self.on_stage(stage)
         yield
         if self.device.type == "cuda":
             # This stream, not the device: rewards are computed beside it.
             torch.cuda.current_stream(self.device).synchronize()
         name = f"time/{stage}"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.on_stage(f"after {stage}")
 
     def metrics(self) -> dict[str, float]:
         return self.seconds | {"time/iteration": time.perf_counter() - self._start}

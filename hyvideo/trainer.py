@@ -7,6 +7,7 @@ Every stage is a method, in this order. The mathematics is in ``grpo`` and ``sch
 
 import dataclasses
 import math
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -50,12 +51,23 @@ class Trainer:
     Args:
         config: Checked settings (``plan.check``).
         scorers: The rewards by name; by default those that the settings name.
+        on_stage: Is told every stage that the run comes to, and every part of a long one, with the iteration.
 
     Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device, *, scorers: dict[str, Scorer] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        *,
+        scorers: dict[str, Scorer] | None = None,
+        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,
+    ):
         self.config, self.mesh, self.device = config, mesh, device
+        self.iteration, self.on_stage = 0, on_stage
+        self._enter("load")
         self.plan = make_plan(config, mesh.world_size)
         self.output_dir = Path(config.record.output_dir)
         self.requests = read_requests(config.data.prompts_csv)
@@ -86,7 +98,7 @@ class Trainer:
         sampler = {"eta": config.rollout.eta, "sde_type": config.rollout.sde_type}
         self.stochastic_steps = self.pipeline.scheduler.stochastic_steps(**sampler)
         self.window = parse_window(config.rollout.sde_window, len(self.stochastic_steps))
-        self.updates = PolicyUpdates(config, mesh, device, self.pipeline, self.policy)
+        self.updates = PolicyUpdates(config, mesh, device, self.pipeline, self.policy, self._enter)
         self.checkpoints = CheckpointWriter(
             self.output_dir,
             mesh,
@@ -97,8 +109,8 @@ class Trainer:
         )
         self.validation = None
         if config.data.valid_video_csv:
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge)
-        self.iteration = self.saved_iteration = 0
+            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge, self._enter)
+        self.saved_iteration = 0
         self.stop = StopRequests(mesh)
         self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
         self.resumed = self._resume()
@@ -149,6 +161,7 @@ class Trainer:
                 if self._is_due(config.record.save_interval):
                     self.save()
             self.checkpoints.wait()
+        self._enter("end")
         if self.checkpoints.last_failed:
             raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
 
@@ -161,8 +174,36 @@ class Trainer:
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """One round of rollouts and its training; gives the metrics of layout.md."""
-        timer = StageTimer(self.device)
+        timer = StageTimer(self.device, self._enter)
         self.updates.cost.forwards = 0
+        round_, videos, pending = self.sample_round(timer)
+        with timer("anchor"):  # while the last rewards are computed
+            anchor_means = self.updates.anchor_means(round_)
+        with timer("reward"):
+            rewards = dict(zip(videos, self.judge.collect(pending)))
+        self.stop.check()
+        advantages, reward_metrics = self.advantages(round_.places, rewards)
+        round_ = dataclasses.replace(round_, rewards=rewards, advantages=advantages)
+        with timer("record"):
+            self._keep_videos(round_, videos, reward_metrics, writer)
+        self.refuse_too_many_missing(reward_metrics, rewards)
+        with timer("update"):
+            update_metrics = self.updates.train(round_, anchor_means, self.iteration)
+        self.spool.forget()
+        return {
+            "iteration": self.iteration,
+            "update": self.updates.update_count,
+            **reward_metrics,
+            **update_metrics,
+            "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
+            "cost/forwards": self.updates.cost.forwards / len(round_.places),
+            **timer.metrics(),
+            "time/scoring": self.judge.take_times().scoring,
+            "memory/peak_gib": peak_memory_gib(self.device),
+        }
+
+    def sample_round(self, timer: StageTimer):
+        """This iteration's round without advantages, its videos by row, and their pending rewards."""
         steps = self._steps_with_noise()
         places = self._places()
         requests = self._requests(places)
@@ -170,33 +211,9 @@ class Trainer:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.device)
         prompts = [request.prompt for request in requests]
-        rollout, videos, pending, spool = self._sample_and_submit(places, conditions, prompts, timer)
+        rollout, videos, pending = self._sample_and_submit(places, conditions, prompts, timer)
         visits = visiting_orders(self.config, self.iteration, places, steps, self.plan.trained_steps)
-        round_ = Round(places, prompts, conditions, rollout, visits)
-        with timer("anchor"):  # while the last rewards are computed
-            anchor_means = self.updates.anchor_means(round_)
-        with timer("reward"):
-            rewards = dict(zip(videos, self.judge.collect(pending)))
-        self.stop.check()
-        advantages, reward_metrics = self.advantages(places, rewards)
-        round_ = dataclasses.replace(round_, rewards=rewards, advantages=advantages)
-        with timer("record"):
-            self._keep_videos(round_, videos, reward_metrics, writer)
-        self._refuse_too_many_missing(reward_metrics, rewards)
-        with timer("update"):
-            update_metrics = self.updates.train(round_, anchor_means, self.iteration)
-        spool.forget()
-        return {
-            "iteration": self.iteration,
-            "update": self.updates.update_count,
-            **reward_metrics,
-            **update_metrics,
-            "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
-            "cost/forwards": self.updates.cost.forwards / len(places),
-            **timer.metrics(),
-            "time/scoring": self.judge.take_times().scoring,
-            "memory/peak_gib": peak_memory_gib(self.device),
-        }
+        return Round(places, prompts, conditions, rollout, visits), videos, pending
 
     def _steps_with_noise(self) -> list[int]:
         """Of this iteration; the others become steps of the ODE."""
@@ -222,7 +239,7 @@ class Trainer:
         Ranks that share a batch by sequence parallelism share its videos too: each decodes and scores some.
         """
         size = self.config.rollout.batch_size
-        spool = Spool(self.config, self.mesh, self.iteration, self.policy.trained, self.device)
+        spool = self.spool = Spool(self.config, self.mesh, self.iteration, self.policy.trained, self.device)
         parts, pending = [], []
         videos: dict[int, Tensor | None] = {}
         for batch, start in enumerate(range(0, len(places), size)):
@@ -238,7 +255,7 @@ class Trainer:
                 decoded = self.pipeline.decode(latents, batch_size=self.config.rollout.decode_batch_size)
             pending.append(self._submit(spool, batch, decoded, [prompts[row] for row in own]))
             videos |= zip(own, decoded)
-        return Rollout.cat(parts), videos, pending, spool
+        return Rollout.cat(parts), videos, pending
 
     def _spooled_or_sampled(
         self, spool: Spool, batch: int, places: list[Place], conditions: Conditions, rows: list[int]
@@ -300,7 +317,8 @@ class Trainer:
         metrics = reward_metrics(in_order, advantages, group_size, self.dimensions)
         return advantages[numbers].float().to(self.device), metrics
 
-    def _refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward]) -> None:
+    def refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward]) -> None:
+        """Raises RuntimeError on every rank when more rewards are missing than the settings allow."""
         own = next((reward.reason for reward in rewards.values() if reward.reason), None)
         reason = share_reason(own, self.mesh) if metrics["reward/missing"] else None
         refuse_too_many_missing(self.config, metrics, reason, self.plan.rollouts, self.iteration)
@@ -309,6 +327,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Begins to write a checkpoint of the run as it stands; every rank calls it."""
+        self._enter("save")
         anchor = self.policy.anchor
         state = {
             "iteration": self.iteration,
@@ -353,6 +372,7 @@ class Trainer:
         return True
 
     def _validate(self) -> dict[str, float]:
+        self._enter("validation")
         with self.policy.as_average():
             return self.validation.run(self.iteration)
 
@@ -390,6 +410,9 @@ class Trainer:
         names = keep_round(self.config, folder, round_, videos, wanted, lambda own: gather_objects(own, self.mesh))
         for row, name in names.items() if writer else ():
             writer.add_video(f"rollout/{row}", videos[row], self.config.data.fps, self.iteration, file=folder / name)
+
+    def _enter(self, stage: str) -> None:
+        self.on_stage(stage, self.iteration)
 
     def _is_due(self, interval: int) -> bool:
         return self.iteration % interval == 0 or self.iteration == self.config.optimizer.max_steps

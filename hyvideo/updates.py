@@ -6,6 +6,7 @@ gathered by all together.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +42,22 @@ class Cost:
 
 
 class PolicyUpdates:
-    """Trains the policy on rounds of rollouts."""
+    """Trains the policy on rounds of rollouts.
+
+    Args:
+        on_stage: Is told ``anchor`` or ``update`` before each of their passes.
+    """
 
     def __init__(
-        self, config: Config, mesh: Mesh, device: torch.device, pipeline: HunyuanVideoGRPOPipeline, policy: Policy
+        self,
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        pipeline: HunyuanVideoGRPOPipeline,
+        policy: Policy,
+        on_stage: Callable[[str], None] = lambda stage: None,
     ):
-        self.config, self.mesh, self.device = config, mesh, device
+        self.config, self.mesh, self.device, self.on_stage = config, mesh, device, on_stage
         self.pipeline, self.policy = pipeline, policy
         self.plan = make_plan(config, mesh.world_size)
         self.weigh_steps()
@@ -90,6 +101,7 @@ class PolicyUpdates:
         with anchor.in_place():
             for rows in chunks(list(range(len(round_.places))), self.config.loss.mini_batch_size_per_update):
                 for visit in range(round_.visits.shape[1]):
+                    self.on_stage("anchor")
                     means[rows, visit] = self._mean(round_, rows, visit)
         return means
 
@@ -140,6 +152,7 @@ class PolicyUpdates:
         deviations: list[Tensor] = []  # the largest of each pass
         passes = [(rows, visit) for rows in batches for visit in range(num_visits)]
         for number, (rows, visit) in enumerate(passes):
+            self.on_stage("update")
             anchor_mean = self._anchor_mean(round_, rows, visit, anchor_means)
             self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
             if rows:

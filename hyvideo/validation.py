@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,6 +33,9 @@ class Validation:
     """Samples, scores and records the validation set. The replicas share the videos.
 
     Measures of a whole set, as a Frechet distance, are taken over the videos of the main rank; all others over all.
+
+    Args:
+        on_stage: Is told ``validation`` before each batch.
     """
 
     def __init__(
@@ -41,7 +45,9 @@ class Validation:
         pipeline: HunyuanVideoGRPOPipeline,
         encoder: ConditionEncoder,
         judge: Judge,
+        on_stage: Callable[[str], None] = lambda stage: None,
     ):
+        self.on_stage = on_stage
         self.config, self.mesh, self.judge, self.encoder = config, mesh, judge, encoder
         self.pipeline = pipeline.with_steps(config.record.validation_steps)
         requests = read_requests(config.data.valid_video_csv)
@@ -112,6 +118,7 @@ class Validation:
         batch_size = self.config.record.validation_batch_size
         videos: dict[int, Tensor | None] = {}
         for start in range(0, len(rows), batch_size):
+            self.on_stage("validation")
             part = rows[start : start + batch_size]
             conditions = self._conditions(part).to(self.pipeline.device)
             noise = torch.stack([self._noise(row) for row in part]).to(self.pipeline.device)

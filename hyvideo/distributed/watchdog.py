@@ -1,0 +1,236 @@
+"""Says which rank has been in which stage for how long when a run hangs. It ends nothing: collective_timeout does.
+
+A thread of each rank writes a heartbeat (stage, iteration, seconds) to the store of torchrun's addresses, and the main
+rank's thread reads them all. The process groups are not used: they belong to the training, and hang with it. Seconds
+are differences of each rank's own monotonic clock, and silence is measured by that of the main rank, so a clock that is
+set cannot raise the alarm. A rank over the limit shows its Python stack by itself, whether or not the store still
+answers; where the main rank is the silent one, these stacks are all that is said.
+"""
+
+import faulthandler
+import json
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+import torch.distributed as dist
+
+from hyvideo.distributed.agreement import SilentRanks, name_ranks, open_store
+from hyvideo.distributed.mesh import Mesh
+
+# A report comes at most two beats, a tenth of the limit, late: ``hyvideo.plan`` keeps that below collective_timeout.
+LONGEST_BEAT_S = 5.0
+BEATS_PER_LIMIT = 20
+ENDED = "ended"
+_CONNECT_S = 10.0
+_STOP_S = 2.0
+_STDERR = 2
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A rank's stage, and since when."""
+
+    stage: str
+    iteration: int
+    since: float  # of time.monotonic
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a rank says of itself."""
+
+    number: int
+    host: str
+    stage: str
+    iteration: int
+    seconds: float  # in this stage
+    since: str  # wall time, for display
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A rank as the main rank sees it."""
+
+    rank: int
+    heartbeat: Heartbeat | None  # None: never seen
+    unheard_s: float  # since its last heartbeat arrived
+    is_silent: bool
+
+    @property
+    def seconds(self) -> float:
+        """In its stage, as far as is known; a silent rank stays where it was last heard of."""
+        if self.heartbeat is None:
+            return self.unheard_s
+        if self.heartbeat.stage == ENDED:
+            return 0.0
+        return self.heartbeat.seconds + (self.unheard_s if self.is_silent else 0.0)
+
+
+class Watchdog:
+    """Context in which hangs of this rank, and on the main rank of any rank, are told on stderr.
+
+    Args:
+        limit_s: Seconds in one stage that are too many; 0 watches nothing.
+    """
+
+    def __init__(self, mesh: Mesh, limit_s: float):
+        self.mesh, self.limit_s = mesh, limit_s
+        self.beat_s = min(LONGEST_BEAT_S, limit_s / BEATS_PER_LIMIT)
+        self._host = socket.gethostname()
+        self._stay = Stay("start", 0, time.monotonic())
+        self._shown: Stay | None = None
+        self._num_beats = 0
+        self._stopped = threading.Event()
+        # A daemon: one that waits for a host that is gone must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if self.limit_s:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_exception) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def enter(self, stage: str, iteration: int = 0) -> None:
+        """Says that this rank has come to a stage."""
+        self._stay = Stay(stage, iteration, time.monotonic())
+
+    def _run(self) -> None:
+        store = self._connect()
+        roll = Roll(self.mesh, silent_after=max(4 * self.beat_s, 2.0)) if self.mesh.is_main else None
+        alarm = Alarm(self.limit_s)
+        while not self._stopped.wait(self.beat_s if self._num_beats else 0.0):
+            stay = self._stay
+            own = self._heartbeat(stay)
+            self._show_own_stack(stay, own)
+            if store is not None and not self._exchange(store, own, roll):
+                store = None
+            if roll is not None:
+                roll.hear(self.mesh.rank, own, time.monotonic())
+                self._report(roll.call(time.monotonic()), alarm, alone=store is None)
+        if store is not None:
+            self._exchange(store, self._heartbeat(Stay(ENDED, self._stay.iteration, time.monotonic())), None)
+
+    def _connect(self) -> dist.Store | None:
+        """None with one process, and where nobody serves the store."""
+        if self.mesh.world_size == 1:
+            return None
+        try:
+            return dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
+        except SilentRanks:
+            return None
+
+    def _heartbeat(self, stay: Stay) -> Heartbeat:
+        self._num_beats += 1
+        seconds = time.monotonic() - stay.since
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        return Heartbeat(self._num_beats, self._host, stay.stage, stay.iteration, seconds, since)
+
+    def _exchange(self, store: dist.Store, own: Heartbeat, roll: "Roll | None") -> bool:
+        """Writes the own heartbeat and reads those of the others; claims that the store still answers."""
+        try:
+            store.set(str(self.mesh.rank), json.dumps(asdict(own)))
+            if roll is not None:
+                roll.read(store)
+        except dist.DistError:  # it is gone, and with it the rank or node that served it
+            return False
+        return True
+
+    def _show_own_stack(self, stay: Stay, own: Heartbeat) -> None:
+        """Once for each stay in a stage."""
+        if own.seconds < self.limit_s or stay is self._shown:
+            return
+        self._shown = stay
+        _say(
+            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of iteration {own.iteration} "
+            f"for {own.seconds:.0f} s; its Python stack:"
+        )
+        faulthandler.dump_traceback(file=_STDERR, all_threads=True)
+
+    def _report(self, sightings: list[Sighting], alarm: "Alarm", *, alone: bool) -> None:
+        if alone:  # what was seen of the others is old
+            sightings = [sighting for sighting in sightings if sighting.rank == self.mesh.rank]
+        if alarm.rings(max(sighting.seconds for sighting in sightings)):
+            note = "; the store does not answer, so the other ranks are not known" if alone else ""
+            _say(describe(sightings, self.limit_s) + (note if self.mesh.world_size > 1 else ""))
+
+
+class Roll:
+    """Which ranks the main rank has heard of, and when, by its own clock."""
+
+    def __init__(self, mesh: Mesh, *, silent_after: float):
+        self.silent_after = silent_after
+        start = time.monotonic()
+        self._last: dict[int, tuple[Heartbeat | None, float]] = dict.fromkeys(range(mesh.world_size), (None, start))
+        self._present: set[int] = {mesh.rank}
+        self._others = [rank for rank in range(mesh.world_size) if rank != mesh.rank]
+
+    def read(self, store: dist.Store) -> None:
+        """Takes what the others have written. Only asks for what is there: the store would wait for the rest."""
+        self._present |= {rank for rank in self._others if rank not in self._present and store.check([str(rank)])}
+        there = [rank for rank in self._others if rank in self._present]
+        for rank, text in zip(there, store.multi_get([str(rank) for rank in there]) if there else []):
+            self.hear(rank, Heartbeat(**json.loads(text)), time.monotonic())
+
+    def hear(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
+        """Notes a heartbeat, if it is a new one."""
+        before, _ = self._last[rank]
+        if before is None or before.number != heartbeat.number:
+            self._last[rank] = (heartbeat, now)
+
+    def call(self, now: float) -> list[Sighting]:
+        """Every rank, in their order."""
+        return [self._sighting(rank, heartbeat, now - heard) for rank, (heartbeat, heard) in self._last.items()]
+
+    def _sighting(self, rank: int, heartbeat: Heartbeat | None, unheard_s: float) -> Sighting:
+        has_ended = heartbeat is not None and heartbeat.stage == ENDED
+        return Sighting(rank, heartbeat, unheard_s, unheard_s > self.silent_after and not has_ended)
+
+
+class Alarm:
+    """Rings at the limit, and again whenever the time has doubled since."""
+
+    def __init__(self, limit_s: float):
+        self.limit_s = self._next = limit_s
+
+    def rings(self, seconds: float) -> bool:
+        if seconds < self.limit_s:
+            self._next = self.limit_s
+        if seconds < self._next:
+            return False
+        while self._next <= seconds:
+            self._next *= 2
+        return True
+
+
+def describe(sightings: list[Sighting], limit_s: float) -> str:
+    """The report: who is in which stage for how long, and who is not heard of."""
+    rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
+    for sighting in sightings:
+        own = sighting.heartbeat
+        known = (own.host, own.stage, str(own.iteration)) if own else ("?", "?", "?")
+        note = f"silent for {sighting.unheard_s:.0f} s" if sighting.is_silent else ""
+        rows.append((str(sighting.rank), *known, f"{sighting.seconds:.0f}", own.since if own else "?", note))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    over = name_ranks(sighting.rank for sighting in sightings if sighting.seconds >= limit_s)
+    silent = [sighting.rank for sighting in sightings if sighting.is_silent]
+    return "\n".join(
+        [
+            f"watchdog: {over} in one stage for more than {limit_s:g} s",
+            *lines,
+            f"silent, so stopped, dead or out of reach: {name_ranks(silent)}" if silent else "no rank is silent",
+        ]
+    )
+
+
+def _say(text: str) -> None:
+    """As one write, so that lines of several processes do not mix."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

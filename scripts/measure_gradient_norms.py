@@ -1,0 +1,98 @@
+"""Gradient norm of the policy at each denoising step, beside the theory: Figure 4 of the paper.
+
+    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out gradients.json
+    python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out g.json --rounds 4 --sde_type cps
+    torchrun --nproc_per_node=8 -m scripts.measure_gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
+        --out gradients.json --rollouts 16
+
+Takes the flags of post_train.py; --resume_from_checkpoint measures a checkpoint in place of the base. Trains nothing
+and leaves nothing but the JSON, or what --conditions_dir asks for; hyvideo/evaluation/gradient_norms.py says what is
+measured and what the fields are. Ends with 2 when it was called wrongly.
+"""
+
+import argparse
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+# So that the file can be run by its path, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hyvideo.config import Config, parse
+from hyvideo.distributed import mesh as ranks
+from hyvideo.plan import check
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or "-h" in argv or "--help" in argv:
+        print(__doc__)
+        return 0
+    own = argparse.ArgumentParser(prog="measure_gradient_norms.py", add_help=False, allow_abbrev=False)
+    own.add_argument("--out", type=Path, required=True)
+    own.add_argument("--rounds", type=int, default=1)
+    own.add_argument("--rollouts", type=int, default=8)  # of a round, over all processes
+    options, flags = own.parse_known_args(argv)
+    command = parse(flags)
+    if command.print_config:
+        own.error("--print_config is for post_train.py")
+    folder = options.out.with_name(f".{options.out.name}.run")  # the same for all ranks, who may share conditions there
+    try:
+        measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)
+    except ValueError as error:
+        print(f"measure_gradient_norms.py: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if ranks.rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    ranks.stop()
+    return 0
+
+
+def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollouts: int) -> None:
+    """Writes ``out``. Raises ValueError for settings that cannot be measured."""
+    import torch  # slow to import; wrong flags are told before
+
+    from hyvideo.components import choose_device
+    from hyvideo.evaluation.gradient_norms import measurement, norms_per_visit, summarise, table
+    from hyvideo.records import write_json
+    from hyvideo.trainer import Trainer
+
+    distributed = config.distributed
+    if num_rounds < 1:
+        raise ValueError(f"--rounds must be at least 1, got {num_rounds}")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out must lie in a folder that is there, got {str(out)!r}")
+    replicas = max(1, ranks.world_size() // distributed.sp_size)
+    config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
+    check(config, ranks.world_size())
+    if config.model.num_threads:
+        torch.set_num_threads(config.model.num_threads)
+    device = choose_device(config.model.device, ranks.local_rank())
+    mesh = ranks.start(
+        distributed.sp_size, device, dp_replicate=distributed.dp_replicate, timeout=distributed.collective_timeout
+    )
+    trainer = Trainer(config, mesh, device)
+    rounds = [norms_per_visit(trainer.updates, scored_round(trainer)) for _ in range(num_rounds)]
+    if mesh.is_main:
+        result = summarise(config, trainer.pipeline.scheduler, trainer.updates.step_weights, rounds)
+        write_json(out, result | {"rollouts": rollouts})
+        print(table(result))
+        print(f"written to {out}")
+
+
+def scored_round(trainer):
+    """The next round of rollouts, with advantages."""
+    from hyvideo.records import StageTimer
+
+    trainer.iteration += 1
+    round_, videos, pending = trainer.sample_round(StageTimer(trainer.device))
+    rewards = dict(zip(videos, trainer.judge.collect(pending)))
+    advantages, metrics = trainer.advantages(round_.places, rewards)
+    trainer.refuse_too_many_missing(metrics, rewards)
+    return dataclasses.replace(round_, rewards=rewards, advantages=advantages)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""A run that hangs says where, on gloo processes of its own; a healthy one says nothing."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed import watchdog
+from hyvideo.distributed.collectives import barrier
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, Roll, Sighting, Stay, Watchdog, describe
+from hyvideo.plan import check
+from hyvideo.trainer import Trainer
+from tests.distributed.launch import launch
+
+HOST = socket.gethostname()
+CPU = torch.device("cpu")
+LIMIT = 2.0
+
+
+# --- on several processes, each of which gives what it said on stderr -----------------------------------------------
+
+
+@contextmanager
+def stderr_in(path: Path):
+    kept = os.dup(2)
+    with open(path, "wb") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+
+
+def watched(folder: str, behave) -> str:
+    """What the watchdog of this rank says while ``behave(watchdog, mesh)`` runs."""
+    mesh = ranks.start(1, CPU)
+    barrier(mesh)
+    path = Path(folder) / f"{mesh.rank}.err"
+    with stderr_in(path):
+        with Watchdog(mesh, LIMIT) as dog:
+            behave(dog, mesh)
+        assert dog._thread not in threading.enumerate()
+    return path.read_text()
+
+
+def no_hang(folder):
+    def behave(dog, mesh):
+        for iteration in range(1, 9):
+            dog.enter("rollout", iteration)
+            time.sleep(LIMIT / 4)
+            barrier(mesh)
+
+    return watched(folder, behave)
+
+
+def one_sleeps_in_reward(folder):
+    def behave(dog, mesh):
+        dog.enter("reward", 7)
+        if mesh.rank == 1:
+            time.sleep(2.5 * LIMIT)
+        dog.enter("after reward", 7)
+        barrier(mesh)
+
+    return watched(folder, behave)
+
+
+def one_is_stopped(folder):
+    def behave(dog, mesh):
+        dog.enter("update", 3)
+        if mesh.rank == 2:
+            time.sleep(0.5)
+            waker = subprocess.Popen(["sh", "-c", f"sleep {3 * LIMIT}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            waker.wait()
+        barrier(mesh)
+
+    return watched(folder, behave)
+
+
+def test_a_healthy_run_says_nothing(tmp_path):
+    assert launch("tests.distributed.test_watchdog:no_hang", 2, str(tmp_path)) == ["", ""]
+
+
+def test_a_rank_that_sleeps_is_named_with_its_stage_and_seconds(tmp_path):
+    main, sleeper = launch("tests.distributed.test_watchdog:one_sleeps_in_reward", 2, str(tmp_path))
+    assert main.count("in one stage for more than 2 s") == 2  # at the limit and when it has doubled
+    first = main.split("no rank is silent")[0]
+    row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
+    assert LIMIT <= int(row[1]) <= 1.5 * LIMIT, main
+    assert re.search(rf"^0 +{re.escape(HOST)} +after reward +7", first, re.MULTILINE), main
+    assert "no rank is silent" in main
+    assert "watchdog: rank 1" in sleeper and "stage reward of iteration 7" in sleeper
+    assert sleeper.count("its Python stack") == 1 and "in behave" in sleeper
+
+
+def test_a_rank_that_is_stopped_is_named_as_silent(tmp_path):
+    main, other, _ = launch("tests.distributed.test_watchdog:one_is_stopped", 3, str(tmp_path))
+    assert "silent, so stopped, dead or out of reach: rank 2\n" in main
+    assert re.search(rf"^2 +{re.escape(HOST)} +update +3 .*silent for \d+ s$", main, re.MULTILINE), main
+    assert other.count("watchdog: rank 1") == 1 and "silent" not in other
+
+
+# --- in this process ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(mesh):
+    return Watchdog(mesh, 0.4)
+
+
+def test_one_process_reports_its_own_stage(alone, capfd):
+    with alone:
+        alone.enter("decode", 4)
+        time.sleep(0.6)
+    said = capfd.readouterr().err
+    assert re.search(rf"^0 +{re.escape(HOST)} +decode +4 ", said, re.MULTILINE)
+    assert "test_one_process_reports_its_own_stage" in said and said.count("its Python stack") == 1
+
+
+def test_nothing_runs_with_a_limit_of_0_and_nothing_is_left_after_the_end(mesh, alone):
+    with Watchdog(mesh, 0) as off:
+        off.enter("rollout", 1)
+        assert off._thread not in threading.enumerate()
+    with alone:
+        assert alone._thread in threading.enumerate()
+    assert alone._thread not in threading.enumerate()
+
+
+def test_a_clock_that_is_set_raises_no_alarm(alone, capfd, monkeypatch):
+    with alone:
+        alone.enter("decode", 4)
+        monkeypatch.setattr(watchdog.time, "time", lambda: 2e9)
+        time.sleep(0.2)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_dead_store_leaves_a_rank_that_watches_itself(capfd, monkeypatch):
+    server = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    client = torch.distributed.TCPStore("localhost", server.port, timeout=timedelta(seconds=2))
+    monkeypatch.setattr(watchdog, "open_store", lambda mesh, timeout_s: client)
+    with Watchdog(Mesh(rank=0, world_size=2, sp_size=1), 1.0) as dog:
+        dog.enter("rollout", 2)
+        time.sleep(0.2)
+        del server
+        time.sleep(1.2)
+    said = capfd.readouterr().err
+    assert "watchdog: rank 0 in one stage for more than 1 s" in said and "the store does not answer" in said
+    assert not re.search(r"^1 ", said, re.MULTILINE)
+
+
+def test_no_store_at_all_ends_as_soon_as_the_run_does(monkeypatch, capfd):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(watchdog, "_CONNECT_S", 1.0)
+    start = time.monotonic()
+    with Watchdog(Mesh(rank=1, world_size=2, sp_size=1), 100.0):
+        pass
+    assert time.monotonic() - start < 3
+    assert "watchdog" not in capfd.readouterr().err
+
+
+def test_the_alarm_rings_at_the_limit_and_when_the_time_has_doubled():
+    alarm = Alarm(10)
+    rung = [seconds for seconds in (0, 9.9, 10, 15, 19, 20, 39, 45, 79, 80) if alarm.rings(seconds)]
+    assert rung == [10, 20, 45, 80]
+    assert not alarm.rings(1) and alarm.rings(12)
+
+
+def test_a_rank_that_never_came_or_has_left_is_told_apart():
+    roll = Roll(Mesh(rank=0, world_size=3, sp_size=1), silent_after=5)
+    now = time.monotonic()
+    roll.hear(0, Heartbeat(1, "a", "update", 2, 30.0, "09:00:00"), now + 20)
+    roll.hear(2, Heartbeat(9, "b", ENDED, 2, 0.0, "09:00:30"), now)
+    here, absent, left = roll.call(now + 20)
+    assert (here.seconds, here.is_silent) == (30, False)
+    assert absent.heartbeat is None and absent.is_silent and absent.seconds == pytest.approx(20, abs=1)
+    assert (left.seconds, left.is_silent) == (0, False)
+    lines = describe([here, absent, left], 15).splitlines()
+    assert lines[0] == "watchdog: ranks 0-1 in one stage for more than 15 s"
+    assert lines[3].split() == ["1", "?", "?", "?", "20", "?", "silent", "for", "20", "s"]
+    assert lines[-1].endswith(": rank 1")
+
+
+def test_a_silent_rank_goes_on_in_its_stage():
+    beat = Heartbeat(3, "a", "reward", 1, 40.0, "09:00:00")
+    assert Sighting(1, beat, 50.0, True).seconds == 90
+    assert Sighting(1, beat, 3.0, False).seconds == 40
+
+
+def test_a_stack_is_shown_once_for_each_stay(alone, capfd):
+    for since in (0.0, 0.0, 1.0):
+        stay = Stay("reward", 1, since)
+        for _ in range(2):
+            alone._show_own_stack(stay, alone._heartbeat(stay))
+    assert capfd.readouterr().err.count("its Python stack") == 3
+
+
+# --- in a run -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_its_stages(tiny_config, mesh):
+    stages = []
+    config = tiny_config.with_settings(
+        max_steps=1, validation_interval=1, valid_video_csv="assets/miniature/prompts/smoke.csv"
+    )
+    trainer = Trainer(config, mesh, CPU, on_stage=lambda stage, iteration: stages.append((stage, iteration)))
+    trainer.train()
+    assert stages[:2] == [("load", 0), ("validation", 0)] and ("conditions", 1) in stages
+    begun = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
+    passes = trainer.plan.trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
+    assert stages.count(("update", 1)) == 1 + passes  # a long stage is told in parts
+    assert begun[3:] == ["rollout", "decode", "anchor", "reward", "record", "update", "validation", "save", "end"]
+    assert stages[stages.index(("reward", 1)) + 1] == ("after reward", 1)
+
+
+def test_a_report_must_come_before_the_end_of_the_run(tiny_config):
+    late = tiny_config.with_settings(watchdog_seconds=280.0, collective_timeout=300.0)
+    check(late)
+    check(late.with_settings(watchdog_seconds=270.0, batch_size=4), 2)
+    check(late.with_settings(watchdog_seconds=0.0, batch_size=4), 2)
+    with pytest.raises(ValueError, match="watchdog_seconds must be at most 0.9 of collective_timeout.*280 and 300"):
+        check(late, 2)
+    with pytest.raises(ValueError, match="watchdog_seconds must not be negative, got -1"):
+        check(tiny_config.with_settings(watchdog_seconds=-1.0))

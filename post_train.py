@@ -10,6 +10,7 @@ import yaml
 from hyvideo.config import Config, parse
 from hyvideo.distributed import mesh as ranks
 from hyvideo.idle_settings import idle_settings
+from hyvideo.plain_text import brief
 from hyvideo.plan import check, describe, make_plan
 from hyvideo.summary import print_idle, print_start, print_summary
 
@@ -27,7 +28,7 @@ def main() -> int:
             return 0
         trainer = build(config)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
-        print(f"post_train.py: {error}", file=sys.stderr)
+        print(f"post_train.py: {brief(str(error))}", file=sys.stderr)
         return 2
     if trainer.mesh.is_main:
         print_start(trainer)

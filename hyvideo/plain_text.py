@@ -1,7 +1,8 @@
 """Text from outside: what a prompt or a setting may hold, and how it is shown in a message."""
 
+import json
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MAX_PROMPT_BYTES = 100_000  # of UTF-8; the language model reads some 5,000 of them
 MAX_SETTING_BYTES = 4_096
@@ -25,6 +26,14 @@ def text_problem(text: str, max_bytes: int) -> str | None:
     if 4 * len(text) > max_bytes and (size := len(text.encode())) > max_bytes:
         return f"it has {size:,} bytes in UTF-8, and at most {max_bytes:,} are allowed; shorten it"
     return None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says. Raises ValueError for text that is none, or is nested until the stack is full."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def shown(text: object, longest: int = 200) -> str:

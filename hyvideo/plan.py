@@ -4,7 +4,6 @@ Imports neither torch nor a model, so a mistake is told in the first second.
 """
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from hyvideo.config import REWARD_PRESETS, Config, flat_weights
 from hyvideo.distributed.layout import layout_problem
 from hyvideo.input_files import checkpoint_folder_problems, path_problems
 from hyvideo.paths import unwritable
-from hyvideo.plain_text import shown
+from hyvideo.plain_text import parse_json, shown
 from hyvideo.ranges import GREATEST, range_problems
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
@@ -222,8 +221,8 @@ def _reward_problems(config: Config) -> Iterator[str]:
     if text in REWARD_PRESETS:
         return
     try:
-        weights = flat_weights(json.loads(text))
-    except (ValueError, AttributeError, RecursionError):  # no JSON, no object, or nothing but brackets
+        weights = flat_weights(parse_json(text))
+    except (ValueError, AttributeError):  # no JSON, or no object
         weights = None
     is_number = isinstance(weights, dict) and all(
         isinstance(w, (int, float)) and not isinstance(w, bool) and abs(w) <= GREATEST for w in weights.values()

@@ -63,7 +63,10 @@ for _first, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,17})$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    re.compile(
+        r"([-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
     list("-+.0123456789"),
 )
 

@@ -11,20 +11,26 @@ Every mp4 has a JSON file of its settings beside it.
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
 from hyvideo.config import Config, load_config
 from hyvideo.models.versions import version_defaults
+from hyvideo.plain_text import BriefErrors, brief, shown
 
 MINIATURE = "configs/miniature.yaml"
 VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
+MOST_VIDEOS = 100_000  # of one call
+MOST_PIXELS = 16_384  # of a side
+
+
+class Parser(BriefErrors, argparse.ArgumentParser):
+    pass
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to make")
     what.add_argument("--prompt", nargs="+", help="one or more prompts")
     what.add_argument("--image_path", help="first frame of the videos, for image-to-video")
@@ -90,8 +96,18 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("give the prompts by --prompt or by --valid_video_csv, one of the two")
     if options.image_path and options.valid_video_csv:
         raise ValueError("--image_path goes with --prompt; a CSV names its images in a column ref_image_path")
-    if options.num_videos < 1:
-        raise ValueError(f"--num_videos must be at least 1, got {options.num_videos}")
+    limits = {
+        "num_videos": (1, MOST_VIDEOS),
+        "height": (1, MOST_PIXELS),
+        "width": (1, MOST_PIXELS),
+        "seed": (-(2**63), 2**64 - 1),
+    }
+    for name, (least, most) in limits.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {shown(value, 40)[1:-1]}")
+    if not math.isfinite(options.lora_scale):
+        raise ValueError(f"--lora_scale must be a finite number, got {options.lora_scale}")
     if (options.height is None) != (options.width is None):
         raise ValueError(f"--height and --width go together, got {options.height} and {options.width}")
     if options.eta is not None and not options.stochastic:
@@ -101,12 +117,14 @@ def check(options: argparse.Namespace) -> None:
 
 
 def requests_of(options: argparse.Namespace) -> list:
-    from hyvideo.data import Request, read_requests
+    from hyvideo.data import Request, check_prompt, read_requests
     from hyvideo.pipelines.images import check_image
 
     if options.valid_video_csv:
         requests = read_requests(options.valid_video_csv)
     else:
+        for number, prompt in enumerate(options.prompt, start=1):
+            check_prompt(prompt, f"as number {number} of --prompt")
         requests = [Request(prompt, options.image_path) for prompt in options.prompt]
     for image in dict.fromkeys(request.image for request in requests if request.image):
         check_image(image)
@@ -140,9 +158,15 @@ def run(options: argparse.Namespace) -> None:
     is_file = options.output_path.suffix == ".mp4"
 
     from hyvideo.generation import Source, Video, generate
+    from hyvideo.paths import unusable
     from hyvideo.plan import check_sampling
 
     check_sampling(config, output=options.output_path.parent if is_file else options.output_path)
+    if len(requests) * options.num_videos > MOST_VIDEOS:
+        raise ValueError(
+            f"one call makes at most {MOST_VIDEOS:,} videos, got {len(requests):,} prompts with --num_videos "
+            f"{options.num_videos:,}"
+        )
     sizes = {request: size_of(options, config, request.image) for request in requests}
     wanted = [request for request in requests for _ in range(options.num_videos)]
     if is_file and len(wanted) > 1:
@@ -152,6 +176,9 @@ def run(options: argparse.Namespace) -> None:
         for number, request in enumerate(wanted)
         for name in [f"{number:04d}.mp4"]
     ]
+    for name, path in (("checkpoint_path", options.checkpoint_path), ("lora_path", options.lora_path)):
+        if path and (problem := unusable(path)):
+            raise ValueError(f"--{name} must be a path that can be read, got {shown(path)}: {problem}")
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
 
@@ -161,7 +188,7 @@ def main() -> int:
     try:
         run(options)
     except ValueError as error:
-        print(f"generate.py: {error}", file=sys.stderr)
+        print(f"generate.py: {brief(str(error))}", file=sys.stderr)
         return 2
     return 0
 

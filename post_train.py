@@ -12,6 +12,7 @@ from hyvideo.config import Config, parse
 from hyvideo.distributed import mesh as ranks
 from hyvideo.hacking import RewardHacking
 from hyvideo.idle_settings import idle_settings
+from hyvideo.plain_text import brief
 from hyvideo.plan import check, describe, make_plan
 from hyvideo.stopping import EXIT_CODE, Stopped
 from hyvideo.summary import print_idle, print_start, print_summary
@@ -35,7 +36,7 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
-        print(f"post_train.py: {error}", file=sys.stderr)
+        print(f"post_train.py: {brief(str(error))}", file=sys.stderr)
         return 2
     if trainer.mesh.is_main:
         print_start(trainer)

@@ -50,6 +50,11 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda needs a GPU that torch can use, and there is none; set device auto or cpu")
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    if use_gpu and local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"each process of a machine needs a GPU of its own, got {torch.cuda.device_count()} for process "
+            f"{local_rank + 1}; start no more processes than GPUs, or set device cpu"
+        )
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from hyvideo.models.versions import version_defaults
+from hyvideo.plain_text import BriefErrors, shown
 from hyvideo.schedulers.noise_matching import matched_eta
+from hyvideo.settings_file import flags_of_file
+from hyvideo.yaml_files import read_yaml
 
 
 def _setting(default, sentence: str):
@@ -354,18 +355,17 @@ class Config:
         options: dict[str, dict] = {name: {} for name in reward.reward_model}
         if "videoalign" in options:
             options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
-        path = Path(reward.reward_config)
         if not reward.reward_config:
             return options
+        path = Path(reward.reward_config)
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"reward_config must be a readable YAML file, got {str(path)!r} ({reason})") from error
+            content = read_yaml(path)
+        except ValueError as error:
+            raise ValueError(f"reward_config {error}") from error
         for name, given in (content if isinstance(content, dict) else {"": None}).items():
             if name not in options or not isinstance(given, dict):
                 raise ValueError(
-                    f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {name!r}"
+                    f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {shown(name)}"
                 )
             options[name] = options[name] | given
         return options
@@ -399,17 +399,17 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     Ends the program with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
     """
     argv = sys.argv[1:] if argv is None else argv
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--print_config", action="store_true")
     chosen, flags = first.parse_known_args(argv)
     parser = _settings_parser()
-    from_file = _flags_of_yaml(Path(chosen.config), parser) if chosen.config else []
+    from_file = _flags_of_file(chosen.config, parser) if chosen.config else []
     *sections, unknown = parser.parse_args_into_dataclasses(
         args=from_file + flags, look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
-        parser.error(f"unknown flag {unknown[0]}; --help lists the settings")
+        parser.error(f"unknown flag {unknown[0][:200]}; --help lists the settings")
     asked, config = Config(*sections), Config(*sections).resolved()
     if asked.rollout.eta != config.rollout.eta and any(flag.split("=")[0] == "--eta" for flag in flags):
         parser.error(
@@ -422,14 +422,21 @@ def parse(argv: list[str] | None = None) -> CommandLine:
 def load_config(path: str | Path, **overrides) -> Config:
     """The settings of a YAML file, with some of them changed."""
     parser = _settings_parser()
-    sections = parser.parse_args_into_dataclasses(args=_flags_of_yaml(Path(path), parser), look_for_args_file=False)
+    sections = parser.parse_args_into_dataclasses(args=_flags_of_file(path, parser), look_for_args_file=False)
     return Config(*sections).with_settings(**overrides).resolved()
+
+
+class _Parser(BriefErrors, argparse.ArgumentParser):
+    pass
 
 
 def _settings_parser():
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(
+    class SettingsParser(BriefErrors, HfArgumentParser):
+        pass
+
+    parser = SettingsParser(
         list(SECTIONS.values()),
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         description="Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
@@ -439,37 +446,9 @@ def _settings_parser():
     return parser
 
 
-def _flags_of_yaml(path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """The file's settings as command-line flags, so that file and flags go through the same checks."""
+def _flags_of_file(path: str | Path, parser: argparse.ArgumentParser) -> list[str]:
+    types = {f.name: f.type for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        parser.error(f"--config must name a readable YAML file, got {path} ({error.strerror})")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        parser.error(f"--config {path} is not valid YAML: {' '.join(str(error).split())}")
-    if not isinstance(settings, dict):
-        parser.error(f"--config {path} must hold `name: value` lines, got {type(settings).__name__}")
-    known = {f.name: f for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
-    flags: list[str] = []
-    settings.pop("environment", None)  # of the config.yaml that a run leaves
-    for name, value in settings.items():
-        if name not in known:
-            parser.error(f"{path}: unknown setting {name!r}; --help lists the settings")
-        flags += _flag(name, value, path, parser)
-    return flags
-
-
-_LISTS = ("report_to", "reward_model")
-
-
-def _flag(name: str, value, path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    if name in _LISTS and isinstance(value, str):
-        return [f"--{name}", value]
-    if name == "reward_weights" and isinstance(value, dict):
-        return [f"--{name}={json.dumps(value)}"]
-    if isinstance(value, dict) or value is None or (isinstance(value, list) and name not in _LISTS):
-        kind = {dict: "a mapping", list: "a list"}.get(type(value), "nothing")
-        parser.error(f"{path}: setting {name!r} takes one value, got {kind}; leave it out for its default")
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}={value}"]
+        return flags_of_file(Path(path), types)
+    except ValueError as error:
+        parser.error(str(error))

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from hyvideo.plain_text import parse_json
 from hyvideo.video_io import write_gif_bytes
 
 
@@ -38,8 +39,8 @@ def as_json_line(metrics: dict[str, float], iteration: int) -> str:
 def iteration_of(line: bytes) -> int | None:
     """The iteration of a line of metrics.jsonl, None where the line is not whole."""
     try:
-        record = json.loads(line.decode())
-    except (UnicodeDecodeError, json.JSONDecodeError):
+        record = parse_json(line.decode())
+    except ValueError:
         return None
     iteration = record.get("iteration") if isinstance(record, dict) else None
     return iteration if isinstance(iteration, int) else None

@@ -4,16 +4,16 @@ Imports neither torch nor a model, so a mistake is told in the first second.
 """
 
 import importlib.util
-import json
-import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config import REWARD_PRESETS, Config, flat_weights
 from hyvideo.distributed.layout import layout_problem
-from hyvideo.hacking import MARKER as HACKING_MARKER
+from hyvideo.input_files import checkpoint_folder_problems, path_problems
+from hyvideo.paths import unwritable
+from hyvideo.plain_text import parse_json, shown
+from hyvideo.ranges import GREATEST, range_problems
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 from hyvideo.sde_window import parse_window
@@ -115,7 +115,7 @@ def check(config: Config, world_size: int = 1) -> None:
     if not problems:  # what follows calculates with the numbers
         method = [*_match_problems(config), *_method_problems(config)]
         batches = [*batch_problems(config, world_size), *_watchdog_problems(config, world_size)]
-        problems = [*batches, *method, *_path_problems(config)]
+        problems = [*batches, *method, *path_problems(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -127,65 +127,11 @@ def check_sampling(config: Config, *, output: Path) -> None:
         problems.append(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {config.rollout.sde_type!r}")
     if not problems:
         problems.extend(_match_problems(config))
-    if not Path(config.model.pretrained_model_root).is_dir():
-        problems.append(_no_checkpoints(config))
-    if problem := _unwritable(output):
-        problems.append(f"the output must be a folder that can be written to, got {str(output)!r}: {problem}")
+    problems.extend(checkpoint_folder_problems(config))
+    if problem := unwritable(output):
+        problems.append(f"the output must be a folder that can be written to, got {shown(output)}: {problem}")
     if problems:
         raise ValueError("\n".join(problems))
-
-
-def _no_checkpoints(config: Config) -> str:
-    return (
-        f"pretrained_model_root must be a folder of checkpoints, got {config.model.pretrained_model_root!r}, which is "
-        "not there; checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
-    )
-
-
-def range_problems(config: Config) -> Iterator[str]:
-    """Numbers that make no sense, whatever the others are."""
-    values = config.flat()
-    at_least_one = (
-        "dp_replicate height width sample_n_frames batch_size num_generations gradient_accumulation_steps "
-        "grpo_sampling_steps "
-        "decode_batch_size num_updates_per_rollout mini_batch_size_per_update update_ref_model_step kl_window "
-        "max_steps max_bad_updates sp_size save_interval validation_interval validation_steps validation_repeats "
-        "validation_batch_size"
-    ).split()
-    not_negative = (
-        "eta kl_weight kl_coef kl_min_coef kl_gain kl_warmup_updates dual_kl_moving_weight dual_kl_step_weight "
-        "weight_decay warmup_steps save_total_limit log_video_interval log_num_videos num_threads validation_height "
-        "validation_width seed validation_seed vae_tile_size reward_retries lora_rank lora_alpha "
-        "gate_interval keep_every spool_rounds watchdog_seconds"
-    ).split()
-    positive = (
-        "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
-        "remote_reward_timeout collective_timeout hacking_threshold"
-    ).split()
-    for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name} must be a finite number, got {value}"
-        elif name in at_least_one and value < 1:
-            yield f"{name} must be at least 1, got {value}"
-        elif name in not_negative and value < 0:
-            yield f"{name} must not be negative, got {value}"
-        elif name in positive and not value > 0:
-            yield f"{name} must be positive, got {value}"
-    for name in ("adam_beta1", "adam_beta2", "muon_momentum", "ema_decay"):
-        if not 0 <= values[name] < 1:
-            yield f"{name} must lie in [0, 1), got {values[name]}"
-    if values["gate_tolerance"] is not None and not values["gate_tolerance"] > 0:
-        yield f"gate_tolerance must be positive, got {values['gate_tolerance']}"
-    if values["timestep_fraction"] > 1:
-        yield f"timestep_fraction must be at most 1, got {values['timestep_fraction']}"
-    if values["sde_type"] == "cps" and values["eta"] > 1:
-        yield f"eta must be within [0, 1] for cps, got {values['eta']}"
-    if not 0 <= values["max_missing_fraction"] <= 1:
-        yield f"max_missing_fraction must lie in [0, 1], got {values['max_missing_fraction']}"
-    if not 0 <= values["vae_tile_overlap"] < 1:
-        yield f"vae_tile_overlap must lie in [0, 1), got {values['vae_tile_overlap']}"
-    if values["sample_n_frames"] % 4 != 1:
-        yield f"sample_n_frames must be 4n + 1, got {values['sample_n_frames']}"
 
 
 def batch_problems(config: Config, world_size: int) -> Iterator[str]:
@@ -287,16 +233,16 @@ def _reward_problems(config: Config) -> Iterator[str]:
     if text in REWARD_PRESETS:
         return
     try:
-        weights = flat_weights(json.loads(text))
-    except (json.JSONDecodeError, AttributeError):  # no JSON, or no object
+        weights = flat_weights(parse_json(text))
+    except (ValueError, AttributeError):  # no JSON, or no object
         weights = None
     is_number = isinstance(weights, dict) and all(
-        isinstance(w, (int, float)) and not isinstance(w, bool) and math.isfinite(w) for w in weights.values()
+        isinstance(w, (int, float)) and not isinstance(w, bool) and abs(w) <= GREATEST for w in weights.values()
     )
     if not is_number or not weights or not any(weights.values()):
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
-            f"such as VQ, MQ and TA, with one not 0, got {text!r}"
+            f"such as VQ, MQ and TA, with one not 0, got {shown(text)}"
         )
 
 
@@ -355,57 +301,3 @@ def _optimizer_problems(config: Config) -> Iterator[str]:
             f"dp_replicate {config.distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole "
             "model"
         )
-
-
-def _path_problems(config: Config) -> Iterator[str]:
-    from hyvideo.data import read_requests
-    from hyvideo.pipelines.images import check_image
-
-    if not config.data.prompts_csv:
-        yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
-    for path in filter(None, (config.data.prompts_csv, config.data.valid_video_csv)):
-        try:
-            for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
-                check_image(image)
-        except ValueError as error:
-            yield str(error)
-    if not Path(config.model.pretrained_model_root).is_dir():
-        yield _no_checkpoints(config)
-    yield from _earlier_run_problems(config)
-    problem = _unwritable(Path(config.record.output_dir))
-    if problem:
-        yield f"output_dir must be a folder that can be written to, got {config.record.output_dir!r}: {problem}"
-
-
-def _earlier_run_problems(config: Config) -> Iterator[str]:
-    """Of the run that output_dir holds already, if it holds one."""
-    path = Path(config.record.output_dir) / "metrics.jsonl"
-    if not path.is_file() or path.stat().st_size == 0:
-        return
-    if not config.record.resume_from_checkpoint:
-        yield (
-            f"output_dir {config.record.output_dir!r} already holds a run; go on with it by --resume_from_checkpoint "
-            "latest, or name another output_dir"
-        )
-        return
-    from hyvideo.metrics import whole_lines
-
-    yield from _problem_of(lambda: whole_lines(path))
-    marker = path.with_name(HACKING_MARKER)
-    if marker.is_file() and config.record.on_reward_hacking != "warn":
-        yield (
-            f"the run in output_dir {config.record.output_dir!r} ended for reward hacking and would do so again; "
-            f"docs/reward_hacking.md says what to change; to go on, delete {marker} or take on_reward_hacking warn"
-        )
-
-
-def _unwritable(folder: Path) -> str | None:
-    """Why nothing can be written there, or None. Makes nothing."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        return f"{existing} is not a folder"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"no permission to write in {existing}"
-    return None

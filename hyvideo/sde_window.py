@@ -42,7 +42,7 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
     kind, *numbers = text.split(":")
     forms = {"fixed": (2, 2), "random": (1, 1), "sliding": (1, 2)}
     least, most = forms.get(kind, (1, 0))
-    if not least <= len(numbers) <= most or not all(number.isdecimal() for number in numbers):
+    if not least <= len(numbers) <= most or not all(number.isdecimal() and len(number) < 10 for number in numbers):
         raise ValueError(
             f"sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], got {text!r}"
         )

@@ -68,10 +68,10 @@ def options_of(text: str) -> dict:
     """The scorer's options."""
     try:
         options = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        raise ValueError(f"--options must be a JSON object, got {text}")
+        raise ValueError(f"--options must be a JSON object, got {text:.200}")
     return options
 
 

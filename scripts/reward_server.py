@@ -45,11 +45,22 @@ def token_of(options: argparse.Namespace) -> str | None:
     return token or None
 
 
+def options_of(text: str) -> dict:
+    """The scorer's options. Raises ValueError for text that is no JSON object."""
+    try:
+        options = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise ValueError(f"--options must be a JSON object, got {text:.200}")
+    return options
+
+
 def main() -> int:
     options = parse()
     try:
         token = token_of(options)
-        scorer_options = json.loads(options.options)
+        scorer_options = options_of(options.options)
 
         import uvicorn
 

@@ -41,7 +41,7 @@ def test_a_flag_overrides_the_file_and_the_file_the_default(write):
         ("eta: {a: 1}", "takes one value, got a mapping"),
         ("eta: [1, 2]", "takes one value, got a list"),
         ("eta:", "takes one value, got nothing"),
-        ("batch_size: 2.5", "invalid int value"),
+        ("batch_size: 2.5", "takes a whole number, got 2.5"),
         ("sde_type: euler", "invalid choice: 'euler'"),
         ("- eta", "must hold `name: value` lines, got list"),
         ("eta: [", "is not valid YAML"),

@@ -57,7 +57,7 @@ def test_the_settings_name_scorers_and_their_options(judge_of, tmp_path):
         ("videoalign: {}", "options for miniature, got 'videoalign'"),
         ("miniature: 3", "options for miniature, got 'miniature'"),
         ("- a", "options for miniature, got ''"),
-        ("a: [", "must be a readable YAML file"),
+        ("a: [", "is not valid YAML"),
     ],
 )
 def test_options_of_no_scorer_are_refused(judge_of, tmp_path, text, said):

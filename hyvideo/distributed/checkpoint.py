@@ -27,6 +27,7 @@ from torch import Tensor
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.tensor_files import SafeReader, read_metadata, read_shapes, single_process
+from hyvideo.plain_text import parse_json, shown
 
 FOLDER = "checkpoints"
 LATEST, AUTO = "latest", "auto"
@@ -163,9 +164,12 @@ class CheckpointWriter:
 def read_state(folder: Path) -> dict:
     """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken."""
     try:
-        return json.loads((folder / "state.json").read_text())
+        state = parse_json((folder / "state.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{folder} is not a complete checkpoint: state.json must hold an object, got {shown(state)}")
+    return state
 
 
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:

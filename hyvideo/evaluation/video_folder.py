@@ -1,6 +1,5 @@
 """A folder of mp4 files as videos of prompts: of generate.py, of a run's records, or in the order of a prompts CSV."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data import Request
+from hyvideo.plain_text import parse_json
 from hyvideo.video_io import mp4_factor, read_video
 
 
@@ -74,14 +74,14 @@ def _in_own_size(video: Tensor, height: int, width: int) -> Tensor:
 def _recorded(folder: Path) -> list[Clip]:
     """The videos that a run kept, by its record of them; none where the folder is not a run's."""
     path = folder / "scores.json"
-    entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
     if not isinstance(entries, list):
         return []
     return [Clip(folder / e["file"], e["prompt"], e["group"]) for e in entries if e["file"]]
 
 
 def _prompt_of(path: Path) -> str:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
         raise ValueError(f"{path} must hold an object with a prompt")
     return content["prompt"]

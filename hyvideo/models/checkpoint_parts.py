@@ -3,7 +3,6 @@
 Original layout and diffusers layout have different parts; the reward and the metrics lie beside either.
 """
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal
 
 from hyvideo.models import checkpoint_fit as fit
 from hyvideo.models.versions import RELEASED, UNSUPPORTED
+from hyvideo.plain_text import parse_json
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
 
@@ -239,8 +239,10 @@ def _task(root: Path, name: str) -> Literal["t2v", "i2v"]:
 def _task_of_config(path: Path) -> Literal["t2v", "i2v"] | None:
     """What a config says its transformer is for, in the original's word or in diffusers'."""
     try:
-        config = json.loads(path.read_text())
+        config = parse_json(path.read_text())
     except (OSError, ValueError):  # its part says so
+        return None
+    if not isinstance(config, dict):
         return None
     task = config.get("ideal_task") or config.get("task_type")
     return task if task in ("t2v", "i2v") else None

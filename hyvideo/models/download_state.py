@@ -4,10 +4,11 @@ Looks at headers and sizes only, so it is as quick for 33 GB as for one kilobyte
 right one for a model is another question.
 """
 
-import json
 import struct
 import zipfile
 from pathlib import Path
+
+from hyvideo.plain_text import parse_json
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 # What `hf download`, `modelscope download`, browsers and aria2 call a file that is not finished.
@@ -35,7 +36,7 @@ def flaw_of(path: Path) -> str | None:
 def shards(index: Path) -> list[Path]:
     """The weight files that a ``*.safetensors.index.json`` names; none where it cannot be read."""
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        names = set(parse_json(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
     return [index.parent / name for name in sorted(names)]
@@ -92,7 +93,7 @@ def _safetensors_flaw(path: Path) -> str | None:
     if len(header) < length:
         return "is truncated in its header"
     try:
-        tensors = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        tensors = {name: entry for name, entry in parse_json(header).items() if name != "__metadata__"}
         end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError):
         return "is no safetensors file"
@@ -103,7 +104,7 @@ def _safetensors_flaw(path: Path) -> str | None:
 
 def _json_flaw(path: Path) -> str | None:
     try:
-        json.loads(path.read_text())
+        parse_json(path.read_text())
     except ValueError as error:
         return f"is not JSON ({error})"
     return None

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, shortened
+from hyvideo.plain_text import parse_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -61,7 +62,10 @@ def read_lora(path: str | Path) -> Lora:
     """
     file = _file_of(Path(path))
     tensors, metadata = _read_safetensors(file)
-    settings = json.loads(metadata[_METADATA]) if _METADATA in metadata else {}
+    try:
+        settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
+    except ValueError as error:
+        raise ValueError(f"LoRA: the metadata of {file} are not JSON ({error})") from error
     settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
     if file.name == _PEFT_FILE:
         settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")

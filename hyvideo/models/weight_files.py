@@ -9,13 +9,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from hyvideo.plain_text import parse_json, shown
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -55,7 +57,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
                 files |= dict.fromkeys(names, path)
                 drawn |= _drawn_prefixes(file.metadata() or {})
-        except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        except (SafetensorError, ValueError, AttributeError, TypeError, OSError) as error:
             raise ValueError(
                 f"{folder.label}: {path} is truncated or no safetensors file ({error}); download it again"
             ) from error
@@ -73,7 +75,11 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
     weight_map = read_json(index, folder.label).get("weight_map")
     if not weight_map:
         raise ValueError(f"{folder.label}: {index} has no weight_map; download it again")
-    paths = [folder.path / name for name in sorted(set(weight_map.values()))]
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+    for name in names:
+        if not isinstance(name, str) or PurePath(name).name != name:
+            raise ValueError(f"{folder.label}: {index} must name files of its own folder, got {shown(name)}")
+    paths = [folder.path / name for name in sorted(set(names))]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise ValueError(f"{folder.label}: {index.name} names {missing}, which are not in {folder.path}")
     return paths
@@ -160,7 +166,7 @@ def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
 
 
 def _drawn_prefixes(metadata: Mapping[str, str]) -> dict[str, int]:
-    return {prefix: int(seed) for prefix, seed in json.loads(metadata.get("drawn", "{}")).items()}
+    return {prefix: int(seed) for prefix, seed in parse_json(metadata.get("drawn", "{}")).items()}
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
@@ -168,7 +174,7 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{label}: {path} does not exist")
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except (ValueError, OSError) as error:
         raise ValueError(f"{label}: {path} is not JSON ({error})") from error
     if isinstance(content, dict):

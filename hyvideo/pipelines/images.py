@@ -17,10 +17,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from hyvideo.paths import file_problem
+from hyvideo.plain_text import shown
+
 RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # pixels, side of the square of equal area
 STRIDE = 16  # pixels of the clip per latent pixel
 MAX_RATIO = 4  # longer side / shorter side of a bucket
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow knows more, some of which run programs (EPS)
+MAX_BYTES = 1 << 28  # of a file
 MAX_PIXELS = 1 << 26  # of an image, as stored and while it is resized
 
 # All that Pillow's decoders of FORMATS raise for a damaged file. A warning is among them: see read_image.
@@ -31,7 +35,7 @@ _UNREADABLE = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
-_ASPECT_RATIO = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]{1,9})?)")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -62,6 +66,8 @@ def read_image(path: str | os.PathLike) -> Image.Image:
 def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
     """The image file with its header read; what goes wrong inside is one ValueError that names it."""
     try:
+        if problem := file_problem(path, MAX_BYTES):
+            raise ValueError(problem)
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as file:
@@ -71,7 +77,7 @@ def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
     except _UNREADABLE as error:
         raise ValueError(
             f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
-            f"{MAX_PIXELS} pixels, got {str(path)!r} ({error})"
+            f"{MAX_PIXELS} pixels, got {shown(path)} ({error})"
         ) from error
 
 
@@ -118,7 +124,8 @@ def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
     width, height = map(float, found.groups()) if found else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         raise ValueError(
-            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got {aspect_ratio!r}"
+            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
+            f"{shown(aspect_ratio)}"
         )
     return nearest_size(height, width, resolution)
 

@@ -3,12 +3,12 @@
 Pure arithmetic; the parameter count is the model's own, to the last one (tested against the class).
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyvideo.models.versions import RELEASED, UNSUPPORTED
+from hyvideo.plain_text import parse_json
 
 _TIME_DIM = 256  # sinusoidal embedding of a timestep
 _GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
@@ -182,7 +182,7 @@ def _vae_sizes(config: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no readable JSON file ({error})") from error
     if not isinstance(content, dict):

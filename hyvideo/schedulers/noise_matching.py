@@ -27,6 +27,7 @@ from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
 RECOMMENDED = "recommended"
 RECOMMENDED_ETA = {"sage_grpo": 0.5, "dance_grpo": 0.25}  # in the methods' own recipes for video
+MAX_ETA = 1000.0  # far above all that explores; its square is a number still
 
 
 def matched_eta(target: str, sde_type: str, *, num_steps: int, shift: float, last_step: str) -> float:
@@ -77,10 +78,10 @@ def parse_target(target: str) -> tuple[str, float]:
         eta = float(number)
     except ValueError:
         eta = math.nan
-    if name not in SDE_TYPES or not 0 < eta < math.inf:
+    if name not in SDE_TYPES or not 0 < eta <= MAX_ETA:
         raise ValueError(
-            f"match_noise must be <sde_type>:<eta> with one of {', '.join(SDE_TYPES)} and an eta above 0, such as "
-            f"sage_grpo:0.5, got {target!r}"
+            f"match_noise must be <sde_type>:<eta> with one of {', '.join(SDE_TYPES)} and an eta above 0 and at most "
+            f"{MAX_ETA:g}, such as sage_grpo:0.5, got {target!r}"
         )
     if name == "cps" and eta > 1:
         raise ValueError(f"match_noise must name an eta within [0, 1] for cps, got {target!r}")

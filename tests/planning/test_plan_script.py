@@ -61,7 +61,7 @@ def test_the_table_in_the_documentation_is_the_one_that_is_made():
         ((*CONFIG, "--batch_size", "0"), "batch_size must be at least 1, got 0"),
         ((*CONFIG, "--height", "350"), "height must be a multiple of 16, got 350"),
         ((*CONFIG, "--transformer_version", "beauty"), "transformer_version must be one of"),
-        (("--config", "nowhere.yaml"), "must name a readable YAML file, got nowhere.yaml"),
+        (("--config", "nowhere.yaml"), "must name a readable YAML file, got 'nowhere.yaml'"),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(arguments, said):

@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hyvideo.models.reward_models.rewards import Verdict
+from hyvideo.plain_text import parse_json
 from hyvideo.video_io import read_video
 
 _MAX_HEADER = 2**20  # bytes
@@ -115,14 +116,6 @@ def decode_answer(body: bytes, num_videos: int) -> list[Verdict]:
     if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
         raise ValueError(f"an answer needs scores of {num_videos} videos, got {answer!r:.200}")
     return [_verdict(one, reason) for one, reason in zip(scores, reasons)]
-
-
-def parse_json(text: bytes) -> object:
-    """What a JSON text says. Raises ValueError for everything that is none, nested too deeply too."""
-    try:
-        return json.loads(text)  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-    except RecursionError as error:
-        raise ValueError("JSON that is nested too deeply") from error
 
 
 def _verdict(scores: object, reason: object) -> Verdict:

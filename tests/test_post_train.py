@@ -17,8 +17,8 @@ SMOKE = ["--config", "configs/smoke.yaml"]
 def program(tmp_path, monkeypatch, tiny_config):
     """Runs a program of the repository in a process of its own."""
 
-    def run(name, *arguments):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    def run(name, *arguments, **variables):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
         command = [sys.executable, name, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
@@ -47,6 +47,47 @@ def test_bad_input_ends_with_one_message_and_code_2(program, tmp_path, arguments
     assert result.returncode == 2, result.stderr
     assert said in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def hostile(tmp_path, name):
+    """A flag of a setting, or of a prompts file, that nobody meant."""
+    if name == "aliases":
+        (tmp_path / "run.yaml").write_text("a: &a [x, x]\nb: &b [*a, *a]\nreport_to: [*b, *b]\n")
+        return ["--config", tmp_path / "run.yaml"]
+    if name == "loop":
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
+        return [*SMOKE, "--output_dir", tmp_path / "loop" / "out"]
+    if name == "control":
+        (tmp_path / "prompts.csv").write_bytes(b"\xef\xbb\xbfprompt\na red circle moves up\na red\x00circle\n")
+        return [*SMOKE, "--prompts_csv", tmp_path / "prompts.csv"]
+    return [*SMOKE, "--device", "cuda"]
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("aliases", "line 2 repeats a value by *a; write it out"),
+        ("loop", "output_dir must be a folder that can be written to"),
+        ("control", "of row 2 of"),
+        ("no gpu", "device cuda needs a GPU that torch can use, and there is none"),
+    ],
+)
+def test_what_nobody_meant_ends_with_one_message_and_nothing_written(program, tmp_path, name, said):
+    flags = ["--output_dir", tmp_path / "out", *hostile(tmp_path, name)]
+    before = sorted(tmp_path.rglob("*"))
+    result = program("post_train.py", *flags, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 2 and said in result.stderr, result.stderr
+    assert result.stderr.count("post_train.py:") == 1 and "Traceback" not in result.stderr and not result.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "prompt, said", [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")]
+)
+def test_generate_refuses_what_is_no_prompt(program, tmp_path, prompt, said):
+    result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path / "out")
+    assert result.returncode == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("generate.py: ") and not (tmp_path / "out").exists()
 
 
 def test_a_broken_checkpoint_is_named_before_anything_is_loaded(program, tmp_path):

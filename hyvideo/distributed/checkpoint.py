@@ -257,9 +257,12 @@ def roll_back(output_dir: Path, iteration: int) -> str | None:
 
 
 def complete(output_dir: Path) -> list[Path]:
-    """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen."""
+    """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen.
+
+    Nor is what somebody has put aside under another name, as 000010-good: it is neither taken up nor removed.
+    """
     root = output_dir / FOLDER
-    return sorted(path for path in root.glob("[0-9]*") if (path / "state.json").is_file())
+    return sorted(path for path in root.glob("[0-9]*") if path.name.isdigit() and (path / "state.json").is_file())
 
 
 def name_of(iteration: int) -> str:

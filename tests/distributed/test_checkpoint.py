@@ -206,6 +206,15 @@ def test_every_so_many_stay(tmp_path):
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000008", "000010"]
 
 
+def test_a_copy_that_was_put_aside_is_neither_taken_up_nor_removed(tmp_path):
+    aside = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
+    for iteration in (1, 3):
+        writer.save(iteration, {"policy": torch.zeros(3)}, {})
+    assert aside.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
+    assert checkpoint.roll_back(tmp_path, 3) == "000003"
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -104,10 +104,10 @@ class CheckpointWriter:
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         aside = target.with_name(f".{target.name}.partial")
-        if self.mesh.is_main:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        self._barrier()
+        with self._told_to_all():  # no rank goes on before the folder is there
+            if self.mesh.is_main:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
         with single_process() if self._group is None else nullcontext():
             dcp.save(
                 tensors,
@@ -122,8 +122,11 @@ class CheckpointWriter:
                 _check_files(aside / TENSORS)
                 files(aside)
                 (aside / "state.json").write_text(state)
+        hashed: dict[str, dict] = {}
+        with self._told_to_all():  # by itself: a rank that fails here would miss the exchange that follows
+            hashed = manifest.hash_share(aside, self.mesh)
+        listed = manifest.merge(hashed, self.mesh, self._group)
         with self._told_to_all():
-            listed = manifest.hash_files(aside, self.mesh, self._group)
             if self.mesh.is_main:
                 manifest.write(aside, listed)
                 self._show(aside, target)
@@ -155,10 +158,6 @@ class CheckpointWriter:
 
     def _stays(self, folder: Path) -> bool:
         return self.keep_every > 0 and int(folder.name) % self.keep_every == 0
-
-    def _barrier(self) -> None:
-        if self._group is not None:
-            dist.barrier(group=self._group)
 
 
 def read_state(folder: Path) -> dict:
@@ -262,9 +261,12 @@ def roll_back(output_dir: Path, iteration: int) -> str | None:
 
 
 def complete(output_dir: Path) -> list[Path]:
-    """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen."""
+    """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen.
+
+    Nor is what somebody has put aside under another name, as 000010-good: it is neither taken up nor removed.
+    """
     root = output_dir / FOLDER
-    return sorted(path for path in root.glob("[0-9]*") if (path / "state.json").is_file())
+    return sorted(path for path in root.glob("[0-9]*") if path.name.isdigit() and (path / "state.json").is_file())
 
 
 def name_of(iteration: int) -> str:

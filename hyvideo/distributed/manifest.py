@@ -15,11 +15,19 @@ NAME = "manifest.json"
 _BLOCK = 2**22  # bytes
 
 
-def hash_files(folder: Path, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> dict[str, dict]:
-    """Size and hash of every file below ``folder`` by its path, on every rank. All ranks must call."""
+def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
+    """Size and hash of this rank's share of the files below ``folder``, by path."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    own = {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
-    return _merged(own, mesh, group)
+    return {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
+
+
+def merge(own: dict, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> dict:
+    """The shares of all ranks in one, on every rank. All ranks must call."""
+    if mesh.world_size == 1:
+        return own
+    everyone: list = [None] * mesh.world_size
+    dist.all_gather_object(everyone, own, group=group)
+    return {name: value for part in everyone for name, value in part.items()}
 
 
 def write(folder: Path, files: dict[str, dict]) -> None:
@@ -49,10 +57,17 @@ def damage(folder: Path, mesh: Mesh) -> str | None:
     else:
         files = json.loads((folder / NAME).read_text())
         for name in sorted(files)[mesh.rank :: mesh.world_size]:
-            if _describe(folder / name) != files[name]:
-                found[name] = f"{name} is not what was written"
-    merged = _merged(found, mesh, None)
+            if problem := _content_problem(folder / name, files[name], name):
+                found[name] = problem
+    merged = merge(found, mesh)
     return merged[min(merged)] if merged else None
+
+
+def _content_problem(path: Path, entry: dict, name: str) -> str | None:
+    try:
+        return None if _describe(path) == entry else f"{name} is not what was written"
+    except OSError as error:  # on one rank: the others must hear of it
+        return f"{name} cannot be read ({error.strerror})"
 
 
 def _describe(path: Path) -> dict:
@@ -61,11 +76,3 @@ def _describe(path: Path) -> dict:
         while block := file.read(_BLOCK):
             digest.update(block)
     return {"size": path.stat().st_size, "blake2b": digest.hexdigest()}
-
-
-def _merged(own: dict, mesh: Mesh, group: "dist.ProcessGroup | None") -> dict:
-    if mesh.world_size == 1:
-        return own
-    everyone: list = [None] * mesh.world_size
-    dist.all_gather_object(everyone, own, group=group)
-    return {name: value for part in everyone for name, value in part.items()}

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hyvideo.config import Config, load_config, parse
+from hyvideo.distributed.checkpoint import complete
 from hyvideo.metrics import whole_lines
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
@@ -75,7 +76,7 @@ class Study:
 
     def __post_init__(self) -> None:
         for word in self.extra:
-            name = word.removeprefix("--").partition("=")[0]
+            name = word.removeprefix("--").partition("=")[0].replace("-", "_")  # flags may have either
             if word.startswith("--") and name in OF_THE_CELL:
                 raise ValueError(f"--extra cannot set {name}, which differs between the cells or belongs to them")
 
@@ -86,13 +87,14 @@ class Study:
         """The command line of post_train.py for a cell, which goes on if it has begun."""
         flags = ["--config", self.config_file, "--output_dir", str(self.folder(cell)), "--seed", str(cell.seed)]
         flags += ["--reward_weights", SETTINGS[cell.setting], "--sde_type", cell.method]
-        flags += ["--use_grad_balancing", str(cell.has_equalizer).lower(), *KL_FLAGS[cell.kl]]
+        flags += ["--use_grad_balancing", str(cell.has_equalizer).lower()]
         flags += ["--num_threads", "1", "--report_to", "none", "--save_total_limit", "1"]
         if self.match_noise:
             flags += ["--match_noise", self.match_noise]
         if (self.folder(cell) / "metrics.jsonl").is_file():
             flags += ["--resume_from_checkpoint", "latest"]
-        return flags + self.extra
+        # The trust region last: an extra kl_weight is of the cells that have one, and gives none to those without.
+        return flags + self.extra + KL_FLAGS[cell.kl]
 
     def config(self, cell: Cell) -> Config:
         """The cell's settings. Ends the program with one message for a flag that does not exist."""
@@ -139,7 +141,7 @@ def progress(folder: Path, config: Config) -> Progress:
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
         raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; take another --out")
-    saved = {int(state.parent.name): state.parent for state in folder.glob("checkpoints/[0-9]*/state.json")}
+    saved = {int(path.name): path for path in complete(folder)}
     # A line is written before the checkpoint: a last line without it is of a run that stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
 

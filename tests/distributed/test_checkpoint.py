@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.tensor_files import read_metadata, read_shapes
@@ -72,6 +72,36 @@ def test_nodes_that_share_no_folder_leave_no_checkpoint_and_say_so_at_once(tmp_p
     assert "CHECKPOINT NOT WRITTEN" in main and "CHECKPOINT NOT WRITTEN" in other
     assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
+
+
+def save_twice(folder, failing):
+    """What a rank meets when something fails on one rank in the first of two checkpoints, and what is complete then."""
+    from hyvideo.distributed import mesh as ranks
+
+    mesh = ranks.start(1, torch.device("cpu"), timeout=30)
+    blocked, hash_share = Path(folder) / "checkpoints", manifest.hash_share
+    if failing == "mkdir" and mesh.is_main:
+        blocked.write_text("in the way")
+    if failing == "hash" and mesh.rank == 1:
+        manifest.hash_share = lambda *_: (_ for _ in ()).throw(OSError("the disk does not answer"))
+    writer = CheckpointWriter(Path(folder), mesh, keep=0, is_asynchronous=True, timeout=30)
+    found = []
+    for iteration in (1, 2):
+        writer.save(iteration, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
+        writer.wait()
+        found.append(writer.last_failed)
+        torch.distributed.barrier()
+        if blocked.is_file() and mesh.is_main:
+            blocked.unlink()
+        manifest.hash_share = hash_share
+        torch.distributed.barrier()
+    return found, [path.name for path in checkpoint.complete(Path(folder))]
+
+
+@pytest.mark.parametrize("failing", ["mkdir", "hash"])
+def test_what_fails_on_one_rank_costs_one_checkpoint_and_not_those_after_it(tmp_path, failing):
+    for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path), failing):
+        assert found == [[True, False], ["000002"]]
 
 
 def test_what_is_not_in_a_checkpoint_is_named(tmp_path):
@@ -176,6 +206,15 @@ def test_every_so_many_stay(tmp_path):
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000008", "000010"]
 
 
+def test_a_copy_that_was_put_aside_is_neither_taken_up_nor_removed(tmp_path):
+    aside = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
+    for iteration in (1, 3):
+        writer.save(iteration, {"policy": torch.zeros(3)}, {})
+    assert aside.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
+    assert checkpoint.roll_back(tmp_path, 3) == "000003"
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -206,6 +245,20 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, break_i
     break_it(tmp_path / "checkpoints" / "000002")
     with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
         checkpoint.find_undamaged(tmp_path, "auto", ALONE)
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch, capsys):
+    for iteration in (2, 4):
+        save(tmp_path, iteration)
+
+    def describe(path, whole=manifest._describe):
+        if "000004" in str(path):
+            raise OSError(5, "Input/output error")
+        return whole(path)
+
+    monkeypatch.setattr(manifest, "_describe", describe)
+    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002"
+    assert "cannot be read (Input/output error)" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):

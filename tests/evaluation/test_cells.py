@@ -78,8 +78,16 @@ def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(t
     assert split_extra("max_steps 3 eta 0.5") == split_extra("--max_steps 3 --eta 0.5")
     with pytest.raises(ValueError, match="pairs"):
         split_extra("max_steps 3 eta")
-    with pytest.raises(ValueError, match="seed"):
-        Study(SMOKE, tmp_path, ["--seed=3"])
+    for extra, name in ((["--seed=3"], "seed"), (["--sde-type", "cps"], "sde_type")):
+        with pytest.raises(ValueError, match=name):
+            Study(SMOKE, tmp_path, extra)
+
+
+def test_an_extra_kl_weight_gives_no_trust_region_to_the_cells_without(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
+    without, fixed = (study.config(Cell("A", "sage_grpo", kl, True, 0)) for kl in ("none", "fixed"))
+    assert without.kl_strategy == "none"
+    assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
 
 
 def test_a_cell_that_has_begun_goes_on_after_its_last_checkpoint(study):

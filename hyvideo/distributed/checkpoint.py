@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hyvideo.distributed import manifest
@@ -103,10 +104,20 @@ class CheckpointWriter:
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         aside = target.with_name(f".{target.name}.partial")
-        if self.mesh.is_main:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        self._barrier()
+        try:
+            self._write_and_show(aside, target, tensors, state, files)
+        except (OSError, dcp.api.CheckpointException, RuntimeError):
+            if self.mesh.is_main:  # what is there of it must not fill a full disk
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def _write_and_show(
+        self, aside: Path, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+    ) -> None:
+        with self._told_to_all():
+            if self.mesh.is_main:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
         with single_process() if self._group is None else nullcontext():
             dcp.save(
                 tensors,
@@ -133,7 +144,7 @@ class CheckpointWriter:
         problem = None
         try:
             yield
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             problem = str(error)
         everyone = [problem]
         if self._group is not None:
@@ -154,10 +165,6 @@ class CheckpointWriter:
 
     def _stays(self, folder: Path) -> bool:
         return self.keep_every > 0 and int(folder.name) % self.keep_every == 0
-
-    def _barrier(self) -> None:
-        if self._group is not None:
-            dist.barrier(group=self._group)
 
 
 def read_state(folder: Path) -> dict:

@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hyvideo.distributed.mesh import Mesh
@@ -81,7 +82,7 @@ class Health:
             rewards = {row: reward.scores | {"total": reward.total} for row, reward in round_.rewards.items()}
             finite = {row: {k: v if _is_finite(v) else None for k, v in of.items()} for row, of in rewards.items()}
             write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": round_.prompts, "rewards": finite})
-        except OSError as error:  # a full disk is no reason to end what can go on
+        except (OSError, SafetensorError) as error:  # a full disk is no reason to end what can go on
             print(f"\nthe rollouts of the skipped update could not be kept: {error}", file=sys.stderr)
 
 

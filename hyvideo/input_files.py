@@ -72,7 +72,7 @@ def _earlier_run_problems(config: Config) -> Iterator[str]:
             "--resume_from_checkpoint latest, or name another output_dir"
         )
         return
-    from hyvideo.metrics import whole_lines
+    from hyvideo.metrics_lines import whole_lines
 
     try:
         whole_lines(path)

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from hyvideo.plain_text import parse_json
+from hyvideo.metrics_lines import open_lines
 from hyvideo.video_io import write_gif_bytes
 
 
@@ -34,62 +35,6 @@ def as_json_line(metrics: dict[str, float], iteration: int) -> str:
             number = value if isinstance(value, int) else float(value)
             record[name] = number if math.isfinite(number) else None
     return json.dumps(record, allow_nan=False)
-
-
-def iteration_of(line: bytes) -> int | None:
-    """The iteration of a line of metrics.jsonl, None where the line is not whole."""
-    try:
-        record = parse_json(line.decode())
-    except ValueError:
-        return None
-    iteration = record.get("iteration") if isinstance(record, dict) else None
-    return iteration if isinstance(iteration, int) else None
-
-
-def whole_lines(path: Path) -> list[tuple[int, bytes]]:
-    """Iteration and text of each line, without a last line torn by a crash.
-
-    Raises ValueError for a broken line that is not the last, since no crash of ours leaves one, and for a file that
-    cannot be read.
-    """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"{path} must be a readable file, to go on with its run ({error.strerror})") from error
-    iterations = [iteration_of(line) for line in lines]
-    if None in iterations[:-1]:
-        number = iterations.index(None) + 1
-        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove it")
-    return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
-
-
-def drop_after(path: Path, resume_iteration: int) -> None:
-    """Drops what a resumed run logs again: lines after ``resume_iteration`` and a last line torn by a crash.
-
-    The file is rewritten aside and renamed, so that a second crash loses nothing. Raises as `whole_lines`.
-    """
-    kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        aside.write_bytes(b"".join(line + b"\n" for line in kept))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def open_lines(path: Path, resume_iteration: int | None) -> TextIO:
-    """metrics.jsonl, ready for the iteration after ``resume_iteration``; lines leave the process at once.
-
-    Raises ValueError where a new run (None) would be appended to another's lines.
-    """
-    if resume_iteration is not None and path.exists():
-        drop_after(path, resume_iteration)
-    elif path.exists() and path.stat().st_size > 0:
-        raise ValueError(
-            f"{path} holds the metrics of another run and this one does not resume it; "
-            "resume from a checkpoint, choose another output_dir, or move the old run away"
-        )
-    return path.open("a", encoding="utf-8", buffering=1)
 
 
 class TensorBoardReport:
@@ -230,11 +175,10 @@ class MetricsWriter:
         """The metrics of one iteration. Raises ValueError where it has been logged before."""
         if self.last_iteration is not None and iteration <= self.last_iteration:
             raise ValueError(f"iterations are logged once and in order: {iteration} after {self.last_iteration}")
-        self.lines.write(as_json_line(metrics, iteration) + "\n")
+        self.lines.write(as_json_line(metrics, iteration))
         self.last_iteration = iteration
         numbers = {name: float(value) for name, value in metrics.items() if name != "iteration"}
-        for report in self.reports:
-            report.log(numbers, iteration)
+        self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(
         self, tag: str, video: Tensor, fps: float, step: int, *, file: str | os.PathLike | None = None
@@ -243,18 +187,26 @@ class MetricsWriter:
 
         TensorBoard gets an animated GIF, W&B the mp4 ``file`` of the clip: ValueError without.
         """
-        for report in self.reports:
-            report.add_video(tag, video, fps, step, file=None if file is None else Path(file))
+        clip = None if file is None else Path(file)
+        self._to_reports(lambda report: report.add_video(tag, video, fps, step, file=clip))
 
     def add_image_file(self, tag: str, file: str | os.PathLike, step: int) -> None:
         """Shows a picture file, such as the contact sheet of ``before_after``, at an iteration."""
-        for report in self.reports:
-            report.add_image_file(tag, Path(file), step)
+        self._to_reports(lambda report: report.add_image_file(tag, Path(file), step))
 
     def close(self) -> None:
         self.lines.close()
-        for report in self.reports:
-            report.close()
+        self._to_reports(lambda report: report.close())
+
+    def _to_reports(self, tell: Callable) -> None:
+        """One that cannot write, as its disk is full, is given up with a word: metrics.jsonl has it all."""
+        for report in list(self.reports):
+            try:
+                tell(report)
+            except OSError as error:
+                self.reports.remove(report)
+                name = type(report).__name__
+                print(f"\n{name} GIVEN UP ({error}); training goes on", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self

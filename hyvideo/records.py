@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,15 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
     for number, video in videos.items():
         write_video(folder / names[number], video, fps)
     return names
+
+
+@contextmanager
+def told_if_unwritable(what: str) -> Iterator[None]:
+    """Of records that training can do without: a full disk is told, and is no end."""
+    try:
+        yield
+    except OSError as error:
+        print(f"\n{what} NOT WRITTEN ({error}); training goes on", file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, content: list | dict) -> None:

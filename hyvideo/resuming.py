@@ -15,6 +15,7 @@ _FREE = frozenset(
     "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval gate_tolerance kl_compute_mode "
     "reference_mode_offload max_steps max_bad_updates valid_video_csv".split()
 )
+_OF_THE_START = frozenset(("resume_from_checkpoint", "allow_changed_settings"))  # not worth telling
 # Free as long as an iteration has as many rollouts.
 _LAYOUT = frozenset(("batch_size", "gradient_accumulation_steps"))
 
@@ -38,7 +39,7 @@ def differences(saved: dict, config: Config, *, saved_rollouts: int | None, roll
         free_names |= _LAYOUT
     free, of_the_method = [], []
     for name, value in config.flat().items():
-        if name not in saved or _plain(saved[name]) == _plain(value):
+        if name in _OF_THE_START or name not in saved or _plain(saved[name]) == _plain(value):
             continue
         sentence = f"{name} is {value!r} and was {saved[name]!r}"
         (free if name in free_names else of_the_method).append(sentence)

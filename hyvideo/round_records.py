@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hyvideo.config import Config
-from hyvideo.records import score_entry, write_json, write_videos
+from hyvideo.records import score_entry, told_if_unwritable, write_json, write_videos
 from hyvideo.rollouts import Round
 
 
@@ -32,7 +32,9 @@ def keep_round(
         for row, video in videos.items()
         if video is not None and (numbers[row] in wanted or round_.rewards[row].is_missing)
     }
-    files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, config.data.fps)
+    files: dict[int, str] = {}
+    with told_if_unwritable(f"VIDEOS OF {folder}"):
+        files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, config.data.fps)
     entries = [
         score_entry(
             round_.prompts[row],
@@ -48,5 +50,6 @@ def keep_round(
     everyone = gather(entries)
     if everyone:
         in_order = sorted((entry for part in everyone for entry in part), key=lambda entry: entry["number"])
-        write_json(folder / "scores.json", in_order)
-    return {row: files[numbers[row]] for row in kept}
+        with told_if_unwritable(f"SCORES OF {folder}"):
+            write_json(folder / "scores.json", in_order)
+    return {row: files[numbers[row]] for row in kept if numbers[row] in files}

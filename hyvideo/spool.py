@@ -12,12 +12,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hyvideo.config import Config, RecordSettings
@@ -26,7 +28,6 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.shards import local
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
-from hyvideo.records import write_text
 
 FOLDER = "spool"
 # What a rollout or its reward does not depend on.
@@ -51,9 +52,10 @@ class Spool:
         if not self.num_rounds:
             return None
         try:
-            tensors = load_file(self._rollouts_of(batch))
-            found = Rollout(**{name: tensor.to(self.device) for name, tensor in tensors.items()})
-        except (OSError, SafetensorError, TypeError):
+            found = Rollout(
+                **{name: tensor.to(self.device) for name, tensor in _read(self._rollouts_of(batch)).items()}
+            )
+        except (OSError, SafetensorError, TypeError, ValueError):
             found = None
         return found if everywhere(found is not None, self.mesh) else None
 
@@ -61,7 +63,8 @@ class Spool:
         """The first of the ranks that share it writes."""
         if self.num_rounds and self.mesh.sp_rank == 0:
             tensors = {name: getattr(rollout, name).contiguous().cpu() for name in ("latents", "means", "log_probs")}
-            _write(self._rollouts_of(batch), lambda path: save_file(tensors, path))
+            metadata = {"blake2b": _digest(tensors)}
+            self._keep(self._rollouts_of(batch), lambda path: save_file(tensors, path, metadata))
 
     def rewards(self, batch: int) -> list[Reward] | None:
         """Of the videos that this rank has of a batch."""
@@ -75,15 +78,30 @@ class Spool:
         """A missing reward is not kept: the scorer may have an answer next time."""
         if self.num_rounds and not any(reward.is_missing for reward in rewards):
             entries = [{"total": r.total, "scores": r.scores, "reason": r.reason} for r in rewards]
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self._rewards_of(batch), json.dumps(entries))
+            text = json.dumps(entries, default=float)  # numpy's numbers too
+            self._keep(self._rewards_of(batch), lambda path: path.write_text(text))
 
     def forget(self) -> None:
-        """The round is trained: of all rounds the newest ``spool_rounds - 1`` are left."""
+        """The round is trained: of it and those before it the newest ``spool_rounds - 1`` are left.
+
+        Later ones, of a run that was killed further on, are met again.
+        """
         if self.num_rounds and self.mesh.is_main:
-            folders = sorted(self.root.glob("[0-9]*"), reverse=True)
-            for folder in folders[self.num_rounds - 1 :]:
+            folders = sorted(path for path in self.root.glob("[0-9]*") if path.name[:6] <= self.folder.name[:6])
+            for folder in folders[::-1][self.num_rounds - 1 :]:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Whole or not at all. What cannot be written is told, and costs the time to make it again after a restart."""
+        aside = path.with_name(f".{path.name}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(aside)
+            os.replace(aside, path)
+        except (OSError, SafetensorError) as error:
+            print(f"\nROLLOUTS NOT SPOOLED ({error}); training goes on", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                aside.unlink()
 
     def _rollouts_of(self, batch: int) -> Path:
         return self.folder / f"rollouts-{self.mesh.replica:04d}-{batch:04d}.safetensors"
@@ -92,11 +110,21 @@ class Spool:
         return self.folder / f"rewards-{self.mesh.rank:04d}-{batch:04d}.json"
 
 
-def _write(path: Path, write) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    write(aside)
-    os.replace(aside, path)
+def _read(path: Path) -> dict[str, Tensor]:
+    """Raises ValueError where the tensors are not those that were written."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        written = (file.metadata() or {}).get("blake2b")
+    if written != _digest(tensors):
+        raise ValueError(f"{path} is not what was written")
+    return tensors
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(tensors[name].view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _key(config: Config, mesh: Mesh, iteration: int, trained: Mapping[str, Tensor]) -> str:

@@ -44,4 +44,6 @@ class StopRequests:
     def _take(self, number: int, _frame) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":
             os._exit(130)
+        if self.received is None:
+            os.write(2, b"\nasked to leave: it does after this stage, with all saved; Ctrl-C twice leaves at once\n")
         self.received = signal.Signals(number).name

@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 from hyvideo.idle_settings import idle_settings
+from hyvideo.metrics_lines import whole_lines
 from hyvideo.plan import describe
 from hyvideo.validation import Validation
 
@@ -56,7 +57,7 @@ def _validation_lines(validation: Validation, iteration: int) -> list[str]:
 
 
 def _training_line(path: Path) -> str:
-    rewards = [json.loads(line)["reward/mean"] for line in path.read_text().splitlines()]
+    rewards = [json.loads(line)["reward/mean"] for _, line in whole_lines(path)]
     rewards = [reward for reward in rewards if reward is not None]
     if not rewards:
         return "no rollout had a reward"

@@ -168,7 +168,8 @@ class Trainer:
     def _leave(self) -> None:
         """Saves the run as it was after its last finished iteration; rollouts of the one begun are in the spool."""
         self.iteration -= 1
-        if self.iteration > self.saved_iteration:
+        self.checkpoints.wait()
+        if self.iteration > self.saved_iteration or self.checkpoints.last_failed:
             self.save()
         self.checkpoints.wait()
 
@@ -260,6 +261,8 @@ class Trainer:
     def _spooled_or_sampled(
         self, spool: Spool, batch: int, places: list[Place], conditions: Conditions, rows: list[int]
     ) -> Rollout:
+        # Of those found in the spool too: the run has paid for them, in an iteration that left no metrics.
+        self.updates.cost.forwards += len(places) * self.updates.branches * self.config.rollout.grpo_sampling_steps
         found = spool.rollout(batch)
         if found is None:
             found = self.sample(places, conditions.select(rows))
@@ -297,7 +300,6 @@ class Trainer:
             shape = self.latent_shape
             return self._stack_noise([step_noise(self.config, self.iteration, p, step, shape) for p in places])
 
-        self.updates.cost.forwards += len(places) * self.updates.branches * self.config.rollout.grpo_sampling_steps
         return self.pipeline.sample(conditions, noise, draw)
 
     def advantages(self, places: list[Place], rewards: dict[int, Reward]) -> tuple[Tensor, dict[str, float]]:

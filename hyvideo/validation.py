@@ -21,7 +21,7 @@ from hyvideo.pictures import before_after
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.records import evenly_spaced, score_entry, write_json, write_videos
+from hyvideo.records import evenly_spaced, score_entry, told_if_unwritable, write_json, write_videos
 from hyvideo.video_io import read_video
 from hyvideo.watch import HackingWatch, measure_all, numbers_of, record
 
@@ -72,9 +72,10 @@ class Validation:
         seen = Seen(iteration, measures, spreads | spread_of_reward(rewards))
         hacking = self.watch.look(seen)
         names = self._keep(iteration, videos)
-        if self.mesh.is_main:
-            self._record(iteration, rewards, names)
-            record(self.folder(iteration), seen, self.watch.found)
+        with told_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
+            if self.mesh.is_main:
+                self._record(iteration, rewards, names)
+                record(self.folder(iteration), seen, self.watch.found)
         return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
 
     def folder(self, iteration: int) -> Path:
@@ -156,7 +157,9 @@ class Validation:
         wanted = evenly_spaced(self.config.record.log_num_videos, len(self.prompts))
         mine = [row for row in wanted if row % self.mesh.num_replicas == self.mesh.replica]  # one done twice kept once
         shown = {row: videos[row] for row in mine if videos.get(row) is not None}
-        names = write_videos(self.folder(iteration), shown, self.config.data.fps)
+        names: dict[int, str] = {}
+        with told_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
+            names = write_videos(self.folder(iteration), shown, self.config.data.fps)
         everyone = gather_objects(names, self.mesh)
         return {row: name for part in everyone for row, name in part.items()}
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hyvideo.distributed import manifest
@@ -104,6 +105,16 @@ class CheckpointWriter:
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         aside = target.with_name(f".{target.name}.partial")
+        try:
+            self._write_and_show(aside, target, tensors, state, files)
+        except (OSError, dcp.api.CheckpointException, RuntimeError):
+            if self.mesh.is_main:  # what is there of it must not fill a full disk
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def _write_and_show(
+        self, aside: Path, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+    ) -> None:
         with self._told_to_all():  # no rank goes on before the folder is there
             if self.mesh.is_main:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -137,7 +148,7 @@ class CheckpointWriter:
         problem = None
         try:
             yield
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             problem = str(error)
         everyone = [problem]
         if self._group is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hyvideo.config import Config, load_config, parse
 from hyvideo.distributed.checkpoint import complete
-from hyvideo.metrics import whole_lines
+from hyvideo.metrics_lines import whole_lines
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
 METHODS = {"dance_grpo": "DanceGRPO", "flow_grpo": "FlowGRPO", "cps": "CPS", "sage_grpo": "SAGE-GRPO"}

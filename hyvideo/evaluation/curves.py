@@ -12,7 +12,7 @@ import numpy as np
 
 from hyvideo.config import Config, TrustRegionSettings, load_config
 from hyvideo.evaluation.cells import what_decides
-from hyvideo.metrics import whole_lines
+from hyvideo.metrics_lines import whole_lines
 
 # Settings that say nothing in a run without one.
 OF_A_TRUST_REGION = tuple(name for name in asdict(TrustRegionSettings()) if name != "kl_strategy")

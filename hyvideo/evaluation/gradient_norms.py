@@ -70,7 +70,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
         max_missing_fraction=0.0,
         valid_video_csv="",
         report_to=["none"],
-        max_steps=2**31,  # above the iteration of any checkpoint
+        max_steps=10**9,  # above the iteration of any checkpoint
         resume_from_checkpoint=str(resumed or ""),
         output_dir=str(folder),
     )

@@ -22,6 +22,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run, or of runs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     parser.add_argument("--figures", nargs="+", type=int, choices=[3, 4, 7, 8, 9], default=[3, 4, 7, 8, 9])
+    parser.add_argument(
+        "--gradients", nargs="+", type=Path, default=[], help="JSON of scripts.measure_gradient_norms, for figure 4"
+    )
     parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
     return parser.parse_args()
 
@@ -34,15 +37,31 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.evaluation.figures import FIGURES, Absent, remarks
 
     runs = find_runs(options.runs)
+    measured = [read_measured(path) for path in options.gradients]
     options.out.mkdir(parents=True, exist_ok=True)
     for number in options.figures:
         try:
-            paths = FIGURES[number](runs, options.out, window=options.window)
+            more = {"measured": measured} if number == 4 else {}
+            paths = FIGURES[number](runs, options.out, window=options.window, **more)
         except Absent as reason:
             print(f"figure {number}: not made, {reason}")
             continue
-        remark = remarks(number)
+        remark = remarks(number, has_measured=bool(measured))
         print(f"figure {number}: {', '.join(map(str, paths))}" + (f" ({remark})" if remark else ""))
+
+
+def read_measured(path: Path) -> dict:
+    """What measure_gradient_norms wrote. Raises ValueError for another file."""
+    from hyvideo.plain_text import parse_json
+
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        what = "--gradients must name JSON of scripts.measure_gradient_norms"
+        raise ValueError(f"{what}, got {path} ({error})") from error
+    if not isinstance(content, dict) or not {"sde_type", "num_steps", "steps"} <= content.keys():
+        raise ValueError(f"--gradients must name JSON of scripts.measure_gradient_norms, got {path}, which is another")
+    return content
 
 
 def main() -> int:

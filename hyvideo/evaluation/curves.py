@@ -48,7 +48,8 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{name} {self.fixed[name]}" for name in self.told if name in self.fixed)
+        values = {name: self.fixed[name] for name in self.told if name in self.fixed}
+        return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:

@@ -8,7 +8,7 @@ A figure that the runs do not allow is not made, and `Absent` says what it lacks
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -54,9 +54,17 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     return paths
 
 
-def figure_4(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
-    """Scale of the log-probability's gradient by noise level beside 1 / std, of the runs' samplers or the paper's."""
-    samplers = {sde: _samplers(runs, sde) for sde in METHODS}
+def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> list[Path]:
+    """Scale of the log-probability's gradient by noise level beside 1 / std, of the runs' samplers or the paper's.
+
+    Args:
+        measured: What ``scripts/measure_gradient_norms.py`` wrote: norms over the parameters, drawn with the scale of
+            their own sampler. A factor that all steps share is not in the theory, so they are brought to meet midway.
+    """
+    if measured:
+        samplers = {sde: [_sampler_of(m) for m in measured if m["sde_type"] == sde] for sde in METHODS}
+    else:
+        samplers = {sde: _samplers(runs, sde) for sde in METHODS}
     if not any(samplers.values()):
         samplers = {sde: [Sampler()] for sde in METHODS}
     drawn = {sde: found for sde, found in samplers.items() if found}
@@ -69,10 +77,25 @@ def figure_4(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
             (line,) = axes.plot(scale.sigmas, scale.norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
             rule = [factor * inverse for inverse in scale.inverse_std]
             axes.plot(scale.sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to meet it midway")
+        for norms in (m for m in measured if m["sde_type"] == sde):
+            _draw_measured(axes, norms)
         axes.set_yscale("log")
         axes.invert_xaxis()
-        _label(axes, METHODS[sde], "noise level sigma", "scale of the gradient (theory)")
+        _label(axes, METHODS[sde], "noise level sigma", "scale of the gradient")
     return [_save(figure, folder, "figure4")]
+
+
+def _draw_measured(axes: Axes, measured: dict) -> None:
+    steps = measured["steps"]
+    middle = steps[len(steps) // 2]
+    sigmas = [step["sigma"] for step in steps]
+    for name, label in (("norm", "measured"), ("norm_weighted", "measured, with the equalizer")):
+        factor = middle["theory"] / middle[name]
+        axes.plot(sigmas, [factor * step[name] for step in steps], "s" if name == "norm" else "x", label=label)
+
+
+def _sampler_of(measured: dict) -> Sampler:
+    return Sampler(measured["num_steps"], measured["shift"], measured["eta"], measured["last_step"])
 
 
 def _samplers(runs: list[Run], sde_type: str) -> list[Sampler]:
@@ -112,10 +135,10 @@ def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 FIGURES: dict[int, Callable[..., list[Path]]] = {3: figure_3, 4: figure_4, 7: figure_7, 8: figure_8, 9: figure_9}
 
 
-def remarks(number: int) -> str | None:
+def remarks(number: int, *, has_measured: bool) -> str | None:
     """What a made figure does not show, though the paper's does."""
-    if number == 4:
-        return "theory alone: metrics.jsonl has no gradient norm of each step"
+    if number == 4 and not has_measured:
+        return "theory alone: give norms that scripts/measure_gradient_norms.py measured by --gradients"
     return None
 
 
@@ -127,7 +150,7 @@ def _by_variant(
     for axes, (metric, label) in zip(panels, names.items()):
         for (variant,), runs in comparison.variants.items():
             _draw(axes, runs, metric, str(variant), window)
-        _label(axes, label, "iteration", _with_window(label, window))
+        _label(axes, label, "iteration", f"mean of {window} iterations" if window > 1 else label)
     return _save(figure, folder, stem, comparison.label, number)
 
 

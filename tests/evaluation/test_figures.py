@@ -151,3 +151,22 @@ def test_the_first_steps_noise_in_the_three_conventions():
     assert first["c"] == pytest.approx({"sage_grpo": 0.5555, "flow_grpo": 0.5}, abs=1e-4)
     for regime in "abc":  # only the first step differs
         assert noise_in_regime(regime, sampler)["sage_grpo"][1:] == noise_in_regime("c", sampler)["sage_grpo"][1:]
+
+
+def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):
+    def run():
+        monkeypatch.setattr("sys.argv", ["x", "--gradients", str(path), "--figures", "4", "--out", str(tmp_path / "f")])
+        return make_figures.main()
+
+    steps = [
+        {"sigma": 1 - i / 4, "theory": 2.0**i, "norm": 3 * 2.0**i, "norm_weighted": 3.0, "inverse_std": 2.0**i}
+        for i in range(4)
+    ]
+    content = {"sde_type": "sage_grpo", "num_steps": 5, "shift": 3.0, "eta": 0.7, "last_step": "deterministic"}
+    path = tmp_path / "gradients.json"
+    path.write_text(json.dumps(content | {"steps": steps}))
+    assert run() == 0 and (tmp_path / "f" / "figure4.png").is_file()
+    assert "theory alone" not in capsys.readouterr().out
+    path.write_text("[1]")
+    assert run() == 2
+    assert "--gradients must name JSON of scripts.measure_gradient_norms" in capsys.readouterr().err

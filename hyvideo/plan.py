@@ -324,8 +324,8 @@ def _optimizer_problems(config: Config) -> Iterator[str]:
     settings = config.trust_region
     if settings.reference_mode_offload and settings.kl_compute_mode == "training_phase" and needs_anchor(config):
         yield (
-            "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back twice "
-            "in every pass; take kl_compute_mode rollout_phase, or leave out the offload"
+            "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back "
+            "twice in every pass; take kl_compute_mode rollout_phase, or leave out the offload"
         )
     if optimizer.use_8bit_adam and importlib.util.find_spec("torchao") is None:
         yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"

@@ -14,7 +14,6 @@ from hyvideo.input_files import checkpoint_folder_problems, path_problems
 from hyvideo.paths import unwritable
 from hyvideo.plain_text import parse_json, shown
 from hyvideo.ranges import GREATEST, range_problems
-from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 from hyvideo.sde_window import parse_window
 
@@ -104,9 +103,17 @@ def describe(config: Config, plan: Plan) -> str:
 def _exploration(config: Config) -> str:
     rollout = config.rollout
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    noise = total_variance(rollout.sde_type, levels, rollout.eta, rollout.last_step)
+    steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
+    variances = [step.std**2 for step in steps if step.is_stochastic]
     matched = f", matched with {rollout.match_noise}" if rollout.match_noise else ""
-    return f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: a variance of {noise:.4g} over the steps"
+    told = f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: a variance of {sum(variances):.4g} over the steps"
+    window = parse_window(rollout.sde_window, len(variances))
+    if window is None:
+        return told
+    firsts = [window.start] if window.kind == "fixed" else range(len(variances) - window.length + 1)
+    inside = [sum(variances[first : first + window.length]) for first in firsts]
+    ends = dict.fromkeys(f"{end:.4g}" for end in (min(inside), max(inside)))
+    return f"{told} without a window, of {' to '.join(ends)} in sde_window {rollout.sde_window}"
 
 
 def check(config: Config, world_size: int = 1) -> None:

@@ -376,7 +376,9 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         self._enter("validation")
         with self.policy.as_average():
-            return self.validation.run(self.iteration)
+            measures = self.validation.run(self.iteration)
+        self.judge.take_times()  # are of no iteration
+        return measures
 
     def _end_if_hacked(self) -> None:
         """Raises RewardHacking, on all ranks alike, where the last validation showed it and the settings say so."""

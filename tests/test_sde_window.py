@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.plan import check, make_plan
+from hyvideo.plan import check, describe, make_plan
 from hyvideo.sde_window import parse_window
 from hyvideo.trainer import Trainer
 
@@ -42,6 +42,23 @@ def test_no_window_is_none():
 def test_what_is_no_window_is_refused_at_the_start(tiny_config, text):
     with pytest.raises(ValueError, match="sde_window must"):
         check(tiny_config.with_settings(sde_window=text))
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({}, "a variance of 1 over the steps\n"),
+        (
+            {"sde_window": "fixed:1:2"},
+            "a variance of 1 over the steps without a window, of 0.5 in sde_window fixed:1:2\n",
+        ),
+        ({"sde_window": "random:1", "shift": 3.0}, "of 0.1 to 0.5 in sde_window random:1\n"),
+    ],
+)
+def test_the_noise_that_is_told_is_that_of_the_window(tiny_config, changes, told):
+    even = {"sde_type": "dance_grpo", "grpo_sampling_steps": 4, "shift": 1.0, "eta": 1.0, "last_step": "stochastic"}
+    config = tiny_config.with_settings(**even | changes)
+    assert told in describe(config, make_plan(config))
 
 
 @pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])

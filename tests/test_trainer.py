@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -410,3 +411,23 @@ def test_validation_survives_a_scorer_that_fails(tiny_config, mesh):
     none = trainer.validation.run(0)
     assert none["validation/missing"] == len(trainer.validation.prompts) and math.isnan(none["validation/reward"])
     assert math.isnan(trainer.validation.measures(0)["reward"])
+
+
+class Slow(Redness):
+    """Takes its time."""
+
+    is_slow = True
+
+    def score(self, videos, prompts, *, fps):
+        time.sleep(0.5 if self.is_slow else 0.0)
+        return super().score(videos, prompts, fps=fps)
+
+
+def test_the_scoring_of_a_validation_is_not_counted_as_the_next_iterations(tiny_config, mesh):
+    config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
+    scorer = Slow()
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
+    trainer._validate()
+    scorer.is_slow = False
+    trainer.iteration = 1
+    assert 0 < trainer.run_iteration()["time/scoring"] < 0.5

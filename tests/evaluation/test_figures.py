@@ -113,7 +113,7 @@ def test_figures_are_made_from_runs(make_run, figures, tmp_path):
     code, made, said = figures(tmp_path / "runs")
     # Two of figure 8: the trust regions beside none have two schedules.
     assert code == 0 and made == [f"figure{n}.png" for n in (3, 4, 7, 8)] + ["figure8_2.png", "figure9.png"]
-    assert "metrics.jsonl has no gradient norm of each step" in said.out
+    assert "give norms that scripts/measure_gradient_norms.py measured by --gradients" in said.out
 
 
 def test_without_runs_the_theory_is_drawn_and_the_rest_is_said_to_be_absent(figures):

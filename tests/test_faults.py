@@ -1,13 +1,10 @@
 """Faults planted in every stage of a run: what is lost is made again, and the end is that of the unbroken run."""
 
-import errno
 import json
-import math
 import os
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 

@@ -88,7 +88,8 @@ def _read_rows(path: str | Path) -> list[dict[str, str | None]]:
         raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error})") from error
     except csv.Error as error:
         raise ValueError(
-            f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; a cell "
+            f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line "
+            f"{reader.reader.line_num}; a cell "
             'with a comma, a line break or quotes needs double quotes around it, and "" for each in it)'
         ) from error
     finally:

@@ -39,6 +39,8 @@ from hyvideo.sde_window import parse_window
 from hyvideo.updates import PolicyUpdates
 from hyvideo.validation import Validation
 
+STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": dict}  # of state.json, to go on with
+
 
 class Trainer:
     """One training run on this process's share of the rollouts.
@@ -280,7 +282,7 @@ class Trainer:
         folder = checkpoint.find(self.output_dir, wanted) if wanted else None
         if folder is None:
             return False
-        state = checkpoint.read_state(folder)
+        state = checkpoint.read_state(folder, needed=STATE)
         self.policy.load(folder, state["anchor_age"])
         self.updates.kl_coefficient.load_state_dict(state["kl_coefficient"])
         self.iteration, self.updates.update_count = state["iteration"], state["update"]

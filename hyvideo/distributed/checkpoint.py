@@ -106,14 +106,24 @@ class CheckpointWriter:
             dist.barrier(group=self._group)
 
 
-def read_state(folder: Path) -> dict:
-    """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken."""
+def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
+    """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken.
+
+    Args:
+        needed: What must be among them, and its type.
+    """
     try:
         state = parse_json((folder / "state.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
     if not isinstance(state, dict):
         raise ValueError(f"{folder} is not a complete checkpoint: state.json must hold an object, got {shown(state)}")
+    for name, kind in (needed or {}).items():
+        if type(state.get(name)) is not kind:
+            raise ValueError(
+                f"{folder} is not a complete checkpoint: {name} in state.json must be of type {kind.__name__}, got "
+                f"{shown(state.get(name), 60)}"
+            )
     return state
 
 
@@ -147,7 +157,7 @@ def find(output_dir: Path, wanted: str) -> Path | None:
         return Path(wanted)
     found = complete(output_dir)
     pointer = output_dir / FOLDER / LATEST
-    named = output_dir / FOLDER / pointer.read_text().strip() if pointer.is_file() else None
+    named = output_dir / FOLDER / pointer.read_text(errors="replace").strip() if pointer.is_file() else None
     if named in found:
         return named
     return found[-1] if found else None

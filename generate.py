@@ -22,7 +22,7 @@ from hyvideo.plain_text import BriefErrors, brief, shown
 MINIATURE = "configs/miniature.yaml"
 VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
 MOST_VIDEOS = 100_000  # of one call
-MOST_PIXELS = 16_384  # of a side
+MOST_PIXELS = 8_192  # of a side
 
 
 class Parser(BriefErrors, argparse.ArgumentParser):

@@ -367,6 +367,8 @@ class Config:
                 raise ValueError(
                     f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {shown(name)}"
                 )
+            if of_the_run := sorted(given.keys() & {"name", "root", "device"}):
+                raise ValueError(f"reward_config {path} has {', '.join(of_the_run)} for {name}, which the run decides")
             options[name] = options[name] | given
         return options
 

@@ -4,6 +4,7 @@ Imports neither torch nor a model, so a mistake is told in the first second.
 """
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,6 +304,10 @@ def _optimizer_problems(config: Config) -> Iterator[str]:
             )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0"
+    try:
+        re.compile(optimizer.lora_target_modules)
+    except re.error as error:
+        yield f"lora_target_modules must be a regular expression, got {shown(optimizer.lora_target_modules)}: {error}"
     if config.distributed.dp_replicate > 1 and not config.distributed.enable_fsdp:
         yield (
             f"dp_replicate {config.distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole "

@@ -13,10 +13,12 @@ GREATEST = 10**9  # of any number that has no bound of its own
 _MOST = (
     dict.fromkeys(("seed", "validation_seed"), 2**64 - 1)
     | dict.fromkeys(("grpo_sampling_steps", "validation_steps", "eta", "fps"), 1_000)
-    | dict.fromkeys(("height", "width", "validation_height", "validation_width", "vae_tile_size"), 16_384)
-    | dict.fromkeys(("batch_size", "num_generations", "gradient_accumulation_steps", "sample_n_frames"), 100_001)
-    | dict.fromkeys(("num_threads", "validation_repeats", "log_num_videos"), 10_000)
+    | dict.fromkeys(("num_threads",), 1_024)
+    | dict.fromkeys(("height", "width", "validation_height", "validation_width", "vae_tile_size", "lora_rank"), 8_192)
+    | dict.fromkeys(("sample_n_frames", "validation_repeats", "log_num_videos"), 10_001)
+    | dict.fromkeys(("batch_size", "num_generations", "gradient_accumulation_steps"), 100_000)
 )
+_LEAST = {"fps": 0.01, "shift": 0.001}
 
 
 def range_problems(config: Config) -> Iterator[str]:
@@ -36,7 +38,7 @@ def range_problems(config: Config) -> Iterator[str]:
         "gate_interval keep_every spool_rounds watchdog_seconds"
     ).split()
     positive = (
-        "fps shift learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
+        "learning_rate clip_range advantage_clip max_grad_norm adam_epsilon timestep_fraction "
         "remote_reward_timeout collective_timeout hacking_threshold"
     ).split()
     for name, value in values.items():
@@ -48,6 +50,8 @@ def range_problems(config: Config) -> Iterator[str]:
             bound = f"at most {most:,}" if value > 0 else f"at least {-most:,}"
             got = value if abs(value) < 2**64 or isinstance(value, float) else f"one of {value.bit_length()} bits"
             yield f"{name} must be a number of {bound}, got {got}"
+        elif value is not None and name in _LEAST and not value >= _LEAST[name]:
+            yield f"{name} must be at least {_LEAST[name]:g}, got {value}"
         elif name in at_least_one and value < 1:
             yield f"{name} must be at least 1, got {value}"
         elif name in not_negative and value < 0:

@@ -44,6 +44,9 @@ from hyvideo.stopping import Stopped, StopRequests
 from hyvideo.updates import PolicyUpdates
 from hyvideo.validation import Validation
 
+# Of state.json, to go on with.
+STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": dict, "health": dict, "settings": dict}
+
 
 class Trainer:
     """One training run on this process's share of the rollouts.
@@ -359,7 +362,7 @@ class Trainer:
         folder = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh) if wanted else None
         if folder is None:
             return False
-        state = checkpoint.read_state(folder)
+        state = checkpoint.read_state(folder, needed=STATE)
         found = differences(
             state["settings"], self.config, saved_rollouts=state.get("rollouts"), rollouts=self.plan.rollouts
         )

@@ -4,19 +4,25 @@ Inputs are drawn by hypothesis, the same ones every time.
 """
 
 import contextlib
+import json
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyvideo.components import choose_device
 from hyvideo.config import Config, load_config, parse
 from hyvideo.data import read_requests
+from hyvideo.distributed.checkpoint import read_state
+from hyvideo.models.weight_files import Folder, weight_paths
 from hyvideo.paths import file_problem, folder_problem, unwritable
 from hyvideo.plan import check
+from hyvideo.rewarding import make_judge
 from hyvideo.yaml_files import MAX_BYTES, read_yaml
 from tests.refusals import ODD, contents, fuzzed, outcome
 
@@ -161,6 +167,48 @@ def test_numbers_are_decimal(folder):
     (folder / "run.yaml").write_text("a: 010\nb: 1e3\nc: 12\nd: 1:30\ne: 2026-01-01\nf: -.5\ng: on\nh: 0x10\n")
     said = {"a": "010", "b": 1000.0, "c": 12, "d": "1:30", "e": "2026-01-01", "f": -0.5, "g": True, "h": "0x10"}
     assert read_yaml(folder / "run.yaml") == said
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--lora_rank", "4", "--lora_target_modules", "(("], "lora_target_modules must be a regular expression"),
+        (["--fps", "1e-300"], "fps must be at least 0.01"),
+        (["--remote_reward_url", "http://a:99999"], "a reward service has an address such as"),
+        (["--remote_reward_url", "file:///etc/passwd"], "a reward service has an address such as"),
+        (["--reward_config", "miniature: {path: 5}"], "options of another type, got path 5"),
+        (["--reward_config", "miniature: {device: cuda}"], "which the run decides"),
+    ],
+)
+def test_what_scorers_and_adapters_are_given_is_looked_at(folder, flags, said):
+    if flags[0] == "--reward_config":
+        (folder / "reward.yaml").write_text(flags[1])
+        flags = [flags[0], str(folder / "reward.yaml")]
+    with pytest.raises(ValueError, match=said):
+        make_judge(checked([*SMOKE, "--output_dir", str(folder / "run"), *flags]), torch.device("cpu"))
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert choose_device("cuda", 1) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="needs a GPU of its own, got 2 for process 3"):
+        choose_device("auto", 2)
+
+
+@pytest.mark.parametrize("names", [{"a": "../other.safetensors"}, {"a": "/etc/passwd"}, {"a": {}}, [{}]])
+def test_an_index_of_weights_names_files_of_its_folder_only(folder, names):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder.parent / "other.safetensors").write_text("")
+    with pytest.raises(ValueError, match="must name files of its own folder"):
+        weight_paths(Folder(folder, "label"), "model")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"iteration": true}', '{"iteration": "1"}', "x"])
+def test_a_state_that_is_none_is_refused(folder, text):
+    (folder / "state.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a complete checkpoint"):
+        read_state(folder, needed={"iteration": int})
 
 
 @pytest.mark.parametrize("name", ["pretrained_model_root", "output_dir", "prompts_csv", "conditions_dir"])

@@ -171,14 +171,24 @@ class CheckpointWriter:
         return self.keep_every > 0 and int(folder.name) % self.keep_every == 0
 
 
-def read_state(folder: Path) -> dict:
-    """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken."""
+def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
+    """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken.
+
+    Args:
+        needed: What must be among them, and its type.
+    """
     try:
         state = parse_json((folder / "state.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
     if not isinstance(state, dict):
         raise ValueError(f"{folder} is not a complete checkpoint: state.json must hold an object, got {shown(state)}")
+    for name, kind in (needed or {}).items():
+        if type(state.get(name)) is not kind:
+            raise ValueError(
+                f"{folder} is not a complete checkpoint: {name} in state.json must be of type {kind.__name__}, got "
+                f"{shown(state.get(name), 60)}"
+            )
     return state
 
 
@@ -246,7 +256,7 @@ def candidates(output_dir: Path, *, damaged_too: bool = False) -> list[Path]:
     """Checkpoints to go on from, the best first: that which ``latest`` names, then newer before older."""
     found = complete(output_dir)[::-1]
     pointer = output_dir / FOLDER / LATEST
-    name = pointer.read_text().strip() if pointer.is_file() else ""
+    name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
     in_order = sorted(found, key=lambda path: path.name != name)
     return [path for path in in_order if damaged_too or manifest.size_problem(path) is None]
 

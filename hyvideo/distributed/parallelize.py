@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.transformer import install
+from hyvideo.plain_text import shown
 
 # What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block.
 _ATTENTION = (
@@ -49,6 +50,8 @@ def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
     elif how.recompute == "selective":
         transformer.enable_gradient_checkpointing(_keep_attention)
     if how.compile:
+        if how.compile_backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
+            raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(how.compile_backend)}")
         limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
         setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)
         for block in transformer.transformer_blocks:

@@ -299,6 +299,9 @@ def _vision_folders(root: Path) -> tuple[Folder, Path]:
 def _with_tokenizer(folder: Path, label: str) -> Path:
     if not (folder / "tokenizer_config.json").is_file():
         raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build it there")
+    for name in ("tokenizer_config.json", "tokenizer.json"):  # the library takes any JSON and fails inside
+        if (folder / name).is_file():
+            read_json(folder / name, label)
     return folder
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from torch import Tensor
@@ -35,6 +36,14 @@ class _Busy(ValueError):
         self.seconds = seconds
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
 class RemoteScorer:
     """Scores by services at several addresses, in turns.
 
@@ -60,8 +69,8 @@ class RemoteScorer:
         backoff: float = 1.0,
         cooldown: float = 30.0,
     ):
-        if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
-            raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)}")
+        if not urls or not all(_is_address(url) for url in urls):
+            raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
         self._headers = {"authorization": f"Bearer {token}"} if token else {}

@@ -6,6 +6,7 @@ A new reward is one class with one method and one line in ``SCORERS``.
 import importlib
 import inspect
 import math
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,23 @@ def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cp
     entry = SCORERS[name]
     module, _, class_name = entry.where.partition(":")
     cls = getattr(importlib.import_module(module), class_name)
-    known = set(inspect.signature(cls).parameters)
-    if unknown := sorted(set(options) - known - {"path"}):
-        raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    signature = inspect.signature(cls)
+    known = set(signature.parameters)
+    own = known - {"device", "root"} | {"path"}  # the others are the run's
+    if unknown := sorted(set(options) - own):
+        raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(own))}")
+    if wrong := [one for one in options if not _fits(options[one], signature.parameters.get(one))]:
+        told = ", ".join(f"{one} {options[one]!r:.60}" for one in wrong)
+        raise ValueError(f"reward model {name} has options of another type, got {told}")
     path = options.pop("path", None) or Path(root) / entry.folder
     return cls(path, device=device, **options)
+
+
+def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
+    """Claims that an option of a YAML file may have this value; a path that is no parameter of the class is a path."""
+    wanted = str | Path | None if parameter is None or parameter.name == "path" else parameter.annotation
+    is_plain = wanted in (int, float, bool, str) or isinstance(wanted, types.UnionType)
+    return not is_plain or (isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)))
 
 
 def rewards_of(scores: Iterable[Scores], weights: Mapping[str, float]) -> list[Reward]:

@@ -164,7 +164,7 @@ class TrustRegionSettings:
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = _setting(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update."
     )
-    reference_mode_offload: bool = _setting(False, "Keep the anchor on the CPU while it is not used.")
+    reference_mode_offload: bool = _setting(False, "Keep the anchor and the average on the CPU while not used.")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ may not, unless that is said.
 """
 
 import dataclasses
+import hashlib
+from pathlib import Path
 
 from hyvideo.config import SECTIONS, Config
 
@@ -28,11 +30,20 @@ class Differences:
     of_the_method: list[str]
 
 
-def differences(saved: dict, config: Config, *, saved_rollouts: int | None, rollouts: int) -> Differences:
+def contents(config: Config) -> dict[str, str]:
+    """Hashes of the files that decide what is learned, by the setting that names them."""
+    paths = {"prompts_csv": config.data.prompts_csv, "reward_config": config.reward.reward_config}
+    return {name: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for name, path in paths.items() if path}
+
+
+def differences(
+    saved: dict, config: Config, *, saved_rollouts: int | None, rollouts: int, saved_contents: dict[str, str]
+) -> Differences:
     """Of a checkpoint's settings and those of now.
 
     Args:
         saved_rollouts, rollouts: Of an iteration, then and now.
+        saved_contents: `contents`, then.
     """
     free_names = _FREE | {f.name for part in ("distributed", "record") for f in dataclasses.fields(SECTIONS[part])}
     if saved_rollouts in (None, rollouts):
@@ -43,6 +54,9 @@ def differences(saved: dict, config: Config, *, saved_rollouts: int | None, roll
             continue
         sentence = f"{name} is {value!r} and was {saved[name]!r}"
         (free if name in free_names else of_the_method).append(sentence)
+    for name, digest in contents(config).items():
+        if saved_contents.get(name, digest) != digest:
+            of_the_method.append(f"the contents of {name} {config.flat()[name]} are not what they were")
     return Differences(free, of_the_method)
 
 

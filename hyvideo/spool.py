@@ -3,7 +3,7 @@
     spool/<key>/rollouts-<replica>-<batch>.safetensors    latents, means and log-probabilities
     spool/<key>/rewards-<rank>-<batch>.json               what the scorers said of the videos that a rank has
 
-The key stands for everything that a rollout depends on: settings, iteration, layout, and the policy's weights
+The key stands for everything that a rollout depends on: settings, prompts, iteration, layout, and the policy's weights
 themselves. Another policy, or another setting, never finds them.
 """
 
@@ -39,13 +39,22 @@ class Spool:
 
     Args:
         trained: The policy's trained parameters by name.
+        contents: Hashes of the files that settings name.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, iteration: int, trained: Mapping[str, Tensor], device: torch.device):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        iteration: int,
+        trained: Mapping[str, Tensor],
+        device: torch.device,
+        contents: Mapping[str, str],
+    ):
         self.mesh, self.device = mesh, device
         self.num_rounds = config.record.spool_rounds
         self.root = Path(config.record.output_dir) / FOLDER
-        self.folder = self.root / _key(config, mesh, iteration, trained) if self.num_rounds else self.root
+        self.folder = self.root / _key(config, mesh, iteration, trained, contents) if self.num_rounds else self.root
 
     def rollout(self, batch: int) -> Rollout | None:
         """A batch's rollouts, if every rank finds its own."""
@@ -127,11 +136,12 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _key(config: Config, mesh: Mesh, iteration: int, trained: Mapping[str, Tensor]) -> str:
+def _key(config: Config, mesh: Mesh, iteration: int, trained: Mapping[str, Tensor], contents: Mapping[str, str]) -> str:
     settings = {name: value for name, value in config.flat().items() if name not in _IRRELEVANT}
     own = torch.stack([_moments(local(parameter)) for parameter in trained.values()])
     digest = hashlib.blake2b(digest_size=12)
-    digest.update(json.dumps([settings, iteration, mesh.world_size, mesh.sp_size], sort_keys=True).encode())
+    described = [settings, dict(contents), iteration, mesh.world_size, mesh.sp_size]
+    digest.update(json.dumps(described, sort_keys=True).encode())
     digest.update(own.cpu().numpy().tobytes())
     return (
         f"{iteration:06d}-{digest.hexdigest()}" if mesh.world_size == 1 else f"{iteration:06d}-{_common(digest, mesh)}"

@@ -32,7 +32,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.plan import make_plan, needs_anchor
 from hyvideo.policy import Policy
 from hyvideo.records import StageTimer, evenly_spaced, peak_memory_gib, write_config
-from hyvideo.resuming import differences, refuse_changes
+from hyvideo.resuming import contents, differences, refuse_changes
 from hyvideo.rewarding import make_judge, refuse_too_many_missing, try_scorers
 from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
 from hyvideo.round_metrics import DIMENSIONS, reward_metrics
@@ -73,7 +73,7 @@ class Trainer:
         self._enter("load")
         self.plan = make_plan(config, mesh.world_size)
         self.output_dir = Path(config.record.output_dir)
-        self.requests = read_requests(config.data.prompts_csv)
+        self.requests, self.contents = read_requests(config.data.prompts_csv), contents(config)
         self.order = PromptOrder(len(self.requests), self.plan.groups, config.data.seed)
         validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
         rollout_size = (config.data.height, config.data.width)
@@ -243,7 +243,9 @@ class Trainer:
         Ranks that share a batch by sequence parallelism share its videos too: each decodes and scores some.
         """
         size = self.config.rollout.batch_size
-        spool = self.spool = Spool(self.config, self.mesh, self.iteration, self.policy.trained, self.device)
+        spool = self.spool = Spool(
+            self.config, self.mesh, self.iteration, self.policy.trained, self.device, self.contents
+        )
         parts, pending = [], []
         videos: dict[int, Tensor | None] = {}
         for batch, start in enumerate(range(0, len(places), size)):
@@ -342,6 +344,7 @@ class Trainer:
             "health": self.updates.health.state_dict(),
             "rollouts": self.plan.rollouts,
             "settings": self.config.flat(),
+            "contents": self.contents,
         }
         lora = None
         if self.policy.is_lora:
@@ -364,7 +367,11 @@ class Trainer:
             return False
         state = checkpoint.read_state(folder, needed=STATE)
         found = differences(
-            state["settings"], self.config, saved_rollouts=state.get("rollouts"), rollouts=self.plan.rollouts
+            state["settings"],
+            self.config,
+            saved_rollouts=state.get("rollouts"),
+            rollouts=self.plan.rollouts,
+            saved_contents=state.get("contents", {}),
         )
         if not self.config.record.allow_changed_settings:
             refuse_changes(found)

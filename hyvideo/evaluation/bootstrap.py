@@ -4,7 +4,8 @@
 
 Both are drawn independently, so that a table whose seeds agree and whose prompts differ is as sure as its number of
 prompts allows, and no surer for having been trained thrice: with ``x = a_seed + b_prompt`` the variance of the redrawn
-mean is ``var(a) / seeds + var(b) / prompts``.
+mean is ``var(a) / seeds + var(b) / prompts``, with variances that divide by the number. Of few seeds that is too
+little, and of one it is nothing: where the seeds are most of the variance, 3 of them give about 80 % and not 95.
 """
 
 from dataclasses import dataclass

@@ -10,6 +10,7 @@ from hyvideo.evaluation.table2 import Column, RowKey, Table
 from hyvideo.records import write_text
 
 ABSENT = "-"
+FEW_SEEDS = 5  # of fewer the bootstrap misses much of their variance: a factor (seeds - 1) / seeds
 KL_LABELS = {"none": "none", "fixed": "fixed", "dual_moving": "dual moving", "dual_fixed": "dual fixed"}
 
 
@@ -82,6 +83,10 @@ def notes(table: Table) -> list[str]:
         f"Reward settings: {said}. {table.num_videos} held-out videos a policy, same prompts and noise for all; "
         f"means over {trained} training seed(s), 95 % bootstrap interval over prompts and seeds.",
     ]
+    if seeds and seeds[0] == 1:
+        lines.append("Of one seed the interval is over prompts alone: what another seed would change is not in it.")
+    elif seeds and seeds[0] < FEW_SEEDS:
+        lines.append(f"Of {seeds[0]} seeds it is too narrow where most of the variance is between them.")
     if any(column.of_video is None for column in table.columns):
         lines.append("Measures of a whole set (Frechet distance; lower is better): smallest and largest of the seeds.")
     if table.unfinished:

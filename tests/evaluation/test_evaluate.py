@@ -8,6 +8,7 @@ import torch
 
 from hyvideo.data import Request
 from hyvideo.evaluation.record import Evaluation, summarise
+from hyvideo.evaluation.table2 import _true_reward
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from hyvideo.video_io import write_video
 from scripts import evaluate
@@ -50,6 +51,14 @@ def test_a_base_model_and_a_transformer_of_its_own_are_scored_alike(score, tmp_p
     assert [float(row["VQ"]) for row in rows] == [video["VQ"] for video in base["videos"]]
     code, same = score(*flags, "miniature", "--checkpoint_path", "assets/miniature/transformer/miniature", out="same")
     assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
+
+
+def test_the_measured_truth_stands_beside_the_learned_scores(score):
+    """Of it Table 2 makes its column of the true reward."""
+    flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
+    _, scores = score(*flags, "--reward_model", "videoalign_local")
+    assert all({"true/VQ", "true/MQ", "true/TA", "all_correct"} <= entry.keys() for entry in scores["videos"])
+    assert all(_true_reward(entry, "A") is not None for entry in scores["videos"])
 
 
 def test_videos_are_scored_with_the_prompts_beside_them(score, folder):

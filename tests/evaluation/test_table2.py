@@ -64,6 +64,16 @@ def test_cells_without_a_run_are_named(table):
     assert "not in the means: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
 
 
+@pytest.mark.parametrize(
+    "num_seeds, said, unsaid",
+    [(1, "over prompts alone", "narrow"), (3, "too narrow", "alone"), (5, "5 train", "narrow")],
+)
+def test_intervals_of_few_seeds_are_said_to_be_too_narrow(num_seeds, said, unsaid):
+    cells = [Cell("A", "cps", "none", True, seed) for seed in range(num_seeds)]
+    text = as_markdown(make_table(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
+    assert said in text and unsaid not in text
+
+
 def test_the_equalizer_is_a_column_only_where_it_differs():
     table = make_table(evaluation([0.0]), SAGE, {})
     assert "Equalizer" not in as_markdown(table)

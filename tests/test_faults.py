@@ -1,13 +1,12 @@
 """Faults planted in every stage of a run: what is lost is made again, and the end is that of the unbroken run."""
 
-import errno
 import json
-import math
 import os
+import resource
 import signal
+import subprocess
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -90,7 +89,7 @@ def plant(notes, stage="", iteration=0, kind="KILL"):
 
 @pytest.fixture(scope="module")
 def lives():
-    with Lives() as server:
+    with Lives("tests.test_faults") as server:
         yield server
 
 
@@ -103,9 +102,11 @@ class Run:
         self.notes.touch()
 
     def live(self, *fault, **settings):
-        return self.lives.live(
-            self.folder / "log", RUN | {"output_dir": str(self.out)} | settings, PLANT, str(self.notes), *fault
-        )
+        return self.live_with(PLANT, str(self.notes), *fault, **settings)
+
+    def live_with(self, plant, *arguments, **settings):
+        settings = RUN | {"output_dir": str(self.out)} | settings
+        return self.lives.live(self.folder / "log", settings, plant, *arguments)
 
     def sampled(self):
         return [tuple(map(int, line.split())) for line in self.notes.read_text().splitlines()]
@@ -183,3 +184,59 @@ def test_ctrl_c_twice_leaves_at_once_and_once_after_the_stage(lives, unbroken, t
     life = run.live("update", 2, "INT", max_steps=3)
     assert life.code == 75 and run.checkpoints() == ["000001", "000002"]
     assert run.metrics() == unbroken.metrics()[:2]
+
+
+# --- a full disk ----------------------------------------------------------------------------------------------------
+
+
+def fill_disk(first, last):
+    """From the one iteration to the other no file takes a byte more, whoever writes; stdout and stderr are pipes."""
+    import post_train
+
+    pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE).stdin.fileno()
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    build = post_train.build
+
+    def build_on_full_disk(config):
+        trainer = build(config)
+        run_iteration = trainer.run_iteration
+
+        def run_one(writer):
+            is_full = first <= trainer.iteration <= last
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, -1))
+            return run_iteration(writer)
+
+        trainer.run_iteration = run_one
+        return trainer
+
+    post_train.build = build_on_full_disk
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(lives, unbroken, tmp_path):
+    run = Run(lives, tmp_path)
+    life = run.live_with("tests.test_faults:fill_disk", 3, 4, log_video_interval=2, report_to="tensorboard")
+    assert life.code == 0, life.told
+    assert run.checkpoints() == [f"{k:06d}" for k in range(1, LAST + 1) if k not in (3, 4)]
+    for said in (
+        "CHECKPOINT NOT WRITTEN",
+        "ROLLOUTS NOT SPOOLED",
+        "METRICS NOT WRITTEN YET",
+        "VIDEOS OF",
+        "TensorBoardReport GIVEN UP",
+    ):
+        assert said in life.told, life.told
+    assert "File too large" in life.told and "earlier ones are kept, training goes on" in life.told
+    assert run.metrics() == unbroken.metrics() and run.end() == unbroken.end()
+    assert not list((run.out / "checkpoints").glob(".*"))
+
+
+def test_a_run_whose_last_checkpoint_is_not_written_fails_and_is_gone_on_with(lives, unbroken, tmp_path):
+    run = Run(lives, tmp_path)
+    life = run.live_with("tests.test_faults:fill_disk", 2, LAST, max_steps=3)
+    assert life.code == 1 and "the checkpoint of iteration 3 could not be written; earlier ones are kept" in life.told
+    assert "METRICS LOST: 2 lines" in life.told
+    assert run.checkpoints() == ["000001"] and len(run.metrics()) == 1
+    assert run.live(max_steps=3).code == 0
+    assert run.metrics() == unbroken.metrics()[:3]

@@ -1,18 +1,22 @@
 """Faults planted in every stage of a run: what is lost is made again, and the end is that of the unbroken run."""
 
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import time
 from collections import Counter
+from itertools import cycle
 
 import pytest
 
 from hyvideo.metrics_lines import whole_lines
+from hyvideo.trainer import Trainer
 from tests.lives import Lives
-from tests.test_resuming import SETTINGS
+from tests.test_resuming import SETTINGS, go_on
+from tests.test_trainer import CPU, Redness
 
 PLANT = "tests.test_faults:plant"
 STAGES = ("conditions", "rollout", "reward", "anchor", "update", "save")
@@ -240,3 +244,43 @@ def test_a_run_whose_last_checkpoint_is_not_written_fails_and_is_gone_on_with(li
     assert run.checkpoints() == ["000001"] and len(run.metrics()) == 1
     assert run.live(max_steps=3).code == 0
     assert run.metrics() == unbroken.metrics()[:3]
+
+
+# --- scorers and clocks ---------------------------------------------------------------------------------------------
+
+
+class Unreliable(Redness):
+    """Is slow in the second iteration, is gone in the third and lies in the fourth; each time of a batch of two."""
+
+    number = 0
+
+    def score(self, videos, prompts, *, fps):
+        self.number += 1
+        scores = super().score(videos, prompts, fps=fps)
+        if self.number == 4:
+            time.sleep(0.5)
+        if 6 <= self.number <= 9:  # the batch, once more, and each of its videos
+            raise ConnectionError("killed")
+        return [scores[0] | {"VQ": math.nan}, *scores[1:]] if self.number == 11 else scores
+
+
+def history(config, mesh, scorer, iterations):
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
+    return go_on(trainer, iterations)
+
+
+def test_a_scorer_that_is_slow_costs_time_and_one_that_is_gone_or_lies_its_own_rewards(tiny_config, mesh):
+    config = tiny_config.with_settings(**SETTINGS, lora_rank=2, max_missing_fraction=0.5)
+    lines = history(config, mesh, Unreliable(), 4)
+    assert [line["reward/missing"] for line in lines] == ["0.0", "0.0", "2.0", "1.0"]
+    assert lines[:2] == history(config, mesh, Redness(), 2)
+    assert all(math.isfinite(float(line["loss/total"])) for line in lines)
+
+
+def test_clocks_that_jump_change_nothing(tiny_config, mesh, monkeypatch):
+    config = tiny_config.with_settings(**SETTINGS, lora_rank=2)
+    expected = history(config, mesh, Redness(), 2)
+    jumps = cycle((1e9, -1e9, 0.0, 3600.0))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    assert history(config, mesh, Redness(), 2) == expected

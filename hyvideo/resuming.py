@@ -6,7 +6,9 @@ may not, unless that is said.
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from hyvideo.config import SECTIONS, Config
 
@@ -37,7 +39,12 @@ def contents(config: Config) -> dict[str, str]:
 
 
 def differences(
-    saved: dict, config: Config, *, saved_rollouts: int | None, rollouts: int, saved_contents: dict[str, str]
+    saved: dict,
+    config: Config,
+    *,
+    saved_rollouts: int | None,
+    rollouts: int,
+    saved_contents: Mapping[str, str] = MappingProxyType({}),
 ) -> Differences:
     """Of a checkpoint's settings and those of now.
 

@@ -14,6 +14,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
+SLOW = (
+    "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
+    "hyvideo.distributed.preflight",
+    "hyvideo.miniature.reward",
+    "hyvideo.trainer",
+    "transformers.hf_argparser",
+)
+
 
 class Life(NamedTuple):
     code: int  # exit code; minus the signal that killed it
@@ -21,11 +29,18 @@ class Life(NamedTuple):
 
 
 class Lives:
-    """The server. Used as a context; one life at a time."""
+    """The server. Used as a context; one life at a time.
+
+    Args:
+        modules: What is imported once, before any life.
+    """
+
+    def __init__(self, *modules: str):
+        self.modules = modules
 
     def __enter__(self) -> "Lives":
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "tests.lives"]
+        command = [sys.executable, "-m", "tests.lives", *self.modules]
         pipe = subprocess.PIPE
         self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=ROOT)
         return self
@@ -48,11 +63,11 @@ class Lives:
 def serve() -> int:
     import torch
 
-    import hyvideo.trainer  # noqa: F401
-    import hyvideo.updates  # noqa: F401
     import post_train
 
     torch.set_num_threads(1)
+    for module in (*SLOW, *sys.argv[1:]):
+        importlib.import_module(module)
     for line in iter(sys.stdin.readline, ""):
         job = json.loads(line)
         pid = os.fork()

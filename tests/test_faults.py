@@ -1,16 +1,22 @@
 """Faults planted in every stage of a run: what is lost is made again, and the end is that of the unbroken run."""
 
 import json
+import math
 import os
+import resource
 import signal
+import subprocess
 import time
 from collections import Counter
+from itertools import cycle
 
 import pytest
 
 from hyvideo.metrics_lines import whole_lines
+from hyvideo.trainer import Trainer
 from tests.lives import Lives
-from tests.test_resuming import SETTINGS
+from tests.test_resuming import SETTINGS, go_on
+from tests.test_trainer import CPU, Redness
 
 PLANT = "tests.test_faults:plant"
 STAGES = ("conditions", "rollout", "reward", "anchor", "update", "save")
@@ -87,7 +93,7 @@ def plant(notes, stage="", iteration=0, kind="KILL"):
 
 @pytest.fixture(scope="module")
 def lives():
-    with Lives() as server:
+    with Lives("tests.test_faults") as server:
         yield server
 
 
@@ -100,9 +106,11 @@ class Run:
         self.notes.touch()
 
     def live(self, *fault, **settings):
-        return self.lives.live(
-            self.folder / "log", RUN | {"output_dir": str(self.out)} | settings, PLANT, str(self.notes), *fault
-        )
+        return self.live_with(PLANT, str(self.notes), *fault, **settings)
+
+    def live_with(self, plant, *arguments, **settings):
+        settings = RUN | {"output_dir": str(self.out)} | settings
+        return self.lives.live(self.folder / "log", settings, plant, *arguments)
 
     def sampled(self):
         return [tuple(map(int, line.split())) for line in self.notes.read_text().splitlines()]
@@ -180,3 +188,99 @@ def test_ctrl_c_twice_leaves_at_once_and_once_after_the_stage(lives, unbroken, t
     life = run.live("update", 2, "INT", max_steps=3)
     assert life.code == 75 and run.checkpoints() == ["000001", "000002"]
     assert run.metrics() == unbroken.metrics()[:2]
+
+
+# --- a full disk ----------------------------------------------------------------------------------------------------
+
+
+def fill_disk(first, last):
+    """From the one iteration to the other no file takes a byte more, whoever writes; stdout and stderr are pipes."""
+    import post_train
+
+    pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE).stdin.fileno()
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    build = post_train.build
+
+    def build_on_full_disk(config):
+        trainer = build(config)
+        run_iteration = trainer.run_iteration
+
+        def run_one(writer):
+            is_full = first <= trainer.iteration <= last
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, -1))
+            return run_iteration(writer)
+
+        trainer.run_iteration = run_one
+        return trainer
+
+    post_train.build = build_on_full_disk
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(lives, unbroken, tmp_path):
+    run = Run(lives, tmp_path)
+    life = run.live_with("tests.test_faults:fill_disk", 3, 4, log_video_interval=2, report_to="tensorboard")
+    assert life.code == 0, life.told
+    assert run.checkpoints() == [f"{k:06d}" for k in range(1, LAST + 1) if k not in (3, 4)]
+    for said in (
+        "CHECKPOINT NOT WRITTEN",
+        "ROLLOUTS NOT SPOOLED",
+        "METRICS NOT WRITTEN YET",
+        "VIDEOS OF",
+        "TensorBoardReport GIVEN UP",
+    ):
+        assert said in life.told, life.told
+    assert "File too large" in life.told and "earlier ones are kept, training goes on" in life.told
+    assert run.metrics() == unbroken.metrics() and run.end() == unbroken.end()
+    assert not list((run.out / "checkpoints").glob(".*"))
+
+
+def test_a_run_whose_last_checkpoint_is_not_written_fails_and_is_gone_on_with(lives, unbroken, tmp_path):
+    run = Run(lives, tmp_path)
+    life = run.live_with("tests.test_faults:fill_disk", 2, LAST, max_steps=3)
+    assert life.code == 1 and "the checkpoint of iteration 3 could not be written; earlier ones are kept" in life.told
+    assert "METRICS LOST: 2 lines" in life.told
+    assert run.checkpoints() == ["000001"] and len(run.metrics()) == 1
+    assert run.live(max_steps=3).code == 0
+    assert run.metrics() == unbroken.metrics()[:3]
+
+
+# --- scorers and clocks ---------------------------------------------------------------------------------------------
+
+
+class Unreliable(Redness):
+    """Is slow in the second iteration, is gone in the third and lies in the fourth; each time of a batch of two."""
+
+    number = 0
+
+    def score(self, videos, prompts, *, fps):
+        self.number += 1
+        scores = super().score(videos, prompts, fps=fps)
+        if self.number == 4:
+            time.sleep(0.5)
+        if 6 <= self.number <= 9:  # the batch, once more, and each of its videos
+            raise ConnectionError("killed")
+        return [scores[0] | {"VQ": math.nan}, *scores[1:]] if self.number == 11 else scores
+
+
+def history(config, mesh, scorer, iterations):
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
+    return go_on(trainer, iterations)
+
+
+def test_a_scorer_that_is_slow_costs_time_and_one_that_is_gone_or_lies_its_own_rewards(tiny_config, mesh):
+    config = tiny_config.with_settings(**SETTINGS, lora_rank=2, max_missing_fraction=0.5)
+    lines = history(config, mesh, Unreliable(), 4)
+    assert [line["reward/missing"] for line in lines] == ["0.0", "0.0", "2.0", "1.0"]
+    assert lines[:2] == history(config, mesh, Redness(), 2)
+    assert all(math.isfinite(float(line["loss/total"])) for line in lines)
+
+
+def test_clocks_that_jump_change_nothing(tiny_config, mesh, monkeypatch):
+    config = tiny_config.with_settings(**SETTINGS, lora_rank=2)
+    expected = history(config, mesh, Redness(), 2)
+    jumps = cycle((1e9, -1e9, 0.0, 3600.0))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    assert history(config, mesh, Redness(), 2) == expected

@@ -49,8 +49,8 @@ def plant(notes, stage="", iteration=0, kind="KILL"):
 
     build = post_train.build
 
-    def build_faulty(config):
-        trainer = build(config)
+    def build_faulty(*arguments):
+        trainer = build(*arguments)
 
         def strike():
             if trainer.iteration == iteration:
@@ -85,7 +85,7 @@ def plant(notes, stage="", iteration=0, kind="KILL"):
             scorer.score = struck(scorer.score, stage == "reward", number=2)
         trainer.updates.anchor_means = struck(trainer.updates.anchor_means, stage == "anchor")
         trainer.updates._step_optimizer = struck(trainer.updates._step_optimizer, stage == "update")
-        manifest.hash_files = struck(manifest.hash_files, stage == "save")
+        manifest.hash_share = struck(manifest.hash_share, stage == "save")
         return trainer
 
     post_train.build = build_faulty
@@ -203,8 +203,8 @@ def fill_disk(first, last):
     os.close(pipe)
     build = post_train.build
 
-    def build_on_full_disk(config):
-        trainer = build(config)
+    def build_on_full_disk(*arguments):
+        trainer = build(*arguments)
         run_iteration = trainer.run_iteration
 
         def run_one(writer):

@@ -155,7 +155,8 @@ class Trainer:
     def _leave(self) -> None:
         """Saves the run as it was after its last finished iteration; rollouts of the one begun are in the spool."""
         self.iteration -= 1
-        if self.iteration > self.saved_iteration:
+        self.checkpoints.wait()
+        if self.iteration > self.saved_iteration or self.checkpoints.last_failed:
             self.save()
         self.checkpoints.wait()
 

@@ -1,5 +1,6 @@
 """Videos of the same prompts and seeds, sampled without noise: how far the policy has come."""
 
+import hashlib
 import json
 import math
 import statistics
@@ -23,7 +24,7 @@ from hyvideo.pipelines.conditioning import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.records import evenly_spaced, score_entry, told_if_unwritable, write_json, write_videos
 from hyvideo.video_io import read_video
-from hyvideo.watch import HackingWatch, measure_all, numbers_of, record
+from hyvideo.watch import HackingWatch, is_made_with, measure_all, numbers_of, record
 
 FOLDER = "samples"
 DIMENSIONS = ("VQ", "MQ", "TA")
@@ -57,7 +58,15 @@ class Validation:
         self.height = config.record.validation_height or config.data.height
         self.width = config.record.validation_width or config.data.width
         self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, self.height, self.width)
-        self.watch = HackingWatch(config.record, mesh, self.output)
+        asked = [[request.prompt, request.image and Path(request.image).name] for request in requests]
+        self.made_with = {
+            "prompts": hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest(),
+            "steps": config.record.validation_steps,
+            "seed": config.record.validation_seed,
+            "repeats": config.record.validation_repeats,
+            "size": [self.height, self.width],
+        }
+        self.watch = HackingWatch(config.record, mesh, self.output, self.made_with)
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
@@ -75,15 +84,15 @@ class Validation:
         with told_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
                 self._record(iteration, rewards, names)
-                record(self.folder(iteration), seen, self.watch.found)
+                record(self.folder(iteration), seen, self.watch.found, self.made_with)
         return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
 
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
 
     def has(self, iteration: int) -> bool:
-        """Claims that the policy of ``iteration`` was validated here; not so the base of a run begun elsewhere."""
-        return (self.folder(iteration) / "measures.json").is_file()
+        """Claims that the policy of ``iteration`` was validated in this folder, with the prompts and steps of now."""
+        return is_made_with(self.folder(iteration), self.made_with)
 
     def measures(self, iteration: int) -> dict[str, float]:
         """The measures of an earlier validation, as recorded; NaN where nothing could be measured."""

@@ -71,11 +71,15 @@ def _without_weight(reward: Reward, weights: Mapping[str, float]) -> dict[str, f
 
 
 class HackingWatch:
-    """Judges every validation of a run, and ends the run if the settings say so."""
+    """Judges every validation of a run, and ends the run if the settings say so.
 
-    def __init__(self, settings: RecordSettings, mesh: Mesh, samples: Path):
+    Args:
+        made_with: What the videos are made with: validations of other prompts or steps are no history.
+    """
+
+    def __init__(self, settings: RecordSettings, mesh: Mesh, samples: Path, made_with: dict):
         self.action, self.threshold = settings.on_reward_hacking, settings.hacking_threshold
-        self.mesh, self.samples = mesh, samples
+        self.mesh, self.samples, self.made_with = mesh, samples, made_with
         self.marker = Path(settings.output_dir) / MARKER
         self.found: list[Departure] = []  # by the last look
         self.reason, self.clean_iteration = "", None
@@ -100,13 +104,12 @@ class HackingWatch:
 
     def _judge(self, now: Seen) -> tuple[bool, list[Departure], str, int | None]:
         self.marker.unlink(missing_ok=True)  # the run went on
-        history = [*read_history(self.samples, before=now.iteration), now]
+        history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
         found = departures(history, self.threshold)
         reason = describe(history, found) if found else ""
         has_base = base_of(history) is not None
-        warning = reason or (
-            "" if has_base else f"no validation of the base policy in {self.samples}: reward hacking cannot be told"
-        )
+        no_base = f"{self.samples} has no validation of the base policy made as this one: reward hacking cannot be told"
+        warning = reason or ("" if has_base else no_base)
         if warning:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         return has_base, found, reason, last_clean(history, self.threshold)
@@ -129,10 +132,16 @@ class HackingWatch:
         )
 
 
-def read_history(samples: Path, *, before: int) -> list[Seen]:
-    """The recorded validations of earlier iterations, in order."""
+def read_history(samples: Path, made_with: dict, *, before: int) -> list[Seen]:
+    """The recorded validations of earlier iterations that were made alike, in order."""
     folders = sorted(path for path in samples.glob("[0-9]*") if path.name.isdigit() and int(path.name) < before)
-    return [read_seen(path) for path in folders if (path / "measures.json").is_file()]
+    return [read_seen(path) for path in folders if is_made_with(path, made_with)]
+
+
+def is_made_with(folder: Path, made_with: dict) -> bool:
+    """Claims that a validation is recorded there, and was made alike."""
+    path = folder / "measures.json"
+    return path.is_file() and json.loads(path.read_text()).get("made_with", made_with) == made_with
 
 
 def read_seen(folder: Path) -> Seen:
@@ -147,7 +156,8 @@ def numbers_of(recorded: dict) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in numbers.items()}
 
 
-def record(folder: Path, seen: Seen, found: Sequence[Departure]) -> None:
-    """Writes measures.json: the means, the spreads as [std, count], and the departures."""
+def record(folder: Path, seen: Seen, found: Sequence[Departure], made_with: dict) -> None:
+    """Writes measures.json: the means, the spreads as [std, count], the departures, and how the videos were made."""
     means = {name: value if math.isfinite(value) else None for name, value in seen.means.items()}
-    write_json(folder / "measures.json", means | {"spreads": seen.spreads, "hacking": [*map(asdict, found)]})
+    others = {"spreads": seen.spreads, "hacking": [*map(asdict, found)], "made_with": made_with}
+    write_json(folder / "measures.json", means | others)

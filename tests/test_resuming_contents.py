@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from hyvideo.distributed import checkpoint
 from hyvideo.resuming import contents
 from hyvideo.spool import Spool
+from hyvideo.stopping import Stopped
 from hyvideo.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -39,3 +41,18 @@ def test_rollouts_of_other_prompts_are_not_taken_up(config, mesh):
     before, again = (Spool(config, mesh, 1, weights, CPU, contents(config)).folder for _ in range(2))
     change_prompts(config)
     assert before == again != Spool(config, mesh, 1, weights, CPU, contents(config)).folder
+
+
+def test_a_run_that_is_asked_to_leave_saves_again_what_could_not_be_written(config, mesh, monkeypatch):
+    trainer = Trainer(config.with_settings(max_steps=3, save_asynchronously=False), mesh, CPU)
+    save = checkpoint.dcp.save
+
+    def crash(*_, **__):
+        trainer.stop.received = "SIGTERM"
+        monkeypatch.setattr(checkpoint.dcp, "save", save)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint.dcp, "save", crash)
+    with pytest.raises(Stopped):
+        trainer.train()
+    assert [path.name for path in checkpoint.complete(trainer.output_dir)] == ["000001"]

@@ -17,7 +17,7 @@ ROLLOUT = Rollout(torch.randn(2, 4, 3), torch.randn(2, 3, 3), torch.randn(2, 3))
 @pytest.fixture
 def spool(tiny_config, mesh):
     def make(iteration=1, weights=WEIGHTS, **settings):
-        return Spool(tiny_config.with_settings(**settings), mesh, iteration, weights, CPU)
+        return Spool(tiny_config.with_settings(**settings), mesh, iteration, weights, CPU, {})
 
     return make
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.hacking import MARKER, RewardHacking
 from hyvideo.plan import check
 from hyvideo.trainer import Trainer
-from hyvideo.watch import read_history
+from hyvideo.watch import read_history, read_seen
 from tests.distributed.launch import launch
 
 MODULE = "tests.test_watch"
@@ -140,7 +139,7 @@ def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config,
     weights = {"reward_weights": '{"VQ": 1, "MQ": 0}'}
     trainer = Trainer(greedy_config.with_settings(**weights), mesh, CPU, scorers={"test": Truthful()})
     numbers = trainer.validation.run(0)
-    (seen,) = read_history(trainer.validation.output, before=1)
+    (seen,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
     assert numbers["validation/CLIPScore"] == pytest.approx(2 * numbers["validation/VQ"])
     assert {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure"} <= seen.spreads.keys()
     assert "VQ" not in seen.spreads
@@ -208,6 +207,16 @@ def watched_run(folder, settings):
     return [numbers, ""]
 
 
+def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
+    """With other steps or prompts the base's videos differ, and not by training."""
+    config = tiny_config.with_settings(**VALIDATION)
+    trainer_of(config, mesh).validation.run(0)
+    other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
+    assert trainer_of(config, mesh).validation.has(0) and not other.has(0)
+    assert math.isnan(other.run(1)["validation/hacking"])
+    assert "has no validation of the base policy made as this one" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
@@ -224,8 +233,7 @@ def test_two_processes_see_and_do_what_one_does(tmp_path, alone, settings):
     for name, value in expected.items():
         assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
         assert others[name] == numbers[name], name
-    spreads, spreads_of_one = ({seen.iteration: seen.spreads for seen in read_history(Path(root) / "samples", before=1)}
-                               for root in (tmp_path, folder))  # fmt: skip
-    for name, spread in spreads_of_one[0].items():
-        assert spreads[0][name].count == spread.count
-        assert spreads[0][name].std == pytest.approx(spread.std, rel=1e-2, abs=1e-4), name
+    spreads, spreads_of_one = (read_seen(root / "samples" / "000000").spreads for root in (tmp_path, folder))
+    for name, spread in spreads_of_one.items():
+        assert spreads[name].count == spread.count
+        assert spreads[name].std == pytest.approx(spread.std, rel=1e-2, abs=1e-4), name

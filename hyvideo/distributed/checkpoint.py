@@ -262,7 +262,9 @@ def candidates(output_dir: Path, *, damaged_too: bool = False) -> list[Path]:
 
 
 def drop_after(output_dir: Path, iteration: int) -> None:
-    """Removes what a run left after ``iteration``, which is being resumed: it will be made again, differently."""
+    """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half written or removed."""
+    for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
+        shutil.rmtree(hidden, ignore_errors=True)
     for parent in (FOLDER, "samples", "rollouts"):
         for path in (output_dir / parent).glob("[0-9]*"):
             if path.name.isdigit() and int(path.name) > iteration:

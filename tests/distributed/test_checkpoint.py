@@ -193,6 +193,7 @@ def test_what_cannot_be_written_is_told_and_leaves_the_earlier_ones(tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.dcp, "save", crash)
         save(tmp_path, 4, keep=1)
+    assert not list((tmp_path / "checkpoints").glob(".*"))  # what was written of it does not fill the disk
     assert "CHECKPOINT NOT WRITTEN (disk full); earlier ones are kept, training goes on" in capsys.readouterr().err
     assert checkpoint.find(tmp_path, "latest").name == "000002"
     save(tmp_path, 4)
@@ -269,6 +270,14 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     (folder / "state.json").write_text("no")
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         checkpoint.read_state(folder)
+
+
+def test_what_a_kill_left_half_written_or_half_removed_does_not_stay(tmp_path):
+    save(tmp_path, 2)
+    for name in (".000003.partial", ".000001.removed"):
+        (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
+    checkpoint.drop_after(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
 @pytest.mark.parametrize("remove", [lambda run: checkpoint.drop_after(run, 2), lambda run: save(run, 1, keep=1)])

@@ -157,7 +157,7 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
             if ended:
                 raise ended
 
-    monkeypatch.setattr(post_train, "build", lambda config: Ended())
+    monkeypatch.setattr(post_train, "build", lambda *_: Ended())
     monkeypatch.setattr(post_train, "print_start", lambda trainer: None)
     monkeypatch.setattr(post_train, "print_summary", lambda trainer: None)
     monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -104,6 +105,7 @@ def play(folder, lost):
         "lost rank": train(lost, mesh, resume_from_checkpoint="latest"),
         "signal": leave_and_go_on(folder / "signal", mesh),
         **{case: plant_nan(folder / case, mesh, case) for case in ("reward", "loss", "gradient", "gradient fsdp")},
+        "full disk": fill_disk(folder / "full", mesh),
         "too many": too_many(folder / "many", mesh),
     }
 
@@ -150,6 +152,26 @@ def leave_and_go_on(folder, mesh):
     again = counted(make(folder, mesh, resume_from_checkpoint="latest"))
     again.train()
     return {"ended": ended, "last": last, "sampled": sampled, "digest": digest(again)}
+
+
+def fill_disk(folder, mesh):
+    """Rank 1 alone can write no byte in the second iteration: which saves failed, and which checkpoints there are."""
+    trainer = make(folder, mesh, save_asynchronously=False)
+    run_iteration, save, failed = trainer.run_iteration, trainer.save, []
+
+    def run(writer=None):
+        is_full = mesh.rank == 1 and trainer.iteration == 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return run_iteration(writer)
+
+    def watched():
+        save()
+        failed.append(trainer.checkpoints.last_failed)
+
+    trainer.run_iteration, trainer.save = run, watched
+    trainer.train()
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return {"failed": failed, "names": names, "digest": digest(trainer)}
 
 
 def plant_nan(folder, mesh, case):
@@ -228,6 +250,13 @@ def test_a_signal_to_one_rank_is_a_signal_to_all_and_no_rollout_is_made_again(pl
         assert ("SIGTERM" if number == 1 else "a signal to another rank") in seen["ended"]
         assert seen["last"] == "000001" and len(seen["sampled"]) == 6, seen
         assert seen["digest"] == rank["unbroken"]
+
+
+def test_a_disk_that_is_full_on_one_rank_costs_both_the_checkpoint_and_nothing_else(played):
+    for rank in played:
+        assert rank["full disk"]["failed"] == [False, True, False]
+        assert rank["full disk"]["names"] == ["000001", "000003", "latest"]
+        assert rank["full disk"]["digest"] == rank["unbroken"]
 
 
 @pytest.mark.parametrize("case", ["loss", "gradient", "gradient fsdp"])

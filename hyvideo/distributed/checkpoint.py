@@ -262,7 +262,7 @@ def candidates(output_dir: Path, *, damaged_too: bool = False) -> list[Path]:
 
 
 def drop_after(output_dir: Path, iteration: int) -> None:
-    """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half written or removed."""
+    """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
     for parent in (FOLDER, "samples", "rollouts"):

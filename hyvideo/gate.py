@@ -142,7 +142,7 @@ def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Ten
     def hook(name: str):
         def keep(_module, _inputs, output):
             first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and first.ndim and first.numel():
+            if isinstance(first, Tensor) and first.ndim and first.numel():  # a part may be given no tokens at all
                 kept[name] = first[-1].detach().float().cpu()
 
         return keep

@@ -2,7 +2,7 @@
 
     fixed:2:4      the 4 stochastic steps from the third on, always
     random:4       4 neighbouring ones, drawn anew each iteration
-    sliding:4:2    4 neighbouring ones, 2 further on each iteration, and from the beginning again after the end
+    sliding:4:2    4 neighbouring ones, 2 further on each iteration, round and round
 
 A window counts the steps that are stochastic without it, so that each has as many to train. All rollouts of an
 iteration share one: they are compared with each other.

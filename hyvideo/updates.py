@@ -324,7 +324,8 @@ class PolicyUpdates:
 
 def _at(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
     """``values[indices]`` by indices on the CPU, without waiting for a GPU."""
-    return values[tuple(torch.as_tensor(index).to(values.device, non_blocking=True) for index in indices)]
+    whole = (torch.as_tensor(index, dtype=torch.long) for index in indices)  # an empty list would be of floats
+    return values[tuple(index.to(values.device, non_blocking=True) for index in whole)]
 
 
 def chunks(rows: list[int], size: int) -> list[list[int]]:

@@ -119,3 +119,9 @@ def test_recommended_is_the_eta_of_the_methods_own_recipe(tiny_config, sde_type,
 def test_no_recipe_is_invented(tiny_config):
     with pytest.raises(ValueError, match="recommended is known for sage_grpo, dance_grpo, and not for cps; set eta"):
         check(tiny_config.with_settings(sde_type="cps", match_noise="recommended").resolved())
+
+
+def test_matching_all_steps_and_a_window_of_some_contradict_each_other(tiny_config):
+    config = tiny_config.with_settings(match_noise="sage_grpo:0.5", sde_window="fixed:0:2").resolved()
+    with pytest.raises(ValueError, match="match_noise chooses eta for the noise of all steps, and sde_window leaves"):
+        check(config)

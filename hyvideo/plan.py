@@ -182,8 +182,8 @@ def _watchdog_problems(config: Config, world_size: int) -> Iterator[str]:
 def _match_problems(config: Config) -> Iterator[str]:
     if config.rollout.match_noise and config.rollout.sde_window:
         yield (
-            "match_noise chooses eta for the noise of all steps, and sde_window leaves noise on some: set eta, and leave "
-            "out match_noise"
+            "match_noise chooses eta for the noise of all steps, and sde_window leaves noise on some: set eta, and "
+            "leave out match_noise"
         )
     elif config.rollout.match_noise:
         yield from _problem_of(lambda: config.matched_eta)

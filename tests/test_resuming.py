@@ -129,7 +129,7 @@ def test_the_program_refuses_another_method_lists_what_is_free_and_goes_on_if_to
         return post_train.main(), *capsys.readouterr()
 
     out = tmp_path / "run"
-    given = SETTINGS | {"valid_video_csv": "", "report_to": "none", "output_dir": str(out), "cfg_scale": 1.0}
+    given = SETTINGS | {"valid_video_csv": "", "report_to": "none", "output_dir": str(out), "cfg_scale": 1.0, **LORA}
     config = load_config("configs/smoke.yaml", **given | {"report_to": ["none"], "max_steps": 1})
     Trainer(config, mesh, CPU).train()
     before = files(out)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.distributed.launch import launch
 from tests.distributed.test_same_run import FSDP, LORA, SETTINGS, Choosy
 
-MODULE = "tests.distributed.test_resuming"
+MODULE = "tests.distributed.test_resharding"
 EVERYTHING = -1.0  # every video is scored
 LAYOUTS = {
     "4": {"batch_size": 4, "sp_size": 2, **FSDP},

@@ -17,7 +17,7 @@ import torch
 from tests.distributed.launch import ROOT, launch
 from tests.test_trainer import TIMING, Redness
 
-MODULE = "tests.distributed.test_faults"
+MODULE = "tests.distributed.test_rank_faults"
 CPU = torch.device("cpu")
 SETTINGS = {
     "valid_video_csv": "",

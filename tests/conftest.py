@@ -11,6 +11,18 @@ from hyvideo.distributed.mesh import Mesh
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests that are marked slow too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Further cases of what is tested already, at half a minute and more each."""
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow; --slow runs it"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)

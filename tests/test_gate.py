@@ -166,7 +166,7 @@ def split_wrongly(settings):
     return None
 
 
-@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
     settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "sp_size": 2, "enable_fsdp": shard}
     settings |= {"log_video_interval": 0, "num_threads": 1}

@@ -12,6 +12,7 @@ import pytest
 from scripts import soak
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_is_the_unbroken_one(tmp_path):
     command = [sys.executable, "scripts/soak.py", "--iterations", "4", "--lifetime", "1.0", "2.0", "--output_dir"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

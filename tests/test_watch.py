@@ -223,7 +223,7 @@ def alone(tmp_path_factory):
     return folder, watched_run(str(folder), {})
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 4}, {"sp_size": 2}])
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)])
 def test_two_processes_see_and_do_what_one_does(tmp_path, alone, settings):
     """Data parallel and sequence parallel: all videos are measured, and both ranks leave by the same door."""
     folder, (expected, _) = alone

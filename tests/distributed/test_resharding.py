@@ -54,7 +54,9 @@ def metrics(folder):
     return [{name: v for name, v in line.items() if not name.startswith(("time/", "memory/"))} for line in lines]
 
 
-@pytest.mark.parametrize("kind, later", [({}, (2, 1)), (LORA, (1,))], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "kind, later", [({}, (2, 1)), pytest.param(LORA, (1,), marks=pytest.mark.slow)], ids=["full", "lora"]
+)
 def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, kind, later):
     run, again = str(tmp_path / "run"), {number: tmp_path / f"again{number}" for number in (4, *later)}
     first = str(tmp_path / "run" / "checkpoints" / "000001")

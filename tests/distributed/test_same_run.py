@@ -50,6 +50,13 @@ LAYOUTS = {
         "activation_checkpointing": "selective",
     },
 }
+# The others are combinations of what these have.
+ESSENTIAL = (
+    "dp 4, half the batch twice",
+    "fsdp 2 x sp 2, two copies",
+    "fsdp 4, gradients reduced once, kept gathered",
+    "fsdp 4, anchor in training, selective",
+)
 COMPARED = (
     "reward/mean",
     "reward/std",
@@ -126,14 +133,19 @@ ITERATIONS = {"muon": 1}
 TOLERANCES = {"muon": 2e-5}
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=["full", "lora", pytest.param("muon", marks=pytest.mark.slow)])
 def runs(request, tmp_path_factory, least):
     """One process, and all layouts of four, of a kind of training."""
     folder = tmp_path_factory.mktemp(request.param)
     kind = KINDS[request.param]
     iterations = ITERATIONS.get(request.param, 2)
     single = launch(f"{MODULE}:train", 1, str(folder / "one"), kind | {"batch_size": 8}, least, iterations)[0]
-    layouts = LAYOUTS if request.param == "full" else {n: LAYOUTS[n] for n in ("dp 2 x sp 2", "fsdp 2 x sp 2")}
+    every = request.config.getoption("--slow")
+    layouts = (
+        {n: LAYOUTS[n] for n in LAYOUTS if every or n in ESSENTIAL}
+        if request.param == "full"
+        else {n: LAYOUTS[n] for n in ("fsdp 2 x sp 2",)}
+    )
     settings = {name: kind | layout for name, layout in layouts.items()}
     ranks = launch(f"{MODULE}:train_all", 4, str(folder), settings, least, iterations, timeout=600)
     return folder, single, ranks, TOLERANCES.get(request.param, 1e-6)

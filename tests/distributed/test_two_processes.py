@@ -56,8 +56,14 @@ def metrics_of(folder, num_processes, **settings):
 @pytest.mark.parametrize(
     "num_generations, one, two",
     [
-        (4, {"batch_size": 8}, {"batch_size": 4}),  # whole groups on each rank
-        (4, {"batch_size": 8}, {"batch_size": 2, "gradient_accumulation_steps": 2}),  # groups across the ranks
+        # whole groups on each rank; groups across the ranks
+        pytest.param(4, {"batch_size": 8}, {"batch_size": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            4,
+            {"batch_size": 8},
+            {"batch_size": 2, "gradient_accumulation_steps": 2},
+            marks=pytest.mark.slow,
+        ),
         # each update trains one of two groups, so that one rank has nothing to do
         (4, {"batch_size": 8, "num_updates_per_rollout": 2}, {"batch_size": 4, "num_updates_per_rollout": 2}),
     ],

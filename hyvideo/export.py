@@ -42,16 +42,21 @@ def load_policy(
 ) -> nn.Module:
     """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one.
 
+    Merging is done in float32, which takes 33 GB of memory at full size, and rounded once. Weights that are bf16
+    already would swallow most of a LoRA's change: it is smaller than the distance between two bf16 numbers.
+
     Raises: ValueError for what is missing or does not fit.
     """
+    given = None if lora is None else read_lora(lora)
+    loaded_dtype = dtype if given is None else torch.float32
     if checkpoint is None:
-        transformer = loading.load_transformer(root, version, dtype=dtype)
+        transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
     else:
-        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=dtype)
-    if lora is not None:
-        add_lora(transformer, read_lora(lora))
+        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=loaded_dtype)
+    if given is not None:
+        add_lora(transformer, given)
         merge(transformer)
-    return transformer
+    return transformer.to(dtype)
 
 
 def export_diffusers(transformer: nn.Module, out: Path) -> None:

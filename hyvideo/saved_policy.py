@@ -56,10 +56,11 @@ def put_into(transformer: nn.Module, folder: Path) -> None:
 def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -> nn.Module:
     """A transformer of its own with the policy's weights; an adapter is merged into the base model of ``root``."""
     if _is_lora(folder):
-        transformer = loading.load_transformer(root, version, dtype=dtype)
+        # In float32: the base model rounded to bf16 first would swallow most of the adapter's change.
+        transformer = loading.load_transformer(root, version, dtype=torch.float32)
         put_into(transformer, folder)
         merge(transformer)
-        return transformer
+        return transformer.to(dtype)
     if not _is_checkpoint(folder):
         return loading.load_transformer(transformer_folder(folder), None, dtype=dtype)
     transformer = loading.transformer_of(folder / MODEL_FILE)

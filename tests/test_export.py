@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from hyvideo.export import load_policy
 from hyvideo.models.loading import check_checkpoint, load_transformer, load_vae
 from hyvideo.models.lora import Pair, add_lora, merge, read_lora, save_lora
 from scripts import export
@@ -81,6 +82,24 @@ def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path)
     add_lora(expected, lora)
     merge(expected)
     assert_same(load_transformer(tmp_path / "merged", None), expected)
+
+
+def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
+    """Merged into weights that are bf16 already, most of it would be lost, with no message."""
+    name = "transformer_blocks.0.attn.to_q"
+    weight = load_transformer(root, VERSION).get_submodule(name).weight.detach()
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(4, weight.shape[1], generator=generator)
+    b = 0.5e-3 * weight.std() * torch.randn(len(weight), 4, generator=generator)
+    save_lora({name: Pair(a, b, 4.0)}, tmp_path / "lora")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensors").mkdir()  # as a checkpoint of LoRA training
+    save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
+    for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
+        merged = load_policy(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
+        written = merged.get_submodule(name).weight.detach()
+        assert written.dtype == torch.bfloat16
+        assert torch.equal(written, (weight + b @ a).bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import nn
 from hyvideo import saved_policy
 from hyvideo.models import encoders, loading
 from hyvideo.models.lora import add_lora, merge, read_lora, save_lora
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
 
 # Parts of a diffusers pipeline, its library and class.
 _PARTS = {
@@ -106,6 +106,6 @@ def export_other_parts(root: Path, version: str | None, out: Path, *, task: str,
 def _write_model_index(out: Path, task: str, parts: dict[str, tuple[str, str]]) -> None:
     import diffusers
 
-    name = "HunyuanVideo15ImageToVideoPipeline" if task == "i2v" else "HunyuanVideo15Pipeline"
+    name = next(name for name, its_task in PIPELINE_TASKS.items() if its_task == task)
     index = {"_class_name": name, "_diffusers_version": diffusers.__version__}
     (out / "model_index.json").write_text(json.dumps(index | parts, indent=2) + "\n")

@@ -1,5 +1,6 @@
 """scripts/export.py: what it writes is the policy, and others can read it."""
 
+import json
 import sys
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_whole_pipeline_is_read_by_us_and_by_diffusers(run, policy, root, tmp_
     pipeline = HunyuanVideo15ImageToVideoPipeline.from_pretrained(tmp_path / "out", feature_extractor=None)
     assert_same(pipeline.transformer, transformer)
     assert pipeline.scheduler.config.shift == 5.0 and pipeline.guider.guidance_scale == 6.0
+
+
+def test_the_pipeline_of_a_pipeline_is_for_the_same_task(run, root, tmp_path):
+    """Also where the transformer's config.json says another, as that of 480p_t2v on the hub does."""
+    flags = ["--with_pipeline", "--transformer_version", VERSION]
+    assert run(*flags, out="first")[0] == 0
+    config = tmp_path / "first" / "transformer" / "config.json"
+    config.write_text(config.read_text().replace('"i2v"', '"t2v"'))
+    code, said = run(*flags, "--model_path", tmp_path / "first", out="second")
+    assert code == 0, said
+    index = json.loads((tmp_path / "second" / "model_index.json").read_text())
+    assert index["_class_name"] == "HunyuanVideo15ImageToVideoPipeline"
 
 
 def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path):

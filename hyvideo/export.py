@@ -56,7 +56,7 @@ def load_policy(
     if given is not None:
         add_lora(transformer, given)
         merge(transformer)
-    return transformer.to(dtype)
+    return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
 
 
 def export_diffusers(transformer: nn.Module, out: Path) -> None:

@@ -85,15 +85,17 @@ def load_pipeline(
     vae: nn.Module,
     trained: Needs,
     weights_dtype: torch.dtype = torch.float32,
+    is_overwritten: bool = False,
 ) -> HunyuanVideoGRPOPipeline:
     """A transformer of one process, computing in ``dtype``, and the ways to call it.
 
     Args:
         trained: What it may be trained on; parts that that gives no gradient are frozen.
         weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
+        is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
     unconditional = empty_condition(config, encoder, device)
-    transformer = load_transformer(config, device, weights_dtype)
+    transformer = load_transformer(config, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
     return make_pipeline(config, transformer, vae, unconditional)
 
@@ -103,9 +105,12 @@ def empty_condition(config: Config, encoder: ConditionEncoder, device: torch.dev
     return encoder([Request("")]).samples[0].to(device) if config.rollout.cfg_scale > 1 else None
 
 
-def load_transformer(config: Config, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The transformer of the settings, whole, as diffusers has it."""
+def load_transformer(config: Config, device: torch.device, dtype: torch.dtype, *, has_values: bool = True) -> nn.Module:
+    """The transformer of the settings, whole, as diffusers has it; without values there is anything in its weights."""
     model = config.model
+    if not has_values:
+        empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
+        return empty.type(dtype).to_empty(device=device).eval()
     return loading.load_transformer(
         model.pretrained_model_root,
         model.transformer_version,

@@ -18,7 +18,7 @@ from torch import nn
 from hyvideo import saved_policy
 from hyvideo.models import encoders, loading
 from hyvideo.models.lora import add_lora, merge, read_lora, save_lora
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
 
 # Parts of a diffusers pipeline, its library and class.
 _PARTS = {
@@ -42,16 +42,21 @@ def load_policy(
 ) -> nn.Module:
     """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one.
 
+    Merging is done in float32, which takes 33 GB of memory at full size, and rounded once. Weights that are bf16
+    already would swallow most of a LoRA's change: it is smaller than the distance between two bf16 numbers.
+
     Raises: ValueError for what is missing or does not fit.
     """
+    given = None if lora is None else read_lora(lora)
+    loaded_dtype = dtype if given is None else torch.float32
     if checkpoint is None:
-        transformer = loading.load_transformer(root, version, dtype=dtype)
+        transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
     else:
-        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=dtype)
-    if lora is not None:
-        add_lora(transformer, read_lora(lora))
+        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=loaded_dtype)
+    if given is not None:
+        add_lora(transformer, given)
         merge(transformer)
-    return transformer
+    return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
 
 
 def export_diffusers(transformer: nn.Module, out: Path) -> None:
@@ -101,6 +106,6 @@ def export_other_parts(root: Path, version: str | None, out: Path, *, task: str,
 def _write_model_index(out: Path, task: str, parts: dict[str, tuple[str, str]]) -> None:
     import diffusers
 
-    name = "HunyuanVideo15ImageToVideoPipeline" if task == "i2v" else "HunyuanVideo15Pipeline"
+    name = next(name for name, its_task in PIPELINE_TASKS.items() if its_task == task)
     index = {"_class_name": name, "_diffusers_version": diffusers.__version__}
     (out / "model_index.json").write_text(json.dumps(index | parts, indent=2) + "\n")

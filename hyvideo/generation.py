@@ -78,7 +78,15 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     encoder.release()  # before the transformer comes
     gc.collect()
     dtype = DTYPES[config.model.dtype]
-    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=needs, weights_dtype=dtype)
+    pipeline = load_pipeline(
+        config,
+        device,
+        encoder=encoder,
+        vae=vae,
+        trained=needs,
+        weights_dtype=dtype,
+        is_overwritten=source.checkpoint is not None and saved_policy.has_all_weights(source.checkpoint),
+    )
     if source.checkpoint:
         saved_policy.put_into(pipeline.transformer, source.checkpoint)
     if lora:

@@ -43,6 +43,11 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         loading.check_transformer_weights(root, version, transformer_folder(folder))
 
 
+def has_all_weights(folder: Path) -> bool:
+    """Claims that `put_into` gives every weight its value; an adapter leaves the base model's."""
+    return not _is_lora(folder)
+
+
 def put_into(transformer: nn.Module, folder: Path) -> None:
     """Gives a transformer the policy's weights, or adds its adapter. Raises ValueError where they do not fit."""
     if _is_lora(folder):
@@ -56,14 +61,15 @@ def put_into(transformer: nn.Module, folder: Path) -> None:
 def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -> nn.Module:
     """A transformer of its own with the policy's weights; an adapter is merged into the base model of ``root``."""
     if _is_lora(folder):
-        transformer = loading.load_transformer(root, version, dtype=dtype)
+        # In float32: the base model rounded to bf16 first would swallow most of the adapter's change.
+        transformer = loading.load_transformer(root, version, dtype=torch.float32)
         put_into(transformer, folder)
         merge(transformer)
-        return transformer
+        return transformer.type(dtype)
     if not _is_checkpoint(folder):
         return loading.load_transformer(transformer_folder(folder), None, dtype=dtype)
     transformer = loading.transformer_of(folder / MODEL_FILE)
-    transformer.to(dtype).to_empty(device="cpu")
+    transformer.type(dtype).to_empty(device="cpu")
     _fill(transformer, folder)
     return transformer.eval()
 

@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError("say what to write: --checkpoint_path, --lora_path, or a base model by --transformer_version")
 
     from hyvideo import export
+    from hyvideo.models.loading import read_task
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 
     dtype = DTYPES[options.dtype]
@@ -60,10 +61,10 @@ def run(options: argparse.Namespace) -> None:
         export.export_original(transformer, options.out, dtype=dtype)
         return
     export.export_diffusers(transformer, options.out)
-    task = transformer.config.task_type
+    root, version = options.model_path, options.transformer_version
+    task = (read_task(root, version) if options.with_pipeline else None) or transformer.config.task_type
     del transformer
     if options.with_pipeline:
-        root, version = options.model_path, options.transformer_version
         export.export_other_parts(root, version, options.out, task=task, dtype=dtype)
 
 

@@ -56,11 +56,24 @@ def options_of(text: str) -> dict:
     return options
 
 
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at the address, which does not listen yet. Raises OSError where the address cannot be had."""
+    own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        own.bind((host, port))
+    except (OSError, OverflowError) as error:
+        own.close()
+        raise OSError(f"cannot listen on {host} port {port}: {error}") from error
+    return own
+
+
 def main() -> int:
     options = parse()
     try:
         token = token_of(options)
         scorer_options = options_of(options.options)
+        own = bound(options.host, options.port)  # a port that is taken is said before gigabytes are read
 
         import uvicorn
 
@@ -77,12 +90,13 @@ def main() -> int:
             max_videos=options.max_videos,
             max_waiting=options.max_waiting,
         )
-        listener = socket.create_server((options.host, options.port))
+        own.listen(100)
     except (ValueError, OSError) as error:
         print(f"reward_server.py: {error}", file=sys.stderr)
         return 2
-    print(f"listening on http://{options.host}:{listener.getsockname()[1]}", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"listening on http://{host}:{own.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[own])
     return 0
 
 

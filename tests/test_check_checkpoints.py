@@ -278,3 +278,19 @@ def test_the_program_ends_with_1_for_no_model_and_2_for_a_wrong_call(tmp_path):
     assert run("scripts/check_checkpoints.py", tmp_path / "nothing").returncode == 1
     wrong = run("scripts/check_checkpoints.py", "README.md")
     assert wrong.returncode == 2 and "is a file" in wrong.stderr
+
+
+def test_a_pipeline_is_for_what_its_index_says(tmp_path):
+    """The hub's 480p_t2v has i2v in the config.json of its transformer: diffusers' script wrote it there."""
+    from hyvideo.models.loading import read_task
+
+    (tmp_path / "transformer").mkdir()
+    config = {"_class_name": "HunyuanVideo15Transformer3DModel", "task_type": "i2v"}
+    (tmp_path / "transformer" / "config.json").write_text(json.dumps(config))
+    assert read_task(tmp_path, None) == "i2v"
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "HunyuanVideo15Pipeline"}))
+    assert read_task(tmp_path, None) == read_task(tmp_path, "480p_t2v") == "t2v"
+    checkpoints = report(tmp_path)
+    assert row_of(checkpoints, "transformer").part.uses == ("t2v",)
+    assert all("480p_t2v" in row.part.hub for row in checkpoints.rows if "community" in row.part.hub)
+    assert "transformer" in lacks(checkpoints, "i2v"), "the one that is there is for the other task"

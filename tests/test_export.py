@@ -1,10 +1,12 @@
 """scripts/export.py: what it writes is the policy, and others can read it."""
 
+import json
 import sys
 
 import pytest
 import torch
 
+from hyvideo.export import load_policy
 from hyvideo.models.loading import check_checkpoint, load_transformer, load_vae
 from hyvideo.models.lora import Pair, add_lora, merge, read_lora, save_lora
 from scripts import export
@@ -69,6 +71,18 @@ def test_a_whole_pipeline_is_read_by_us_and_by_diffusers(run, policy, root, tmp_
     assert pipeline.scheduler.config.shift == 5.0 and pipeline.guider.guidance_scale == 6.0
 
 
+def test_the_pipeline_of_a_pipeline_is_for_the_same_task(run, root, tmp_path):
+    """Also where the transformer's config.json says another, as that of 480p_t2v on the hub does."""
+    flags = ["--with_pipeline", "--transformer_version", VERSION]
+    assert run(*flags, out="first")[0] == 0
+    config = tmp_path / "first" / "transformer" / "config.json"
+    config.write_text(config.read_text().replace('"i2v"', '"t2v"'))
+    code, said = run(*flags, "--model_path", tmp_path / "first", out="second")
+    assert code == 0, said
+    index = json.loads((tmp_path / "second" / "model_index.json").read_text())
+    assert index["_class_name"] == "HunyuanVideo15ImageToVideoPipeline"
+
+
 def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path):
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora")
@@ -81,6 +95,24 @@ def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path)
     add_lora(expected, lora)
     merge(expected)
     assert_same(load_transformer(tmp_path / "merged", None), expected)
+
+
+def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
+    """Merged into weights that are bf16 already, most of it would be lost, with no message."""
+    name = "transformer_blocks.0.attn.to_q"
+    weight = load_transformer(root, VERSION).get_submodule(name).weight.detach()
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(4, weight.shape[1], generator=generator)
+    b = 0.5e-3 * weight.std() * torch.randn(len(weight), 4, generator=generator)
+    save_lora({name: Pair(a, b, 4.0)}, tmp_path / "lora")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensors").mkdir()  # as a checkpoint of LoRA training
+    save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
+    for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
+        merged = load_policy(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
+        written = merged.get_submodule(name).weight.detach()
+        assert written.dtype == torch.bfloat16
+        assert torch.equal(written, (weight + b @ a).bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import generate
+from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.video_io import read_video
@@ -116,7 +117,7 @@ def test_exploration_changes_the_video_and_its_seed_repeats_it(make, tmp_path):
     assert torch.equal(one, again) and not torch.equal(ode, one)
 
 
-def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path):
+def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypatch):
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
     transformer = load_transformer(root, "480p_t2v")
     save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
@@ -124,11 +125,16 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path):
         transformer.proj_out.weight.mul_(0.5)
     transformer.save_pretrained(tmp_path / "checkpoint" / "transformer")
     make(*flags, out="base")
+    read = []
+    monkeypatch.setattr(
+        loading, "load_transformer", lambda *args, **rest: read.append(args) or load_transformer(*args, **rest)
+    )
     for name, extra in (("tuned", ["--checkpoint_path", tmp_path / "checkpoint"]), ("lora", ["--lora_path", "lora"])):
         extra = [tmp_path / "lora" if flag == "lora" else flag for flag in extra]
         code, (settings,), said = make(*flags, *extra, out=name + "_videos")
         assert code == 0, said.err
         assert settings["checkpoint" if name == "tuned" else "lora"] == str(extra[1])
+        assert len(read) == (0 if name == "tuned" else 1), "a whole checkpoint needs no weights of the base model"
         assert not torch.equal(pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4"))
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from hyvideo.models.encoders import load_glyph_encoder, load_text_encoder, load_vision_encoder
 from hyvideo.models.loading import check_checkpoint, load_transformer, load_vae
@@ -142,3 +143,18 @@ def _tokens_before_the_prompt(pipeline) -> int:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "MARK"}]
     text = pipeline.tokenizer.apply_chat_template(messages, tokenize=False)
     return len(pipeline.tokenizer(text[: text.index("MARK")], add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("names", [["shared"], ["encoder.embed_tokens"], ["shared", "encoder.embed_tokens"]])
+def test_a_t5_file_may_name_its_one_table_in_any_way(root, tmp_path, names):
+    pipeline = diffusers_pipeline(root, "480p_t2v")
+    pipeline.text_encoder_2.save_pretrained(tmp_path / "text_encoder_2")
+    pipeline.tokenizer_2.save_pretrained(tmp_path / "tokenizer_2")
+    path = tmp_path / "text_encoder_2" / "model.safetensors"
+    tensors = load_file(path)
+    table = tensors.pop("shared.weight")
+    save_file(tensors | {f"{name}.weight": table.clone() for name in names}, path, metadata={"format": "pt"})
+    assert_same(load_glyph_encoder(tmp_path)[1], pipeline.text_encoder_2)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="shared.weight.*is missing"):
+        load_glyph_encoder(tmp_path)

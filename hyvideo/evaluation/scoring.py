@@ -65,7 +65,15 @@ class Evaluator:
             self._loaded = load_encoder(config, self.device)
         encoder, vae = self._loaded
         dtype = DTYPES[config.model.dtype]
-        pipeline = load_pipeline(config, self.device, encoder=encoder, vae=vae, trained=needs, weights_dtype=dtype)
+        pipeline = load_pipeline(
+            config,
+            self.device,
+            encoder=encoder,
+            vae=vae,
+            trained=needs,
+            weights_dtype=dtype,
+            is_overwritten=source.checkpoint is not None and saved_policy.has_all_weights(source.checkpoint),
+        )
         if source.checkpoint:
             saved_policy.put_into(pipeline.transformer, source.checkpoint)
         if source.lora:

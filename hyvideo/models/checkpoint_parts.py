@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hyvideo.models import checkpoint_fit as fit
-from hyvideo.models.versions import RELEASED, UNSUPPORTED
+from hyvideo.models.versions import PIPELINE_TASKS, RELEASED, UNSUPPORTED
 from hyvideo.plain_text import parse_json
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
@@ -162,7 +162,8 @@ def _version_problems(root: Path, version: str) -> list[str]:
 
 
 def _diffusers_parts(root: Path) -> list[Part]:
-    task = _task_of_config(root / "transformer" / "config.json") or "t2v"
+    pipeline = _word(root / "model_index.json", "_class_name")
+    task = PIPELINE_TASKS.get(pipeline) or _task_of_config(root / "transformer" / "config.json") or "t2v"
     hub = f"hunyuanvideo-community/HunyuanVideo-1.5-480p_{task}"
 
     def part(name: str, folder: str, files: tuple, fits: Callable[[Path], list[str]], *uses: Use) -> Part:
@@ -238,11 +239,15 @@ def _task(root: Path, name: str) -> Literal["t2v", "i2v"]:
 
 def _task_of_config(path: Path) -> Literal["t2v", "i2v"] | None:
     """What a config says its transformer is for, in the original's word or in diffusers'."""
+    task = _word(path, "ideal_task", "task_type")
+    return task if task in ("t2v", "i2v") else None
+
+
+def _word(path: Path, *keys: str) -> str | None:
+    """What the first of the keys that a JSON file has says, where that is a string."""
     try:
-        config = parse_json(path.read_text())
+        content = parse_json(path.read_text())
     except (OSError, ValueError):  # its part says so
         return None
-    if not isinstance(config, dict):
-        return None
-    task = config.get("ideal_task") or config.get("task_type")
-    return task if task in ("t2v", "i2v") else None
+    said = next((content[key] for key in keys if content.get(key)), None) if isinstance(content, dict) else None
+    return said if isinstance(said, str) else None

@@ -51,6 +51,9 @@ class CheckpointReport:
         transformers = [row for row in rows if row.part.is_transformer]
         if any(row.is_ok for row in transformers):
             transformers = []
+        elif not transformers and use in ("t2v", "i2v"):
+            # The one of a diffusers pipeline is for the other task.
+            transformers = [row for row in self.rows if row.part.is_transformer]
         return transformers + [row for row in rows if not row.part.is_transformer and not row.is_ok]
 
     @property

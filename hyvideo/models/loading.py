@@ -42,6 +42,7 @@ from hyvideo.models.original_checkpoint import (
     vae_to_diffusers,
     vae_to_original,
 )
+from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import (
     Folder,
     Shapes,
@@ -274,13 +275,20 @@ def vae_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
-    """``t2v`` or ``i2v``, what the transformer was trained for as its config.json says; None where it does not say.
+    """``t2v`` or ``i2v``, what the transformer was trained for as its files say; None where they do not say.
+
+    A diffusers pipeline's model_index.json comes before config.json, which is wrong on the hub (``PIPELINE_TASKS``).
 
     Raises:
-        ValueError: There is no such config.json.
+        ValueError: There is no config.json, or a file is no JSON.
     """
     folder = _transformer_folder(Path(root), version)
     config = read_json(folder.path / "config.json", folder.label)
+    index = folder.path.parent / "model_index.json"
+    if index.is_file():
+        pipeline = read_json(index, folder.label).get("_class_name")
+        if isinstance(pipeline, str) and pipeline in PIPELINE_TASKS:
+            return PIPELINE_TASKS[pipeline]
     return config.get("ideal_task", config.get("task_type"))
 
 

@@ -50,6 +50,13 @@ UNSUPPORTED: dict[str, str] = {
     "1080p_sr_distilled": _SUPER_RESOLUTION,
 }
 
+# diffusers' pipelines -> what their transformer is for, as model_index.json says. Its config.json may be wrong: the
+# script that made the hub's checkpoints writes i2v into that of 480p_t2v (diffusers 0.42.1).
+PIPELINE_TASKS: dict[str, Task] = {
+    "HunyuanVideo15Pipeline": "t2v",
+    "HunyuanVideo15ImageToVideoPipeline": "i2v",
+}
+
 
 def version_defaults(name: str | None) -> Version | None:
     """The settings that belong to a version, or None for a model of another name, such as the miniature."""

@@ -560,6 +560,27 @@ def test_counts_below_one_are_refused_at_the_start(option):
     assert "Traceback" not in result.stderr
 
 
+def test_a_taken_port_is_said_before_the_scorer_is_read():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "scripts.reward_server", "--model_path", "nowhere", "--port"]
+        command += [str(taken.getsockname()[1])]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert result.returncode == 2 and "cannot listen on 127.0.0.1" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_service_can_listen_on_ipv6():
+    from scripts.reward_server import bound
+
+    try:
+        own = bound("::1", 0)
+    except OSError as error:
+        assert "family" not in str(error), error
+        pytest.skip("this machine has no ::1")
+    with own:
+        assert own.family == socket.AF_INET6
+
+
 # --- the wire ------------------------------------------------------------------------------------
 
 

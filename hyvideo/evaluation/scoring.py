@@ -108,17 +108,17 @@ class Evaluator:
             groups: Place of each video's prompt among the prompts.
         """
         rewards = self.judge.score(videos, prompts, fps=fps)
+        seen = {number: video for number, video in enumerate(videos) if video is not None}
+        clips, their_prompts = list(seen.values()), [prompts[number] for number in seen]
+        each = dict(zip(seen, self.judge.held_out_each(clips, their_prompts)))
         seed = self.config.record.validation_seed
         entries = []
-        for number, (video, prompt, group, reward) in enumerate(zip(videos, prompts, groups, rewards)):
+        for number, (prompt, group, reward) in enumerate(zip(prompts, groups, rewards)):
             file = files[number] if files else None
             entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
             del entry["advantage"]
-            # A set of one: all its measures but those that need a set, which the scorers leave out.
-            own = {} if video is None else self.judge.held_out([video], [prompt])
-            entries.append(entry | {name: finite_or_none(value) for name, value in own.items()})
-        seen = [(video, prompt) for video, prompt in zip(videos, prompts) if video is not None]
-        measures = self.judge.held_out(*map(list, zip(*seen))) if seen else {}
+            entries.append(entry | {name: finite_or_none(value) for name, value in each.get(number, {}).items()})
+        measures = self.judge.held_out(clips, their_prompts) if seen else {}
         return Evaluation(entries, {name: finite_or_none(value) for name, value in measures.items()})
 
     def close(self) -> None:

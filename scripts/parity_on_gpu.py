@@ -11,6 +11,7 @@ The transformer's weights are in memory once; diffusers' masks need some gigabyt
 """
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def run(options: argparse.Namespace) -> None:
     noise = normal(pipeline.latent_shape(options.video_length, *size), 0, "parity")[None]
     sample_ours(pipeline.with_steps(1), encoder, request, noise, size)  # warms up
     ours = sample_ours(pipeline, encoder, request, noise, size)
+    encoder.release()
+    gc.collect()  # diffusers' pipeline gets encoders of its own: both would not fit beside float32 weights
     theirs = sample_diffusers(config, pipeline, request, noise, size, num_steps=options.num_inference_steps)
     difference = relative_difference(ours.latents, theirs.latents)
     steps = options.num_inference_steps

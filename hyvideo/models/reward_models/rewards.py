@@ -32,6 +32,8 @@ SCORERS = {
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),
 }
 
+NOT_OPTIONS = ("name", "root", "device")
+
 
 class Scorer(Protocol):
     """A frozen judge of videos."""
@@ -84,6 +86,15 @@ class Reward:
         return sum(self.scores.get(dimension, math.nan) for dimension in ("VQ", "MQ", "TA"))
 
 
+def check_options(options: Mapping[str, object]) -> None:
+    """Raises ValueError for options that `make_scorer` is given otherwise."""
+    if found := sorted(set(options) & set(NOT_OPTIONS)):
+        raise ValueError(
+            f"a scorer's options cannot have {', '.join(found)}: its device is that of the run or service; its folder "
+            "is the option path"
+        )
+
+
 def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cpu", **options) -> Scorer:
     """The scorer called ``name``, with its files below the checkpoint folder ``root``.
 
@@ -97,8 +108,8 @@ def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cp
     entry = SCORERS[name]
     module, _, class_name = entry.where.partition(":")
     cls = getattr(importlib.import_module(module), class_name)
-    known = set(inspect.signature(cls).parameters)
-    if unknown := sorted(set(options) - known - {"path"}):
+    known = set(inspect.signature(cls).parameters) - set(NOT_OPTIONS) | {"path"}
+    if unknown := sorted(set(options) - known):
         raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     path = options.pop("path", None) or Path(root) / entry.folder
     return cls(path, device=device, **options)

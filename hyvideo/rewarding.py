@@ -8,7 +8,7 @@ import torch
 from hyvideo.config import Config
 from hyvideo.models.reward_models.contract import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.judge import Judge
-from hyvideo.models.reward_models.rewards import Scorer, make_scorer
+from hyvideo.models.reward_models.rewards import Scorer, check_options, make_scorer
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 
 
@@ -38,6 +38,8 @@ def _make_scorers(config: Config, device: torch.device) -> dict[str, Scorer]:
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
     root = config.model.pretrained_model_root
+    for options in config.reward_options.values():
+        check_options(options)
     return {name: make_scorer(name, root, device=device, **opts) for name, opts in config.reward_options.items()}
 
 

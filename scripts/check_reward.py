@@ -65,13 +65,16 @@ def main() -> int:
 
 
 def options_of(text: str) -> dict:
-    """The scorer's options."""
+    """The scorer's options. Raises ValueError for text that is no JSON object of options."""
+    from hyvideo.models.reward_models.rewards import check_options
+
     try:
         options = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         options = None
     if not isinstance(options, dict):
         raise ValueError(f"--options must be a JSON object, got {text:.200}")
+    check_options(options)
     return options
 
 

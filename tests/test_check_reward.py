@@ -58,6 +58,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
         (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
         (["--reward_model", "clip", "--model_path", "./nowhere"], "config.json does not exist"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
+        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
         ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),
         ([*MINIATURE, "--options", "{"], "--options must be a JSON object"),
         ([*MINIATURE, "--video", "a.mp4"], "--video and --prompt belong together"),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hyvideo.export import load_policy
 from hyvideo.models.loading import check_checkpoint, load_transformer, load_vae
@@ -13,6 +14,7 @@ from scripts import export
 from tests.tiny_checkpoint import write_original
 
 VERSION = "480p_i2v"
+FILE = "diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,15 @@ def test_the_pipeline_of_a_pipeline_is_for_the_same_task(run, root, tmp_path):
     assert code == 0, said
     index = json.loads((tmp_path / "second" / "model_index.json").read_text())
     assert index["_class_name"] == "HunyuanVideo15ImageToVideoPipeline"
+
+
+def test_the_vae_of_a_bf16_pipeline_is_fp16(run, tmp_path):
+    assert run("--with_pipeline", "--transformer_version", VERSION, "--dtype", "bf16")[0] == 0
+    dtypes = {
+        name: {tensor.dtype for tensor in load_file(tmp_path / "out" / name / FILE).values()}
+        for name in ("transformer", "vae")
+    }
+    assert dtypes == {"transformer": {torch.bfloat16}, "vae": {torch.float16}}
 
 
 def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path):

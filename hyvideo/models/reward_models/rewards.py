@@ -33,6 +33,8 @@ SCORERS = {
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),
 }
 
+NOT_OPTIONS = ("name", "root", "device")
+
 
 class Scorer(Protocol):
     """A frozen judge of videos."""
@@ -85,6 +87,15 @@ class Reward:
         return sum(self.scores.get(dimension, math.nan) for dimension in ("VQ", "MQ", "TA"))
 
 
+def check_options(options: Mapping[str, object]) -> None:
+    """Raises ValueError for options that `make_scorer` is given otherwise."""
+    if found := sorted(set(options) & set(NOT_OPTIONS)):
+        raise ValueError(
+            f"a scorer's options cannot have {', '.join(found)}: its device is that of the run or service; its folder "
+            "is the option path"
+        )
+
+
 def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cpu", **options) -> Scorer:
     """The scorer called ``name``, with its files below the checkpoint folder ``root``.
 
@@ -100,7 +111,7 @@ def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cp
     cls = getattr(importlib.import_module(module), class_name)
     signature = inspect.signature(cls)
     known = set(signature.parameters)
-    own = known - {"device", "root"} | {"path"}  # the others are the run's
+    own = known - set(NOT_OPTIONS) | {"path"}
     if unknown := sorted(set(options) - own):
         raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(own))}")
     if wrong := [one for one in options if not _fits(options[one], signature.parameters.get(one))]:

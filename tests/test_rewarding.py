@@ -57,7 +57,7 @@ def test_the_settings_name_scorers_and_their_options(judge_of, tmp_path):
         ("videoalign: {}", "options for miniature, got 'videoalign'"),
         ("miniature: 3", "options for miniature, got 'miniature'"),
         ("- a", "options for miniature, got ''"),
-        ("miniature: {device: cuda}", "options cannot have device"),
+        ("miniature: {device: cuda}", "has device for miniature, which the run decides"),
         ("a: [", "is not valid YAML"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.distributed.launch import launch
@@ -25,5 +26,6 @@ def adapters(folder):
     return all(torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32 for name in before)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_given_away_in_full_precision_while_weights_are_gathered(tmp_path):
     assert launch("tests.distributed.test_policy:adapters", 2, str(tmp_path)) == [True, True]

@@ -76,7 +76,9 @@ def run_preflight(world_size, *arguments, extra=None, before=None, waited_for=No
             process.communicate()
 
 
-@pytest.mark.parametrize("before", ["", STARTED], ids=["before the process group", "after it"])
+@pytest.mark.parametrize(
+    "before", ["", pytest.param(STARTED, marks=pytest.mark.slow)], ids=["before the process group", "after it"]
+)
 def test_ranks_that_fit_are_shown_in_a_table(tmp_path, before):
     codes, out, err = run_preflight(2, "--batch_size", 4, "--output_dir", tmp_path, before={0: before, 1: before})
     assert codes == [0, 0], err
@@ -86,6 +88,7 @@ def test_ranks_that_fit_are_shown_in_a_table(tmp_path, before):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_all_problems_come_in_one_message_and_every_rank_ends_with_2(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "prompts.csv").write_text("prompt\na red circle moves left\n")

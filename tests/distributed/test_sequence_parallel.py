@@ -108,7 +108,7 @@ def compare(num_processes):
     return found
 
 
-@pytest.mark.parametrize("num_processes", [2, 4])
+@pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_output_and_gradients_are_those_of_one_process(num_processes):
     results = launch(f"{MODULE}:compare", num_processes, num_processes)
     for found in results:

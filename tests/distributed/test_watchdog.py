@@ -89,6 +89,7 @@ def one_is_stopped(folder):
     return watched(folder, behave)
 
 
+@pytest.mark.slow
 def test_a_healthy_run_says_nothing(tmp_path):
     assert launch("tests.distributed.test_watchdog:no_hang", 2, str(tmp_path)) == ["", ""]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the environment, checks style and runs all tests:  bash scripts/test.sh [pytest arguments]
+# TEST_WORKERS sets how many files are tested at a time, 2 by default; 0 is in this process.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh
@@ -7,4 +8,4 @@ ruff check .
 ruff format --check .
 # Small matrices gain nothing from more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
-python -m pytest "$@"
+python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile "$@"

@@ -15,9 +15,9 @@ import math
 import sys
 from pathlib import Path
 
-from hyvideo.config import Config, load_config
+from hyvideo.config.settings import Config, load_config
+from hyvideo.data.plain_text import BriefErrors, brief, shown
 from hyvideo.models.versions import version_defaults
-from hyvideo.plain_text import BriefErrors, brief, shown
 
 MINIATURE = "configs/miniature.yaml"
 VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
@@ -117,8 +117,8 @@ def check(options: argparse.Namespace) -> None:
 
 
 def requests_of(options: argparse.Namespace) -> list:
-    from hyvideo.data import Request, check_prompt, read_requests
-    from hyvideo.pipelines.images import check_image
+    from hyvideo.data.images import check_image
+    from hyvideo.data.prompts import Request, check_prompt, read_requests
 
     if options.valid_video_csv:
         requests = read_requests(options.valid_video_csv)
@@ -133,7 +133,7 @@ def requests_of(options: argparse.Namespace) -> list:
 
 def size_of(options: argparse.Namespace, config: Config, image: str | None) -> tuple[int, int]:
     """Height and width: as asked for, or the bucket of the version's resolution nearest to the image's shape."""
-    from hyvideo.pipelines.images import nearest_size, read_image, size_of_aspect_ratio
+    from hyvideo.data.images import nearest_size, read_image, size_of_aspect_ratio
 
     if options.height is not None:
         return options.height, options.width
@@ -157,9 +157,9 @@ def run(options: argparse.Namespace) -> None:
     config = config_of(options, has_images=any(request.image for request in requests))
     is_file = options.output_path.suffix == ".mp4"
 
-    from hyvideo.generation import Source, Video, generate
-    from hyvideo.paths import unusable
-    from hyvideo.plan import check_sampling
+    from hyvideo.config.run_plan import check_sampling
+    from hyvideo.data.outside import unusable
+    from hyvideo.evaluation.generation import Source, Video, generate
 
     check_sampling(config, output=options.output_path.parent if is_file else options.output_path)
     if len(requests) * options.num_videos > MOST_VIDEOS:

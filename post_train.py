@@ -8,14 +8,14 @@ from contextlib import ExitStack
 
 import yaml
 
-from hyvideo.config import Config, parse
+from hyvideo.config.run_plan import check, describe, make_plan
+from hyvideo.config.settings import Config, parse
+from hyvideo.config.without_effect import idle_settings
+from hyvideo.data.plain_text import brief
 from hyvideo.distributed import mesh as ranks
-from hyvideo.hacking import RewardHacking
-from hyvideo.idle_settings import idle_settings
-from hyvideo.plain_text import brief
-from hyvideo.plan import check, describe, make_plan
-from hyvideo.stopping import EXIT_CODE, Stopped
-from hyvideo.summary import print_idle, print_start, print_summary
+from hyvideo.evaluation.reward_hacking.rule import RewardHacking
+from hyvideo.evaluation.run_summary import print_idle, print_start, print_summary
+from hyvideo.training.preemption import EXIT_CODE, Stopped
 
 
 def main() -> int:
@@ -57,10 +57,10 @@ def build(config: Config, at_end: ExitStack):
     """Joins the other processes and loads the models, watched until ``at_end``. Imports what is heavy only now."""
     import torch
 
-    from hyvideo.components import choose_device
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
+    from hyvideo.training.model_setup import choose_device
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)

@@ -15,34 +15,34 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.components import Needs, check_checkpoint, empty_condition, load_encoder, make_pipeline
-from hyvideo.config import Config
-from hyvideo.data import PromptOrder, Request, read_requests
+from hyvideo.config.run_plan import make_plan, needs_anchor
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import PromptOrder, Request, read_requests
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint import CheckpointWriter
 from hyvideo.distributed.collectives import barrier, gather_objects, merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.validation import Validation
 from hyvideo.grpo.advantages import group_advantages
-from hyvideo.metrics import MetricsWriter, ProgressBar
+from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
 from hyvideo.models.lora import save_lora
-from hyvideo.models.reward_models.judge import Judge
+from hyvideo.models.reward_models.async_scorer import Judge
 from hyvideo.models.reward_models.rewards import Reward, Scorer
-from hyvideo.pipelines.conditioning import Conditions
+from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
-from hyvideo.plan import make_plan, needs_anchor
-from hyvideo.policy import Policy
-from hyvideo.records import StageTimer, evenly_spaced, peak_memory_gib, write_config
-from hyvideo.resuming import contents, differences, refuse_changes
-from hyvideo.rewarding import make_judge, refuse_too_many_missing, try_scorers
-from hyvideo.rollouts import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
-from hyvideo.round_metrics import DIMENSIONS, reward_metrics
-from hyvideo.round_records import keep_round
-from hyvideo.saved_policy import LORA_FOLDER, write_model_file
-from hyvideo.sde_window import parse_window
-from hyvideo.spool import Spool
-from hyvideo.stopping import Stopped, StopRequests
-from hyvideo.updates import PolicyUpdates
-from hyvideo.validation import Validation
+from hyvideo.records.metrics import MetricsWriter, ProgressBar
+from hyvideo.records.run_files import StageTimer, evenly_spaced, peak_memory_gib, write_config
+from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.training.model_setup import Needs, check_checkpoint, empty_condition, load_encoder, make_pipeline
+from hyvideo.training.policy import Policy
+from hyvideo.training.policy_update import PolicyUpdates
+from hyvideo.training.preemption import Stopped, StopRequests
+from hyvideo.training.rewards import make_judge, refuse_too_many_missing, try_scorers
+from hyvideo.training.rollout_batch import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
+from hyvideo.training.rollout_records import keep_round
+from hyvideo.training.run_state import contents, differences, refuse_changes
+from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
+from hyvideo.training.spool import Spool
 
 # Of state.json, to go on with.
 STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": dict, "health": dict, "settings": dict}

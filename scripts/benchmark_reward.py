@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.components import choose_device
-from hyvideo.config import load_config
+from hyvideo.config.settings import load_config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scorer, make_scorer
 from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial
 from hyvideo.trainer import Trainer
+from hyvideo.training.model_setup import choose_device
 
 CONFIG = "configs/miniature.yaml"
 

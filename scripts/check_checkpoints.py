@@ -19,7 +19,7 @@ def main() -> int:
     if root.exists() and not root.is_dir():
         parser.error(f"{root} is a file; give the folder that holds transformer/, vae/ and text_encoder/")
 
-    from hyvideo.models.checkpoint_report import lines, report  # after --help: it imports torch
+    from hyvideo.models.download_check.report import lines, report  # after --help: it imports torch
 
     checkpoints = report(root)
     print("\n".join(lines(checkpoints)))

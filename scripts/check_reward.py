@@ -46,8 +46,8 @@ def main() -> int:
 
     import torch  # after --help, which it would slow down
 
-    from hyvideo.models.reward_models.contract import TOLERANCE, check_scorer, has_failed, lines
     from hyvideo.models.reward_models.rewards import make_scorer
+    from hyvideo.models.reward_models.scorer_check import TOLERANCE, check_scorer, has_failed, lines
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -80,8 +80,8 @@ def options_of(text: str) -> dict:
 
 def trial_of(args: argparse.Namespace):
     """The clip that the arguments ask for."""
+    from hyvideo.data.videos import read_video
     from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial
-    from hyvideo.video_io import read_video
 
     is_miniature = (args.clip or args.reward_model) in ("miniature", "videoalign_local")
     trial = miniature_trial() if is_miniature else synthetic_trial()

@@ -20,8 +20,8 @@ from pathlib import Path
 # So that the file can be run by its path, too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hyvideo.config import Config, parse
-from hyvideo.plan import range_problems
+from hyvideo.config.run_plan import range_problems
+from hyvideo.config.settings import Config, parse
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -44,9 +44,9 @@ def run(options: argparse.Namespace, config: Config) -> None:
     if problems := list(range_problems(config)):
         raise ValueError("\n".join(problems))
 
-    from hyvideo.evaluation.record import as_text, summarise, what_is_measured, write_evaluation, write_scores_csv
-    from hyvideo.evaluation.scoring import Evaluator
-    from hyvideo.generation import Source
+    from hyvideo.evaluation.generation import Source
+    from hyvideo.evaluation.policy_scores import Evaluator
+    from hyvideo.evaluation.scores_file import as_text, summarise, what_is_measured, write_evaluation, write_scores_csv
 
     evaluator = Evaluator(config)
     try:

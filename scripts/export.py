@@ -42,9 +42,9 @@ def run(options: argparse.Namespace) -> None:
     if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
         raise ValueError("say what to write: --checkpoint_path, --lora_path, or a base model by --transformer_version")
 
-    from hyvideo import export
     from hyvideo.models.loading import read_task
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+    from hyvideo.training import export
 
     dtype = DTYPES[options.dtype]
     if only_lora:

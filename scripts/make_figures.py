@@ -33,8 +33,8 @@ def run(options: argparse.Namespace) -> None:
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
 
-    from hyvideo.evaluation.curves import find_runs
-    from hyvideo.evaluation.figures import FIGURES, Absent, remarks
+    from hyvideo.evaluation.figures.curves import find_runs
+    from hyvideo.evaluation.figures.figures import FIGURES, Absent, remarks
 
     runs = find_runs(options.runs)
     measured = [read_measured(path) for path in options.gradients]
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 
 def read_measured(path: Path) -> dict:
     """What measure_gradient_norms wrote. Raises ValueError for another file."""
-    from hyvideo.plain_text import parse_json
+    from hyvideo.data.plain_text import parse_json
 
     try:
         content = parse_json(path.read_text(encoding="utf-8"))

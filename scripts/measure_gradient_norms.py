@@ -19,9 +19,9 @@ from pathlib import Path
 # So that the file can be run by its path, too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hyvideo.config import Config, parse
+from hyvideo.config.run_plan import check
+from hyvideo.config.settings import Config, parse
 from hyvideo.distributed import mesh as ranks
-from hyvideo.plan import check
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,10 +54,10 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
     """Writes ``out``. Raises ValueError for settings that cannot be measured."""
     import torch  # slow to import; wrong flags are told before
 
-    from hyvideo.components import choose_device
-    from hyvideo.evaluation.gradient_norms import measurement, norms_per_visit, summarise, table
-    from hyvideo.records import write_json
+    from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, summarise, table
+    from hyvideo.records.run_files import write_json
     from hyvideo.trainer import Trainer
+    from hyvideo.training.model_setup import choose_device
 
     distributed = config.distributed
     if num_rounds < 1:
@@ -84,7 +84,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
 
 def scored_round(trainer):
     """The next round of rollouts, with advantages."""
-    from hyvideo.records import StageTimer
+    from hyvideo.records.run_files import StageTimer
 
     trainer.iteration += 1
     round_, videos, pending = trainer.sample_round(StageTimer(trainer.device))

@@ -38,13 +38,13 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    from hyvideo.components import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
-    from hyvideo.config import Config, load_config
-    from hyvideo.data import Request
-    from hyvideo.distributed.randomness import normal
+    from hyvideo.config.settings import Config, load_config
+    from hyvideo.data.prompts import Request
+    from hyvideo.data.randomness import normal
     from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours
     from hyvideo.models.attention import use_fastest_kernels
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+    from hyvideo.training.model_setup import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
 
     settings = {
         "pretrained_model_root": options.model_path,

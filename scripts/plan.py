@@ -14,12 +14,12 @@ from pathlib import Path
 # So that the file can be run by its path, too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hyvideo.config import parse
-from hyvideo.plan import range_problems
-from hyvideo.planning.architecture import read_architecture
-from hyvideo.planning.report import report
-from hyvideo.planning.run_shape import RunShape
-from hyvideo.planning.tables import markdown
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.report import report
+from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.tables import markdown
+from hyvideo.config.run_plan import range_problems
+from hyvideo.config.settings import parse
 
 
 def main() -> int:

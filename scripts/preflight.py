@@ -10,9 +10,9 @@ import time
 
 import torch
 
-from hyvideo.config import parse
+from hyvideo.config.run_plan import check
+from hyvideo.config.settings import parse
 from hyvideo.distributed import mesh as ranks
-from hyvideo.plan import check
 
 
 def main() -> int:
@@ -21,9 +21,9 @@ def main() -> int:
     chosen, flags = own.parse_known_args()
     config = parse(flags).config
 
-    from hyvideo.components import choose_device  # slow to import; wrong flags are told before
-    from hyvideo.distributed.agreement import SilentRanks, name_ranks
     from hyvideo.distributed.preflight import preflight
+    from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks
+    from hyvideo.training.model_setup import choose_device  # slow to import; wrong flags are told before
 
     mesh = ranks.Mesh(ranks.rank(), ranks.world_size(), config.distributed.sp_size)
     device, problem = torch.device("cpu"), ""

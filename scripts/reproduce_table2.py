@@ -18,8 +18,8 @@ from pathlib import Path
 # So that the file can be run by its path, too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hyvideo.evaluation.cells import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
-from hyvideo.evaluation.study import check_scorers, describe, plan_cells, train_cells
+from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
+from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_cells, train_cells
 
 WORLDS = {"miniature": "configs/miniature.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     to_run = [plan.cell for plan in plans if not plan.is_finished]
     failed = {} if options.only_table else train_cells(study, to_run, jobs=options.jobs)
 
-    from hyvideo.evaluation.reproduction import evaluate_cells, write_results  # what is heavy, only now
+    from hyvideo.evaluation.table2.evaluate_runs import evaluate_cells, write_results  # what is heavy, only now
 
     if options.only_cell:
         evaluate_cells(study, cells)

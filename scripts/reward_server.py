@@ -80,9 +80,9 @@ def main() -> int:
 
         import uvicorn
 
-        from hyvideo.components import choose_device
         from hyvideo.models.reward_models.rewards import make_scorer
-        from hyvideo.models.reward_models.server import create_app
+        from hyvideo.models.reward_models.service.server import create_app
+        from hyvideo.training.model_setup import choose_device
 
         device = choose_device(options.device)
         scorer = make_scorer(options.reward_model, options.model_path, device=device, **scorer_options)

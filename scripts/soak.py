@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import post_train  # noqa: E402
-from hyvideo.metrics_lines import whole_lines  # noqa: E402
+from hyvideo.records.metrics_file import whole_lines  # noqa: E402
 from hyvideo.trainer import Trainer  # noqa: E402
 
 SETTINGS = {

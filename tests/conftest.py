@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config import Config, load_config
+from hyvideo.config.settings import Config, load_config
 from hyvideo.distributed.mesh import Mesh
 
 ROOT = Path(__file__).parent.parent

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import generate
+from hyvideo.data.videos import read_video
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
-from hyvideo.video_io import read_video
 from tests.tiny_checkpoint import write_image, write_original
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--height", "32", "--width", "48", "--video_length", "5", "--num_inference_steps", "2", "--device", "cpu"]
 
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import generate
-from hyvideo.data import Request, check_prompt, read_requests
-from hyvideo.plain_text import MAX_PROMPT_BYTES, text_problem
+from hyvideo.data.plain_text import MAX_PROMPT_BYTES, text_problem
+from hyvideo.data.prompts import Request, check_prompt, read_requests
 from tests.refusals import LONGEST, ODD, contents, fuzzed, outcome
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_hundred_thousand_rows_are_read_in_two_seconds(folder):
 def generate_outcome(monkeypatch, capsys, *flags):
     """Its message; a call that would make a video is stopped where the models are looked at."""
     monkeypatch.setattr(sys, "argv", ["generate.py", *flags])
-    monkeypatch.setattr("hyvideo.generation.generate", lambda *_, **__: None)
+    monkeypatch.setattr("hyvideo.evaluation.generation.generate", lambda *_, **__: None)
     try:
         code = generate.main()
     except SystemExit as end:

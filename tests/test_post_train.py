@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hyvideo.video_io import read_video
+from hyvideo.data.videos import read_video
 
 SMOKE = ["--config", "configs/smoke.yaml"]
 

@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from hyvideo.plan import make_plan
-from hyvideo.rollouts import Round
+from hyvideo.config.run_plan import make_plan
 from hyvideo.trainer import Trainer
+from hyvideo.training.rollout_batch import Round
 
 CPU = torch.device("cpu")
 TIMING = ("time/", "memory/")

@@ -23,7 +23,7 @@ from hyvideo.models.original_checkpoint import (
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import draw_tensor
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 TRANSFORMER = {
     "patch_size": [1, 1, 1],

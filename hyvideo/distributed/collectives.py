@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.shards import norm_of
+from hyvideo.distributed.sharded_tensors import norm_of
 
 T = TypeVar("T")
 

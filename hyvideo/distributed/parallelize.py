@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from hyvideo.data.plain_text import shown
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.transformer import install
-from hyvideo.plain_text import shown
 
 # What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block.
 _ATTENTION = (

@@ -8,11 +8,11 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from hyvideo.config import Config
+from hyvideo.config.settings import Config
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.agreement import agree, name_ranks, open_store
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_facts import NodeFacts, collect
+from hyvideo.distributed.node_report import NodeFacts, collect
+from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store
 
 GIB = 2**30
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
 
-from hyvideo.distributed.agreement import SilentRanks, name_ranks, open_store
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks, open_store
 
-# A report comes at most two beats, a tenth of the limit, late: ``hyvideo.plan`` keeps that below collective_timeout.
+# A report comes at most two beats, a tenth of the limit, late: ``config.rules`` keeps that below collective_timeout.
 LONGEST_BEAT_S = 5.0
 BEATS_PER_LIMIT = 20
 ENDED = "ended"

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.config import Config
-from hyvideo.data import Request
-from hyvideo.models import encoders
+from hyvideo.config.settings import Config
+from hyvideo.data.images import fit, read_image
+from hyvideo.data.prompts import Request
+from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.transformer import stock_twin
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.images import fit, read_image
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.data import Request
-from hyvideo.plain_text import parse_json
-from hyvideo.video_io import mp4_factor, read_video
+from hyvideo.data.plain_text import parse_json
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import mp4_factor, read_video
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def save_text_encoder(folder: Path, seed: int) -> None:
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    from hyvideo.distributed.randomness import normal
+    from hyvideo.data.randomness import normal
 
     tokenizer = build_tokenizer()
     encoder = Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(vocab_size=len(tokenizer), **TEXT_ENCODER_CONFIG))

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from hyvideo.components import Needs, load_encoder, load_pipeline, prepare_transformer
-from hyvideo.config import load_config
-from hyvideo.distributed.randomness import generator
+from hyvideo.config.settings import load_config
+from hyvideo.data.randomness import generator
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.architecture import TRANSFORMER_CONFIG, VAE_CONFIG, VERSION, save_text_encoder
 from hyvideo.miniature.measures import features, measure, moments
@@ -26,8 +26,8 @@ from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.attention import install_causal_mask
-from hyvideo.models.encoders import load_text_encoder
 from hyvideo.models.loading import load_vae, save_transformer_original, save_vae_original
+from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.original_checkpoint import (
     transformer_config_to_diffusers,
     transformer_to_diffusers,
@@ -36,8 +36,8 @@ from hyvideo.models.original_checkpoint import (
 )
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.condition_encoder import TextEncoder
-from hyvideo.pipelines.conditioning import GLYPH_WIDTH, Condition, Conditions
-from hyvideo.video_io import to_uint8
+from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.training.model_setup import Needs, load_encoder, load_pipeline, prepare_transformer
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.
 KL_WEIGHT = 5e-2

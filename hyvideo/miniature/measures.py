@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.distributed.randomness import normal
+from hyvideo.data.randomness import normal
 from hyvideo.miniature.world import HEADINGS, PALETTE, pixel_grid, signed_distances
 
 EPSILON = 1e-3

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.distributed.randomness import generator, normal
+from hyvideo.data.randomness import generator, normal
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.architecture import build_tokenizer
 from hyvideo.miniature.measures import measure
 from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.video_io import to_uint8
 
 FOLDER = "VideoReward"
 NUM_LABELS = (4, 3, 4)  # colours, shapes, directions
@@ -132,7 +132,7 @@ def load_for_training(folder: Path):
 
 def policy_clips(pipeline: HunyuanVideoGRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Clips that the policy makes, half of them as rollouts are made, with the labels they were asked for."""
-    from hyvideo.data import Request
+    from hyvideo.data.prompts import Request
 
     labels = world.LABELS.repeat(-(-count // len(world.LABELS)), 1)[:count]
     videos = []

@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.models import encoders
+from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.original_checkpoint import (
     transformer_config_to_diffusers,
     transformer_config_to_original,

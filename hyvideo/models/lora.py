@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hyvideo.data.plain_text import parse_json
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, shortened
-from hyvideo.plain_text import parse_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig

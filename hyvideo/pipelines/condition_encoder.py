@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hyvideo.data import Request
-from hyvideo.pipelines.conditioning import GLYPH_WIDTH, Condition, Conditions, ImageCondition
-from hyvideo.pipelines.images import fit, read_image, siglip_pixels, to_pixels
+from hyvideo.data.images import fit, read_image, siglip_pixels, to_pixels
+from hyvideo.data.prompts import Request
+from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
 
 MAX_TEXT_TOKENS = 1000
 MAX_GLYPH_TOKENS = 256

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hyvideo.pipelines.conditioning import Condition, Conditions
+from hyvideo.data.videos import to_uint8
+from hyvideo.pipelines.conditions import Condition, Conditions
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput
-from hyvideo.video_io import to_uint8
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,8 +10,8 @@ import torch
 
 from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed.checkpoint_reader import read_metadata, read_shapes
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.tensor_files import read_metadata, read_shapes
 from tests.distributed.launch import launch
 
 ALONE = Mesh(0, 1, 1)

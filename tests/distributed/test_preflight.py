@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hyvideo.distributed.agreement import name_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_facts import ABSENT, code_hash, collect, describe_device, input_hashes, why_unwritable
+from hyvideo.distributed.node_report import ABSENT, code_hash, collect, describe_device, input_hashes, why_unwritable
 from hyvideo.distributed.preflight import (
     all_reduce_problems,
     preflight,
@@ -24,6 +23,7 @@ from hyvideo.distributed.preflight import (
     try_all_reduce,
     warnings_of,
 )
+from hyvideo.distributed.rank_agreement import name_ranks
 
 ROOT = Path(__file__).parents[2]
 # What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
@@ -32,7 +32,7 @@ PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.p
 STARTED = "import torch\nfrom hyvideo.distributed import mesh\nmesh.start(1, torch.device('cpu'))"
 # Imports take seconds that differ between processes; after this a short timeout is a fair one.
 MEET = """
-import pathlib, hyvideo.components, hyvideo.distributed.preflight
+import pathlib, hyvideo.training.model_setup, hyvideo.distributed.preflight
 (pathlib.Path({folder!r}) / os.environ["RANK"]).touch()
 while len(list(pathlib.Path({folder!r}).iterdir())) < {count}:
     time.sleep(0.02)

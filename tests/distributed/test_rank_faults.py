@@ -43,7 +43,7 @@ NAN = float("nan")
 
 
 def make(folder, mesh, **settings):
-    from hyvideo.config import load_config
+    from hyvideo.config.settings import load_config
     from hyvideo.trainer import Trainer
 
     config = load_config("configs/smoke.yaml", output_dir=str(folder), **SETTINGS | settings)
@@ -118,7 +118,7 @@ def train(folder, mesh, **settings):
 
 def digest(trainer):
     """Of all that this rank holds, to the bit."""
-    from hyvideo.distributed.shards import local
+    from hyvideo.distributed.sharded_tensors import local
 
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(trainer.policy.tensors().items()):
@@ -129,7 +129,7 @@ def digest(trainer):
 
 def leave_and_go_on(folder, mesh):
     """Rank 1 alone is asked to leave while it samples its second batch of the second iteration."""
-    from hyvideo.stopping import Stopped
+    from hyvideo.training.preemption import Stopped
 
     trainer, sampled, ended = make(folder, mesh), [], ""
 

@@ -23,9 +23,9 @@ def train(folder, settings, max_steps, resume):
     import torch
     from safetensors.torch import save_file
 
-    from hyvideo.config import load_config
+    from hyvideo.config.settings import load_config
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.shards import whole
+    from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.trainer import Trainer
 
     config = load_config(
@@ -78,7 +78,7 @@ def test_the_policy_of_a_sharded_run_is_read_by_one_process(tmp_path):
     """Of the running average too, which then is the policy."""
     import torch
 
-    from hyvideo import saved_policy
+    from hyvideo.training import saved_policy
 
     run = tmp_path / "run"
     launch(f"{MODULE}:train", 2, str(run), LAYOUTS["2"], 1, "")

@@ -88,9 +88,9 @@ class Choosy:
 
 def train(folder, settings, least, iterations=2):
     """Metrics of the last iteration and a digest of this rank's rollouts; the main rank writes all tensors."""
-    from hyvideo.config import load_config
+    from hyvideo.config.settings import load_config
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.shards import whole
+    from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.trainer import Trainer
 
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder) / "run"), **SETTINGS | settings)

@@ -121,7 +121,7 @@ def train_quoted_and_plain():
     """Which gradients of two sharded ranks, the first alone with quoted text and an image, are not one process's."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import Parallelism, parallelize
-    from hyvideo.distributed.shards import whole
+    from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.models.attention import freeze_dead_parameters
     from hyvideo.models.transformer import install
 
@@ -183,8 +183,8 @@ def test_heads_are_shared_as_evenly_as_they_can_be():
 
 
 def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
-    from hyvideo.components import Needs, check_checkpoint
-    from hyvideo.config import load_config
+    from hyvideo.config.settings import load_config
+    from hyvideo.training.model_setup import Needs, check_checkpoint
 
     config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(ValueError, match="at most the 3 attention heads.*got 4; 1, 3 give every rank the same"):

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.config.run_plan import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed import watchdog
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, Roll, Sighting, Stay, Watchdog, describe
-from hyvideo.plan import check
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 

@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from hyvideo.data import Request
-from hyvideo.evaluation.record import Evaluation, summarise
-from hyvideo.evaluation.table2 import _true_reward
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import write_video
+from hyvideo.evaluation.scores_file import Evaluation, summarise
+from hyvideo.evaluation.table2.table import _true_reward
 from hyvideo.evaluation.video_folder import find_clips, read_clips
-from hyvideo.video_io import write_video
 from scripts import evaluate
 
 CSV = "assets/miniature/prompts/smoke.csv"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.distributed.randomness import generator, normal
+from hyvideo.data.randomness import generator, normal
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import LABELS, render
 

@@ -5,16 +5,16 @@ from functools import partial
 import pytest
 import torch
 
-from hyvideo.components import Needs, load_encoder, load_pipeline
-from hyvideo.config import load_config
-from hyvideo.data import Request
-from hyvideo.distributed.randomness import generator, normal
+from hyvideo.config.settings import load_config
+from hyvideo.data.prompts import Request
+from hyvideo.data.randomness import generator, normal
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import reward_model, world
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.rewards import weighted
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.prompt import DIMENSIONS
-from hyvideo.video_io import to_uint8
+from hyvideo.training.model_setup import Needs, load_encoder, load_pipeline
 
 
 def rendered(count=12):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hyvideo.distributed.randomness import generator
+from hyvideo.data.randomness import generator
 from hyvideo.miniature.world import (
     CAPTION_NOISE,
     CAPTIONS,

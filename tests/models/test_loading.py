@@ -10,7 +10,6 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file, save_file
 
-from hyvideo.models.encoders import load_text_encoder
 from hyvideo.models.loading import (
     check_checkpoint,
     load_transformer,
@@ -19,6 +18,7 @@ from hyvideo.models.loading import (
     save_transformer_original,
     save_vae_original,
 )
+from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.weight_files import draw_tensor
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from diffusers import HunyuanVideo15Pipeline
 
-from hyvideo.data import Request
-from hyvideo.models.encoders import load_text_encoder
+from hyvideo.data.prompts import Request
+from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore, TextEncoder, glyph_text
 
 PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from hyvideo.components import Needs, load_encoder, load_pipeline
-from hyvideo.data import Request
-from hyvideo.distributed.randomness import normal
+from hyvideo.data.prompts import Request
+from hyvideo.data.randomness import normal
+from hyvideo.training.model_setup import Needs, load_encoder, load_pipeline
 
 REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left slowly")]
 

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.video_io import check_clip
+from hyvideo.data.videos import check_clip
 
 Scores = dict[str, float]
 

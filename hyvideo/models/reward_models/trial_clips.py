@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, render
-from hyvideo.video_io import to_uint8
 
 PROMPT = "a bright red ball flies from left to right in front of a grey stone wall"
 FOREIGN_PROMPT = "a bowl of green soup on a wooden table, seen from above"

@@ -104,7 +104,7 @@ class VideoAlignScorer:
 
         Raises: ValueError for a file that cannot be read or does not say its frames per second.
         """
-        from hyvideo.video_io import read_video
+        from hyvideo.data.videos import read_video
 
         clips, rates = zip(*(read_video(path) for path in paths))
         return self._score(list(clips), prompts, list(rates), normalize)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.videoalign.preprocessing import (
     FACTOR,
     MIN_PIXELS,
@@ -17,7 +18,6 @@ from hyvideo.models.reward_models.videoalign.preprocessing import (
     resize,
     resized,
 )
-from hyvideo.video_io import read_video
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "videoalign"
 golden = json.loads((GOLDEN / "golden.json").read_text())

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign import checkpoint as checkpoints
 from hyvideo.models.reward_models.videoalign.checkpoint import QWEN2_VL_2B, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
-from hyvideo.video_io import read_video
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "videoalign"
 golden = json.loads((GOLDEN / "golden.json").read_text())

@@ -1,0 +1,206 @@
+"""The first frame of image-to-video: an image file, cropped to a size of the model, as the VAE and SigLIP read it.
+
+HunyuanVideo-1.5 makes clips of one area per resolution, in many shapes ("buckets"). An image goes to the bucket
+whose shape is nearest to its own, and both encoders see the same crop. Everything here is Pillow and torch: no
+torchvision.
+"""
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from hyvideo.data.outside import file_problem
+from hyvideo.data.plain_text import shown
+
+RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # pixels, side of the square of equal area
+STRIDE = 16  # pixels of the clip per latent pixel
+MAX_RATIO = 4  # longer side / shorter side of a bucket
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow knows more, some of which run programs (EPS)
+MAX_BYTES = 1 << 28  # of a file
+MAX_PIXELS = 1 << 26  # of an image, as stored and while it is resized
+
+# All that Pillow's decoders of FORMATS raise for a damaged file. A warning is among them: see read_image.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+_ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]{1,9})?)")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """8-bit RGB of an image in any mode; colour profiles are not applied.
+
+    What is transparent becomes white, as on the page where the image was seen; without its alpha it would show
+    colours that nobody has seen, mostly black. 16-bit grey is divided by 256, where Pillow would clip it to white.
+    """
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def read_image(path: str | os.PathLike) -> Image.Image:
+    """An image file as RGB, turned upright by its EXIF orientation; of an animation the first frame.
+
+    Raises ValueError for a file that is missing, damaged, cut short, empty, of another format than ``FORMATS`` or of
+    more than ``MAX_PIXELS``. The size is read from the header, before anything is decoded.
+    """
+    with _opened(path) as file:
+        return to_rgb(ImageOps.exif_transpose(file))
+
+
+@contextmanager
+def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
+    """The image file with its header read; what goes wrong inside is one ValueError that names it."""
+    try:
+        if problem := file_problem(path, MAX_BYTES):
+            raise ValueError(problem)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as file:
+                if not 0 < file.width * file.height <= MAX_PIXELS:
+                    raise ValueError(f"it has {file.width} x {file.height} pixels")
+                yield file
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
+            f"{MAX_PIXELS} pixels, got {shown(path)} ({error})"
+        ) from error
+
+
+def check_image(path: str | os.PathLike) -> None:
+    """As `read_image`, from the header alone: fast enough for every image of a long prompts file."""
+    with _opened(path):
+        pass
+
+
+def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
+    """Sizes (height, width) in pixels that the model was trained on at a resolution, the tallest first.
+
+    With cells of 16 x 16 pixels, n = (side / 16)^2 of them in the square, h x w cells are a bucket where
+    h * w <= n < (h + 1) * (w + 1) and the longer side is at most 4 times the shorter.
+    """
+    if resolution not in RESOLUTIONS:
+        raise ValueError(f"resolution must be one of {', '.join(RESOLUTIONS)}, got {resolution!r}")
+    num_cells = (RESOLUTIONS[resolution] // STRIDE) ** 2
+    return [
+        (STRIDE * h, STRIDE * w)
+        for h in range(num_cells, 0, -1)
+        for w in range(max(1, num_cells // (h + 1)), num_cells // h + 1)
+        if max(h, w) <= MAX_RATIO * min(h, w)
+    ]
+
+
+def nearest_size(height: float, width: float, resolution: str) -> tuple[int, int]:
+    """The bucket (height, width) whose height / width is nearest to that of an image, by absolute difference.
+
+    An image beyond 4:1 gets the bucket at that end and loses what is over. diffusers looks on the square's side of
+    the image's ratio only, and so chooses another bucket for every second image.
+    """
+    if not (height > 0 and width > 0):
+        raise ValueError(f"an image's height and width must be positive, got {height} x {width}")
+    return min(bucket_sizes(resolution), key=lambda size: abs(size[0] / size[1] - height / width))
+
+
+def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
+    """The bucket (height, width) of an aspect ratio written width:height, such as ``16:9`` or ``2.39:1``.
+
+    Raises ValueError for another form and for ratios beyond 4:1, which have no bucket.
+    """
+    found = _ASPECT_RATIO.fullmatch(aspect_ratio)
+    width, height = map(float, found.groups()) if found else (0.0, 0.0)
+    if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
+        raise ValueError(
+            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
+            f"{shown(aspect_ratio)}"
+        )
+    return nearest_size(height, width, resolution)
+
+
+def check_rgb(image: Image.Image) -> None:
+    """Raises ValueError unless ``image`` is RGB with at least one pixel."""
+    if image.mode != "RGB" or 0 in image.size:
+        raise ValueError(
+            f"an image must be RGB with at least one pixel, got {image.mode} of {image.height} x {image.width}; "
+            "read it with read_image or convert it with to_rgb"
+        )
+
+
+def fit(image: Image.Image, height: int, width: int) -> Image.Image:
+    """The image resized (Lanczos) until it just covers height x width, then cropped about its centre to that.
+
+    One side is met exactly and the other rounded down, which never falls short.
+
+    Raises ValueError for an image so long that it would grow over ``MAX_PIXELS`` on the way.
+    """
+    check_rgb(image)
+    if height < 1 or width < 1:
+        raise ValueError(f"a frame's height and width must be positive, got {height} x {width}")
+    if image.width * height < image.height * width:  # the image is taller than the frame
+        covering = (width, image.height * width // image.width)
+    else:
+        covering = (image.width * height // image.height, height)
+    if covering[0] * covering[1] > MAX_PIXELS:
+        raise ValueError(
+            f"an image of {image.height} x {image.width} pixels is too long for a frame of {height} x {width}; crop it"
+        )
+    left, top = (covering[0] - width) // 2, (covering[1] - height) // 2
+    resized = image.resize(covering, Image.Resampling.LANCZOS)
+    return resized.crop((left, top, left + width, top + height))
+
+
+def to_bytes(image: Image.Image) -> Tensor:
+    """Pixels of an RGB image, 0..255. Shape: uint8 (3, height, width)."""
+    check_rgb(image)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def to_pixels(image: Image.Image) -> Tensor:
+    """What the VAE encodes: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
+    return to_bytes(image).float() / 255 * 2 - 1
+
+
+def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor:
+    """What SigLIP reads: (x * rescale_factor - image_mean) / image_std of the image squeezed to the tower's size.
+
+    ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
+    in the pipeline, because the tower takes one size. transformers has this as a class, but under names that
+    change within 5.x and choose torchvision's other resize where that is installed; values are bit for bit those of
+    its Pillow class.
+
+    Raises ValueError for values that are missing and steps that SigLIP does not have.
+    Shape: float32 (3, size, size).
+    """
+    check_rgb(image)
+    needed = ("size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+    missing = [name for name in needed if preprocessor.get(name) is None]
+    size = preprocessor.get("size")
+    if missing or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
+        raise ValueError(
+            "SigLIP's preprocessor_config.json needs a size with height and width and values for "
+            f"{', '.join(needed[1:])}; got size {size!r}, missing {', '.join(missing) or 'nothing'}"
+        )
+    foreign = [name for name in ("do_center_crop", "do_pad") if preprocessor.get(name)]
+    if foreign:
+        raise ValueError(f"SigLIP's preprocessor only resizes, rescales and normalizes, got {', '.join(foreign)}")
+    pixels = to_bytes(image.resize((size["width"], size["height"]), Image.Resampling(preprocessor["resample"])))
+    if preprocessor["do_rescale"]:
+        pixels = pixels.double() * preprocessor["rescale_factor"]
+    pixels = pixels.float()
+    if preprocessor["do_normalize"]:
+        mean, std = (torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std"))
+        pixels = (pixels - mean) / std
+    return pixels

@@ -1,0 +1,121 @@
+"""Prompts from a CSV file, and which of them an iteration trains on.
+
+The position in the data is a function of the iteration, so a resumed run goes on where it stopped without a cursor.
+"""
+
+import csv
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.data.outside import file_problem, is_file
+from hyvideo.data.plain_text import MAX_PROMPT_BYTES, shown, text_problem
+from hyvideo.data.randomness import permutation
+
+MAX_CSV_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a video is asked for: a prompt and, in image-to-video, the file of its first frame."""
+
+    prompt: str
+    image: str | None = None
+
+
+def read_requests(path: str | Path) -> list[Request]:
+    """The rows of a CSV file, in order: column ``prompt`` and, if there is one, ``ref_image_path``.
+
+    An image's path is taken from the folder of the CSV or, if nothing is there, from the working directory. A row
+    without one is text-to-video.
+
+    Raises: ValueError for a file that is missing, not text, without the column, without a sound prompt in some row, or
+        that names an image which is not there.
+    """
+    rows = _read_rows(path)
+    if not rows:
+        raise ValueError(f"a prompts CSV must have at least one row, got none in {shown(path)}")
+    find_image = functools.cache(functools.partial(_find_image, Path(path)))  # many rows may share one
+    requests = []
+    for number, row in enumerate(rows, start=1):
+        if None in row:
+            raise ValueError(
+                f"row {number} of {path} has more cells than there are columns; a prompt with a comma needs double "
+                f"quotes around it: {shown(row['prompt'])}"
+            )
+        # A file of Windows has its line ends within quotes, too.
+        prompt, image = (
+            (row.get(column) or "").replace("\r\n", "\n").strip() for column in ("prompt", "ref_image_path")
+        )
+        if not prompt:
+            raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
+        check_prompt(prompt, f"of row {number} of {path}")
+        try:
+            requests.append(Request(prompt, find_image(image) if image else None))
+        except ValueError as error:
+            raise ValueError(f"ref_image_path of row {number} of {path} must be an image file, {error}") from error
+    return requests
+
+
+def check_prompt(prompt: str, where: str) -> None:
+    """Raises ValueError for a prompt that is empty, too long, or has characters that are no text."""
+    problem = text_problem(prompt, MAX_PROMPT_BYTES) if prompt.strip() else "it is empty"
+    if problem:
+        raise ValueError(f"a prompt must be text that people can read, got {shown(prompt, 60)} {where}: {problem}")
+
+
+def _read_rows(path: str | Path) -> list[dict[str, str | None]]:
+    if problem := file_problem(path, MAX_CSV_BYTES):
+        raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
+    # The library's own limit, of which there is one for all, is no number of ours and has no row in its message.
+    library_limit = csv.field_size_limit(MAX_CSV_BYTES)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)  # else a quote that is not closed swallows the rows after it
+            columns = list(reader.fieldnames or [])
+            if "prompt" not in columns:
+                got = shown(", ".join(columns), 300)[1:-1] or "no columns"
+                raise ValueError(f"a prompts CSV needs a column named `prompt`, got {got} in {path}")
+            for column in ("prompt", "ref_image_path"):
+                if columns.count(column) > 1:
+                    raise ValueError(
+                        f"a prompts CSV must have one column `{column}`, got {columns.count(column)} in {path}"
+                    )
+            return list(reader)
+    except OSError as error:
+        raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error})") from error
+    except csv.Error as error:
+        raise ValueError(
+            f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; "
+            'a cell with a comma, a line break or quotes needs double quotes around it, and "" for each in it)'
+        ) from error
+    finally:
+        csv.field_size_limit(library_limit)
+
+
+def _find_image(csv_path: Path, name: str) -> str:
+    tried = [csv_path.parent / name, Path(name)]
+    for path in tried:
+        if is_file(path):
+            return str(path.resolve())
+    raise ValueError("looked for " + " and ".join(dict.fromkeys(f"{shown(path)[1:-1]}" for path in tried)))
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """Walks through all prompts in a random order, then through another, and so on."""
+
+    num_prompts: int
+    prompts_per_iteration: int
+    seed: int
+
+    def indices(self, iteration: int) -> list[int]:
+        """Prompts of an iteration, counted from 1. One may come twice where one order ends and the next begins."""
+        first = (iteration - 1) * self.prompts_per_iteration
+        return [self._at(position) for position in range(first, first + self.prompts_per_iteration)]
+
+    def _at(self, position: int) -> int:
+        epoch, place = divmod(position, self.num_prompts)
+        return permutation(self.num_prompts, self.seed, "prompt order", epoch)[place]

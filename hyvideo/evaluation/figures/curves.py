@@ -1,0 +1,130 @@
+"""Runs laid over each other: metrics.jsonl by iteration, runs of equal settings averaged over their seeds.
+
+runs -> comparisons (all settings equal but those compared) -> variants (all equal but the seed) -> mean and band
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.config.settings import Config, TrustRegionSettings, load_config
+from hyvideo.evaluation.table2.runs import what_decides
+from hyvideo.records.metrics_file import whole_lines
+
+# Settings that say nothing in a run without one.
+OF_A_TRUST_REGION = tuple(name for name in asdict(TrustRegionSettings()) if name != "kl_strategy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run as it lies in its folder."""
+
+    folder: Path
+    config: Config
+    settings: dict  # that change what is learned; the trust region by its own name
+    lines: list[dict]  # of metrics.jsonl
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the iterations that all of its runs have."""
+
+    iterations: np.ndarray  # (points,)
+    mean: np.ndarray  # (points,)
+    std: np.ndarray  # (points,), over the runs; 0 for one run
+    num_runs: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that differ in the compared settings and their seeds alone."""
+
+    fixed: dict[str, object]
+    told: tuple[str, ...]  # fixed settings in which it differs from the other comparisons
+    variants: dict[tuple, list[Run]]  # by the values of the compared settings
+
+    @property
+    def label(self) -> str:
+        values = {name: self.fixed[name] for name in self.told if name in self.fixed}
+        return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """The runs that the folders are, or have in them. Raises ValueError for a folder without any."""
+    runs = {}
+    for folder in folders:
+        found = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
+        found = [path for path in sorted(found) if (path / "config.yaml").is_file()]
+        if not found:
+            raise ValueError(f"{folder} must be a run, or have runs in it: a config.yaml beside a metrics.jsonl")
+        runs |= {path.resolve(): path for path in found}
+    return [read_run(path) for path in runs.values()]
+
+
+def read_run(folder: Path) -> Run:
+    config = load_config(folder / "config.yaml")
+    lines = [json.loads(line) for _, line in whole_lines(folder / "metrics.jsonl")]
+    return Run(folder, config, settings_of(config), lines)
+
+
+def settings_of(config: Config) -> dict:
+    """What makes one run differ from another, but the seed: the trust region by name, and unused settings left out."""
+    settings = what_decides(config) | {"kl_strategy": config.kl_strategy}
+    unused = {"seed", "use_moving_KL", "use_dual_kl"}
+    if config.kl_strategy == "none":
+        unused |= set(OF_A_TRUST_REGION)
+    return {name: _hashable(value) for name, value in settings.items() if name not in unused}
+
+
+def compare(runs: list[Run], names: list[str], *, may_lack: Iterable[str] = ()) -> list[Comparison]:
+    """Runs that differ in ``names`` alone, put together, where at least two differ.
+
+    Args:
+        may_lack: Settings of which a run may have none; it takes part in the comparisons of all that have them.
+    """
+    optional = set(may_lack)
+    found: dict[tuple, dict[tuple, dict[tuple, list[Run]]]] = {}  # by fixed settings, optional settings, variant
+    for run in runs:
+        if any(name not in run.settings for name in names):  # as the schedule of a run without a trust region
+            continue
+        rest = {name: value for name, value in run.settings.items() if name not in names}
+        fixed = tuple((name, value) for name, value in rest.items() if name not in optional)
+        more = tuple((name, value) for name, value in rest.items() if name in optional)
+        variant = tuple(run.settings[name] for name in names)
+        found.setdefault(fixed, {}).setdefault(more, {}).setdefault(variant, []).append(run)
+    comparisons: dict[tuple, dict[tuple, list[Run]]] = {}
+    for fixed, by_optional in found.items():
+        lacking = by_optional.pop((), {}) if len(by_optional) > 1 else {}
+        comparisons |= {fixed + more: variants | lacking for more, variants in by_optional.items()}
+    wanted = {fixed: variants for fixed, variants in comparisons.items() if len(variants) > 1}
+    told = _differing([dict(fixed) for fixed in wanted])
+    return [Comparison(dict(fixed), told, dict(sorted(v.items(), key=str))) for fixed, v in wanted.items()]
+
+
+def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
+    """Mean and spread of a metric over runs, or None where one of them does not have it.
+
+    Args:
+        window: Iterations of which each point is the mean.
+    """
+    series = [{line["iteration"]: line[name] for line in run.lines if line.get(name) is not None} for run in runs]
+    common = sorted(set.intersection(*(set(one) for one in series)))
+    if len(common) < window:
+        return None
+    values = np.array([[one[iteration] for iteration in common] for one in series])  # (runs, iterations)
+    kernel = np.full(window, 1 / window)
+    smooth = np.array([np.convolve(row, kernel, mode="valid") for row in values])
+    return Curve(np.array(common[window - 1 :]), smooth.mean(0), smooth.std(0), len(runs))
+
+
+def _differing(settings: list[dict]) -> tuple[str, ...]:
+    """Names whose value is not the same in all, or that some lack."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    return tuple(name for name in names if len({one.get(name, "absent") for one in settings}) > 1)
+
+
+def _hashable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value

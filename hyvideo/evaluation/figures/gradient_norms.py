@@ -1,0 +1,184 @@
+"""Figure 4: how long the policy's gradient is at each denoising step, beside the theory that the equalizer divides by.
+
+For each stochastic step t of a round of rollouts: the gradient of the mean over the rollouts of the policy term of that
+step alone, the KL term off, and its norm over all trained parameters. The term is ``S_t max(...)`` (method.md, 6) and
+a norm is homogeneous, so one backward pass gives both: with the equalizer's weight it is what is measured, without it
+that divided by ``S_t``. Theory is the scale ``N_t`` of the log-probability's gradient with respect to the velocity. The
+way from there to the parameters is not in it, nor is a factor that all steps share.
+
+The JSON that `summarise` makes and ``scripts/measure_gradient_norms.py`` writes:
+
+    sde_type, eta, num_steps, shift, last_step, cfg_scale, seed    of the sampler
+    transformer_version, checkpoint        which policy; checkpoint is null for the base
+    rounds, rollouts                       rollouts of one round
+    steps                                  a list, one object for each stochastic step, from noise to data:
+      step, sigma, sigma_next              place in the schedule, and the noise levels it leads between
+      std, inverse_std                     of the step's noise
+      theory                               N_t
+      weight                               S_t = median(N) / N_t
+      norm, norms                          without the weight: mean over the rounds, and of each round
+      norm_weighted, norms_weighted        with the weight, likewise
+    rank_correlation                       Spearman's, of norm with `theory` and with `inverse_std`; null if undefined
+    spread                                 largest over smallest `norm` and `norm_weighted`; null where one is 0
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyvideo.config.settings import Config
+from hyvideo.distributed import checkpoint
+from hyvideo.distributed.collectives import average_gradients, clip_gradients
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.policy_update import PolicyUpdates, chunks
+from hyvideo.training.rollout_batch import Round
+
+
+def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
+    """The settings of a run, changed so that rounds of ``rollouts`` measure its policy term and leave nothing.
+
+    All steps of the sampler have noise and are visited in order, also where the run has a window. A missing reward
+    stops the measurement: a gradient over fewer rollouts is longer.
+
+    Raises: ValueError for a number of rollouts that cannot be dealt to the replicas in equal batches.
+    """
+    batch_size = min(config.rollout.batch_size, max(1, rollouts // replicas))
+    if rollouts < 1 or rollouts % (batch_size * replicas):
+        raise ValueError(
+            f"rollouts must be a multiple of batch_size {batch_size} x {replicas} replicas, got {rollouts}; choose "
+            "another number, or another batch_size"
+        )
+    wanted = config.record.resume_from_checkpoint
+    resumed = checkpoint.find(Path(config.record.output_dir), wanted) if wanted else None
+    if wanted and resumed is None:
+        raise ValueError(f"there is no checkpoint in output_dir {config.record.output_dir!r} to measure")
+    return config.with_settings(
+        batch_size=batch_size,
+        gradient_accumulation_steps=rollouts // (batch_size * replicas),
+        sde_window="",
+        use_grad_balancing=True,
+        enable_timestep_permutation=False,
+        timestep_fraction=1.0,
+        num_updates_per_rollout=1,
+        kl_strategy="flags",
+        kl_weight=0.0,
+        allow_changed_settings=True,
+        spool_rounds=0,
+        check_reward=False,
+        max_missing_fraction=0.0,
+        valid_video_csv="",
+        report_to=["none"],
+        max_steps=10**9,  # above the iteration of any checkpoint
+        resume_from_checkpoint=str(resumed or ""),
+        output_dir=str(folder),
+    )
+
+
+def norms_per_visit(updates: PolicyUpdates, round_: Round) -> list[float]:
+    """Norm of the gradient of each visit's term, with the weights of ``updates``; changes no parameter.
+
+    Every rank must call, with as many rollouts as the others, all of them scored.
+    """
+    parameters, mesh = updates.policy.parameters, updates.mesh
+    batches = chunks(list(range(len(round_.places))), updates.config.loss.mini_batch_size_per_update)
+    norms = []
+    for visit in range(round_.visits.shape[1]):
+        for number, rows in enumerate(batches):
+            updates.policy.gradient_sync.before_backward(is_last=number == len(batches) - 1)
+            (updates.terms(round_, rows, visit, None).loss.sum() / len(round_.places)).backward()
+        average_gradients(parameters, mesh, is_sharded=updates.policy.is_sharded)
+        norms.append(clip_gradients(parameters, math.inf))
+        for parameter in parameters:
+            parameter.grad = None
+    return norms
+
+
+def summarise(
+    config: Config, scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
+) -> dict:
+    """What the JSON holds, but for ``rollouts``.
+
+    Args:
+        step_weights: The equalizer's. Shape: (steps,).
+        rounds: Of each round the norms with weights, one for each stochastic step.
+    """
+    rollout, model = config.rollout, config.model
+    sampler = {"eta": rollout.eta, "sde_type": rollout.sde_type}
+    theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()
+    stds, weights, sigmas = scheduler.std_devs(**sampler).tolist(), step_weights.tolist(), scheduler.sigmas.tolist()
+    steps = []
+    for place, weighted in zip(scheduler.stochastic_steps(**sampler), zip(*rounds, strict=True), strict=True):
+        without = [norm / weights[place] for norm in weighted]
+        steps.append(
+            {
+                "step": place,
+                "sigma": sigmas[place],
+                "sigma_next": sigmas[place + 1],
+                "std": stds[place],
+                "inverse_std": 1 / stds[place],
+                "theory": theory[place],
+                "weight": weights[place],
+                "norm": sum(without) / len(rounds),
+                "norms": without,
+                "norm_weighted": sum(weighted) / len(rounds),
+                "norms_weighted": list(weighted),
+            }
+        )
+    measured = [step["norm"] for step in steps]
+    return {
+        **sampler,
+        "num_steps": rollout.grpo_sampling_steps,
+        "shift": rollout.shift,
+        "last_step": rollout.last_step,
+        "cfg_scale": rollout.cfg_scale,
+        "seed": config.data.seed,
+        "transformer_version": model.transformer_version,
+        "checkpoint": config.record.resume_from_checkpoint or None,
+        "rounds": len(rounds),
+        "steps": steps,
+        "rank_correlation": {
+            name: rank_correlation(measured, [step[name] for step in steps]) for name in ("theory", "inverse_std")
+        },
+        "spread": {name: _spread([step[name] for step in steps]) for name in ("norm", "norm_weighted")},
+    }
+
+
+def table(result: dict) -> str:
+    """The steps, a line each, and how well they agree with the theory."""
+    names = ("step", "sigma", "inverse_std", "theory", "weight", "norm", "norm_weighted")
+    lines = ["".join(name.rjust(14) for name in names)]
+    for step in result["steps"]:
+        lines.append("".join(f"{step[name]:.4g}".rjust(14) for name in names))
+    by_theory, by_std = (_shown(result["rank_correlation"][name]) for name in ("theory", "inverse_std"))
+    spread, weighted = (_shown(result["spread"][name]) for name in ("norm", "norm_weighted"))
+    return "\n".join(
+        [
+            *lines,
+            f"rank correlation of norm with theory {by_theory}, with 1 / std {by_std}",
+            f"largest / smallest norm {spread}, with the equalizer's weight {weighted}",
+        ]
+    )
+
+
+def rank_correlation(first: list[float], second: list[float]) -> float | None:
+    """Spearman's: the correlation of the ranks, ties sharing theirs. None where one of the two does not vary."""
+    ranks = [_ranks(torch.tensor(values, dtype=torch.float64)) for values in (first, second)]
+    centred = [rank - rank.mean() for rank in ranks]
+    scale = math.prod(rank.norm().item() for rank in centred)
+    return (centred[0] @ centred[1]).item() / scale if scale else None
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Shape: (values,)."""
+    below, equal = values[:, None] > values, values[:, None] == values
+    return below.sum(1) + (equal.sum(1) - 1) / 2
+
+
+def _spread(values: list[float]) -> float | None:
+    return max(values) / min(values) if min(values) > 0 else None
+
+
+def _shown(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3g}"

@@ -1,0 +1,132 @@
+"""Scores of a policy on held-out prompts: the videos of validation, every score of every video, and set measures.
+
+policy -> validation's videos (no noise added, fixed seeds) -> scorers -> one entry a video
+                                                           -> held-out measures of each video and of the whole set
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request, read_requests
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.generation import Source
+from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
+from hyvideo.evaluation.validation import Validation
+from hyvideo.evaluation.video_folder import find_clips, read_clips
+from hyvideo.models import loading
+from hyvideo.models.lora import add_lora, check_lora, read_lora
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+from hyvideo.records.run_files import score_entry
+from hyvideo.training import saved_policy
+from hyvideo.training.model_setup import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
+from hyvideo.training.rewards import make_judge
+
+
+class Evaluator:
+    """Scores policies and videos in one process; scorers and encoders are loaded once.
+
+    Args:
+        config: The world, ``valid_video_csv`` and ``validation_...``, and the scorers.
+
+    Raises: ValueError for prompts or scorers that cannot be used.
+    """
+
+    def __init__(self, config: Config):
+        if config.model.num_threads:
+            torch.set_num_threads(config.model.num_threads)
+        self.config = config
+        self.device = choose_device(config.model.device)
+        self.requests: list[Request] = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
+        self.size = (
+            config.record.validation_height or config.data.height,
+            config.record.validation_width or config.data.width,
+        )
+        self.judge = make_judge(config, self.device)
+        self.judge.check_prompts([request.prompt for request in self.requests])
+        self._loaded: tuple[ConditionEncoder, nn.Module] | None = None
+
+    def policy(self, source: Source) -> Evaluation:
+        """Of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
+
+        Raises: ValueError for checkpoints that cannot be used, before any weights of the policy are read.
+        """
+        config = self.config
+        if not self.requests:
+            raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
+        needs = Needs.of(self.requests)
+        check_checkpoint(config, needs, [self.size])
+        self._check(source)
+        if self._loaded is None:
+            self._loaded = load_encoder(config, self.device)
+        encoder, vae = self._loaded
+        dtype = DTYPES[config.model.dtype]
+        pipeline = load_pipeline(
+            config,
+            self.device,
+            encoder=encoder,
+            vae=vae,
+            trained=needs,
+            weights_dtype=dtype,
+            is_overwritten=source.checkpoint is not None and saved_policy.has_all_weights(source.checkpoint),
+        )
+        if source.checkpoint:
+            saved_policy.put_into(pipeline.transformer, source.checkpoint)
+        if source.lora:
+            add_lora(pipeline.transformer, read_lora(source.lora), scale=source.lora_scale)
+        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.judge)
+        videos = validation.videos(validation.rows())
+        prompts = [validation.prompts[row] for row in videos]
+        groups = [row // config.record.validation_repeats for row in videos]
+        return self.score(list(videos.values()), prompts, groups, fps=config.data.fps)
+
+    def folder(self, folder: Path) -> Evaluation:
+        """Of the mp4 files in a folder; see `find_clips` for whose videos they are."""
+        clips = find_clips(folder, self.requests)
+        prompts = [clip.prompt for clip in clips]
+        self.judge.check_prompts(prompts)
+        videos, fps = read_clips(clips, *self.size)
+        files = [clip.path.name for clip in clips]
+        return self.score(videos, prompts, [clip.group for clip in clips], fps=fps, files=files)
+
+    def score(
+        self,
+        videos: list[Tensor | None],
+        prompts: list[str],
+        groups: list[int],
+        *,
+        fps: float,
+        files: list[str] | None = None,
+    ) -> Evaluation:
+        """Of given videos; None stands for one that could not be decoded, and is missing.
+
+        Args:
+            groups: Place of each video's prompt among the prompts.
+        """
+        rewards = self.judge.score(videos, prompts, fps=fps)
+        seed = self.config.record.validation_seed
+        seen = {number: video for number, video in enumerate(videos) if video is not None}
+        shown = list(seen.values()), [prompts[number] for number in seen]
+        said = dict(zip(seen, self.judge.held_out_each(*shown)))
+        entries = []
+        for number, (prompt, group, reward) in enumerate(zip(prompts, groups, rewards)):
+            file = files[number] if files else None
+            entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
+            del entry["advantage"]
+            entries.append(entry | {name: finite_or_none(value) for name, value in said.get(number, {}).items()})
+        measures = self.judge.held_out(*shown) if seen else {}
+        return Evaluation(entries, {name: finite_or_none(value) for name, value in measures.items()})
+
+    def close(self) -> None:
+        self.judge.close()
+
+    def _check(self, source: Source) -> None:
+        root, version = self.config.model.pretrained_model_root, self.config.model.transformer_version
+        if source.checkpoint:
+            saved_policy.check_policy(root, version, source.checkpoint)
+        if source.lora:
+            check_lora(loading.transformer_without_memory(root, version), read_lora(source.lora))

@@ -1,0 +1,170 @@
+"""A cell of Table 2 is one training run: reward setting, sampler, trust region, with the equalizer or not, seed.
+
+    Cell -> flags of post_train.py -> <out>/cells/A-sage_grpo-none-eq-seed0/
+
+A cell that has begun goes on where it stopped, and a finished one is not run again; one that was begun with other
+settings is refused.
+"""
+
+import itertools
+import shlex
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hyvideo.config.settings import Config, load_config, parse
+from hyvideo.distributed.checkpoint import complete
+from hyvideo.records.metrics_file import whole_lines
+
+SETTINGS = {"A": "averaged", "B": "alignment"}
+METHODS = {"dance_grpo": "DanceGRPO", "flow_grpo": "FlowGRPO", "cps": "CPS", "sage_grpo": "SAGE-GRPO"}
+# kl_weight 0 turns the term off whatever the flags of the strategy say.
+KL_FLAGS = {
+    "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
+    **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
+}
+OF_THE_CELL = (
+    "config output_dir seed reward_weights sde_type use_grad_balancing kl_strategy match_noise resume_from_checkpoint"
+).split()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of the table."""
+
+    setting: str
+    method: str
+    kl: str
+    has_equalizer: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        equalizer = "eq" if self.has_equalizer else "noeq"
+        return f"{self.setting}-{self.method}-{self.kl}-{equalizer}-seed{self.seed}"
+
+
+def grid(
+    settings: Iterable[str], methods: Iterable[str], kls: Iterable[str], seeds: Iterable[int], *, no_equalizer: bool
+) -> list[Cell]:
+    """All cells, seed by seed, so that a study that is stopped has whole tables of fewer seeds."""
+    equalizer = (True, False) if no_equalizer else (True,)
+    cells = [
+        Cell(setting, method, kl, has_equalizer, seed)
+        for seed, setting, method, kl, has_equalizer in itertools.product(seeds, settings, methods, kls, equalizer)
+    ]
+    return list(dict.fromkeys(cells))
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the cells of a table have in common.
+
+    Args:
+        extra: Flags of post_train.py for every cell.
+        match_noise: ``sde_type:eta`` whose total noise every sampler is given; empty for none.
+        num_gpus: Processes of torchrun for each cell; 0 is one process without it.
+        scorers: That measure the cells in the end; by default those that they were trained with.
+    """
+
+    config_file: str
+    out: Path
+    extra: list[str] = field(default_factory=list)
+    match_noise: str = ""
+    num_gpus: int = 0
+    scorers: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for word in self.extra:
+            name = word.removeprefix("--").partition("=")[0].replace("-", "_")  # flags may have either
+            if word.startswith("--") and name in OF_THE_CELL:
+                raise ValueError(f"--extra cannot set {name}, which differs between the cells or belongs to them")
+
+    def folder(self, cell: Cell) -> Path:
+        return self.out / "cells" / cell.name
+
+    def flags(self, cell: Cell) -> list[str]:
+        """The command line of post_train.py for a cell, which goes on if it has begun."""
+        flags = ["--config", self.config_file, "--output_dir", str(self.folder(cell)), "--seed", str(cell.seed)]
+        flags += ["--reward_weights", SETTINGS[cell.setting], "--sde_type", cell.method]
+        flags += ["--use_grad_balancing", str(cell.has_equalizer).lower()]
+        flags += ["--num_threads", "1", "--report_to", "none", "--save_total_limit", "1"]
+        if self.match_noise:
+            flags += ["--match_noise", self.match_noise]
+        if (self.folder(cell) / "metrics.jsonl").is_file():
+            flags += ["--resume_from_checkpoint", "latest"]
+        # The trust region last: an extra kl_weight is of the cells that have one, and gives none to those without.
+        return flags + self.extra + KL_FLAGS[cell.kl]
+
+    def config(self, cell: Cell) -> Config:
+        """The cell's settings. Ends the program with one message for a flag that does not exist."""
+        return parse(self.flags(cell)).config
+
+    def evaluation_config(self) -> Config:
+        """Settings of the world, its validation and its scorers, without those of any cell."""
+        scorers = ["--reward_model", *self.scorers] if self.scorers else []
+        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra, *scorers]).config
+
+
+def split_extra(text: str) -> list[str]:
+    """``"max_steps 30 eta 0.5"`` or ``"--max_steps 30 --eta 0.5"`` -> flags of post_train.py."""
+    words = shlex.split(text)
+    if not words or words[0].startswith("--"):
+        return words
+    if len(words) % 2:
+        raise ValueError(f"--extra takes pairs of a flag and a value, or flags with their dashes, got {text!r}")
+    return [word for name, value in zip(words[::2], words[1::2]) for word in (f"--{name}", value)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a cell is."""
+
+    saved: int  # iteration of its newest checkpoint, after which it goes on; 0 without one
+    checkpoint: Path | None  # of the last iteration of all: the cell is finished
+
+    @property
+    def is_finished(self) -> bool:
+        return self.checkpoint is not None
+
+
+def progress(folder: Path, config: Config) -> Progress:
+    """Of the cell in a folder, by its metrics and checkpoints.
+
+    Raises: ValueError for a cell that was begun with other settings, or that went further than ``max_steps``.
+    """
+    metrics = folder / "metrics.jsonl"
+    lines = whole_lines(metrics) if metrics.is_file() else []
+    if not lines:
+        return Progress(0, None)
+    _check_settings(folder, config)
+    last, max_steps = lines[-1][0], config.optimizer.max_steps
+    if last > max_steps:
+        raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; take another --out")
+    saved = {int(path.name): path for path in complete(folder)}
+    # A line is written before the checkpoint: a last line without it is of a run that stopped in between.
+    return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
+
+
+def _check_settings(folder: Path, config: Config) -> None:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        return
+    begun, wanted = what_decides(load_config(path)), what_decides(config)
+    if different := [name for name in wanted if begun[name] != wanted[name]]:
+        told = ", ".join(f"{name} {begun[name]!r} and not {wanted[name]!r}" for name in different)
+        raise ValueError(f"{folder} was begun with {told}; take another --out, or move it away")
+
+
+# Settings that say how a run computes, or when it gives up, and not what it learns.
+WITHOUT_EFFECT = (
+    "num_threads device conditions_dir precompute_conditions max_steps decode_batch_size check_reward reward_offload "
+    "reward_retries max_missing_fraction remote_reward_url remote_reward_timeout kl_compute_mode "
+    "reference_mode_offload"
+).split()
+
+
+def what_decides(config: Config) -> dict:
+    """Settings that change what is learned; not where records go, how many processes there are or how long it takes."""
+    ignored = {*WITHOUT_EFFECT, *asdict(config.record), *asdict(config.distributed)}
+    return {name: value for name, value in config.flat().items() if name not in ignored}

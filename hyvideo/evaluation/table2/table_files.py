@@ -1,0 +1,129 @@
+"""Table 2 as Markdown, CSV and LaTeX: the same rows and columns, the best trained row of each column in bold."""
+
+import csv
+import io
+from pathlib import Path
+
+from hyvideo.evaluation.table2.bootstrap import Interval
+from hyvideo.evaluation.table2.runs import SETTINGS
+from hyvideo.evaluation.table2.table import Column, RowKey, Table
+from hyvideo.records.run_files import write_text
+
+ABSENT = "-"
+FEW_SEEDS = 5  # of fewer the bootstrap misses much of their variance: a factor (seeds - 1) / seeds
+KL_LABELS = {"none": "none", "fixed": "fixed", "dual_moving": "dual moving", "dual_fixed": "dual fixed"}
+
+
+def write_table(table: Table, folder: Path) -> list[Path]:
+    """Writes table2.md, table2.csv and table2.tex."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"table2.md": as_markdown(table), "table2.csv": as_csv(table), "table2.tex": as_latex(table)}
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def as_markdown(table: Table) -> str:
+    heads = _row_heads(table) + [f"{setting}: {column.name}" for setting, column in _columns(table)]
+    lines = [_markdown_line(heads), _markdown_line(["---"] * len(heads))]
+    for row in table.rows:
+        cells = [_shown(table, row, *place, bold="**{}**", minus="-") for place in _columns(table)]
+        lines.append(_markdown_line(_row_labels(table, row) + cells))
+    return "\n".join([*lines, "", *notes(table)]) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """Mean, low and high of each column; empty where there is nothing."""
+    heads = _row_heads(table)
+    for setting in table.settings:
+        heads.append(f"{setting} seeds")
+        for column in table.columns:
+            heads += [f"{setting} {column.name}{end}" for end in ("", " low", " high")]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    for row in table.rows:
+        cells: list[object] = list(_row_labels(table, row))
+        for setting in table.settings:
+            cells.append(table.num_seeds[row, setting] if row.method else "")
+            for column in table.columns:
+                value = table.values.get((row, setting, column.name))
+                cells += [f"{n:.6g}" for n in (value.mean, value.low, value.high)] if value else [""] * 3
+        writer.writerow(cells)
+    return text.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A tabular with the rules of booktabs."""
+    num_heads, per_setting = len(_row_heads(table)), len(table.columns)
+    groups = [rf"\multicolumn{{{per_setting}}}{{c}}{{Setting {s} ({SETTINGS[s]})}}" for s in table.settings]
+    heads = _row_heads(table) + [column.name for _, column in _columns(table)]
+    lines = [
+        *[f"% {note}" for note in notes(table)],
+        rf"\begin{{tabular}}{{{'l' * num_heads}{'c' * per_setting * len(table.settings)}}}",
+        r"\toprule",
+        " & ".join([""] * num_heads + groups) + r" \\",
+        " & ".join(heads) + r" \\",
+        r"\midrule",
+    ]
+    for row in table.rows:
+        cells = [_shown(table, row, *place, bold=r"\textbf{{{}}}", minus="$-$") for place in _columns(table)]
+        lines.append(" & ".join(_row_labels(table, row) + cells) + r" \\")
+        if row.method is None:
+            lines.append(r"\midrule")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def notes(table: Table) -> list[str]:
+    """What the numbers are, and what is missing."""
+    said = ", ".join(f"{setting} = {SETTINGS[setting]}" for setting in table.settings)
+    seeds = sorted({number for (row, _), number in table.num_seeds.items() if row.method and number})
+    trained = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
+    lines = [
+        f"Reward settings: {said}. {table.num_videos} held-out videos a policy, same prompts and noise for all; "
+        f"means over {trained} training seed(s), 95 % bootstrap interval over prompts and seeds.",
+    ]
+    if seeds and seeds[0] == 1:
+        lines.append("Of one seed the interval is over prompts alone: what another seed would change is not in it.")
+    elif seeds and seeds[0] < FEW_SEEDS:
+        lines.append(f"Of {seeds[0]} seeds it is too narrow where most of the variance is between them.")
+    if any(column.of_video is None for column in table.columns):
+        lines.append("Measures of a whole set (Frechet distance; lower is better): smallest and largest of the seeds.")
+    if table.unfinished:
+        names = ", ".join(cell.name for cell in table.unfinished)
+        lines.append(f"Without a finished run, and not in the means: {names}.")
+    return lines
+
+
+def _columns(table: Table) -> list[tuple[str, Column]]:
+    return [(setting, column) for setting in table.settings for column in table.columns]
+
+
+def _row_heads(table: Table) -> list[str]:
+    return ["Method", "KL", *(["Equalizer"] if table.shows_equalizer else [])]
+
+
+def _row_labels(table: Table, row: RowKey) -> list[str]:
+    equalizer = ("yes" if row.has_equalizer else "no") if row.method else ""
+    return [row.label, KL_LABELS.get(row.kl, row.kl), *([equalizer] if table.shows_equalizer else [])]
+
+
+def _shown(table: Table, row: RowKey, setting: str, column: Column, *, bold: str, minus: str) -> str:
+    value = table.values.get((row, setting, column.name))
+    if value is None:
+        return ABSENT
+    text = _number(value.mean, minus)
+    shown = bold.format(text) if table.best(setting, column) == row else text
+    return f"{shown} [{_number(value.low, minus)}, {_number(value.high, minus)}]" if _has_range(value) else shown
+
+
+def _has_range(value: Interval) -> bool:
+    return value.low < value.high
+
+
+def _number(value: float, minus: str) -> str:
+    return f"{value:.3f}".replace("-", minus)
+
+
+def _markdown_line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,152 @@
+"""What is there of a checkpoint folder, part by part, and what can be run with it; nothing is loaded.
+
+Every part is looked at by itself, so the report helps in the middle of a download. ``scripts/check_checkpoints.py``
+prints it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hyvideo.models.download_check.integrity import flaw_of, readable_size, shards, size_of, unfinished_bytes
+from hyvideo.models.download_check.parts import Part, Use, parts_of
+from hyvideo.models.weight_files import problems_of
+
+State = Literal["ok", "missing", "incomplete", "does not fit"]
+
+_NAMES: dict[Use, str] = {
+    "t2v": "text-to-video",
+    "i2v": "image-to-video",
+    "quoted text": "quoted text",
+    "reward": "VideoAlign reward",
+    "metrics": "CLIPScore and PickScore",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part, as it is on the disk."""
+
+    part: Part
+    state: State
+    size: int  # bytes that are there
+    problems: tuple[str, ...]
+
+    @property
+    def is_ok(self) -> bool:
+        return self.state == "ok"
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """The state of every part of a checkpoint folder."""
+
+    root: Path
+    rows: tuple[Row, ...]
+
+    def lacking(self, use: Use) -> list[Row]:
+        """Parts that keep `use` from running; none when it can. Of the transformers one is enough."""
+        rows = [row for row in self.rows if use in row.part.uses]
+        transformers = [row for row in rows if row.part.is_transformer]
+        if any(row.is_ok for row in transformers):
+            transformers = []
+        elif not transformers and use in ("t2v", "i2v"):
+            # The one of a diffusers pipeline is for the other task.
+            transformers = [row for row in self.rows if row.part.is_transformer]
+        return transformers + [row for row in rows if not row.part.is_transformer and not row.is_ok]
+
+    @property
+    def has_a_model(self) -> bool:
+        """Claims that a transformer of either task, the VAE and the text encoder are complete."""
+        core = [row for row in self.rows if {"t2v", "i2v"} <= set(row.part.uses)]
+        return any(row.is_ok for row in self.rows if row.part.is_transformer) and all(row.is_ok for row in core)
+
+
+def report(root: str | Path) -> CheckpointReport:
+    """The report of a folder, in the original layout or in diffusers'."""
+    root = Path(root)
+    return CheckpointReport(root, tuple(_examine(part, root) for part in parts_of(root)))
+
+
+def _examine(part: Part, root: Path) -> Row:
+    folder = root / part.folder
+    size = size_of(folder)
+    present, problems = _files(part, folder)
+    for path in present:
+        if flaw := flaw_of(path):
+            problems.append(f"{path.relative_to(root)} {flaw}")
+    if problems:
+        unfinished = unfinished_bytes(root, folder)
+        if unfinished is not None:
+            problems.insert(0, f"a download is running or was broken off: {readable_size(unfinished)} so far")
+        state = "missing" if not present and unfinished is None else "incomplete"
+        return Row(part, state, size, tuple(problems))
+    problems = problems_of(lambda: part.fits(root))
+    return Row(part, "does not fit" if problems else "ok", size, tuple(problems))
+
+
+def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
+    """The part's files that are there, and a sentence for each that is not."""
+    present: list[Path] = []
+    problems = []
+    for patterns in part.files:
+        found = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+        if not found:
+            problems.append(f"{part.folder} has no {' or '.join(patterns)}")
+        for path in found:
+            named = shards(path) if path.name.endswith(".index.json") else []
+            problems += [
+                f"{part.folder} has no {shard.name}, which {path.name} names" for shard in named if not shard.is_file()
+            ]
+            present += [path, *(shard for shard in named if shard.is_file())]
+    return list(dict.fromkeys(present)), problems
+
+
+def lines(checkpoints: CheckpointReport) -> list[str]:
+    """The report to read: the table, what is wrong, the downloads that would help, and what can be run."""
+    return [
+        *_table(checkpoints.rows),
+        "",
+        *_troubles(checkpoints.rows),
+        *_downloads(checkpoints),
+        _verdict(checkpoints),
+    ]
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    cells = [("part", "folder", "state", "size", "needed for")]
+    for row in rows:
+        uses = ", ".join(row.part.uses) or "nothing here"
+        size = readable_size(row.size) if row.size else "-"
+        cells.append((row.part.name, row.part.folder, row.state, size, uses))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+
+
+def _troubles(rows: Sequence[Row]) -> list[str]:
+    """Of parts that are there and wrong; a missing part is said in the table."""
+    troubled = [row for row in rows if row.state in ("incomplete", "does not fit")]
+    told = [f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems]
+    return [*told, ""] if told else []
+
+
+def _downloads(checkpoints: CheckpointReport) -> list[str]:
+    wanted = [row for row in checkpoints.rows if not row.is_ok and row.part.uses]
+    if not wanted:
+        return []
+    told = ["To get what is not ok (a download goes on where it was broken off; take away first what does not fit):"]
+    for row in wanted:
+        size = f", {row.part.size}" if row.part.size else ""
+        told += [
+            f"  # {row.part.name}, for {', '.join(row.part.uses)}{size}",
+            f"  {row.part.command(checkpoints.root)}",
+        ]
+    return [*told, ""]
+
+
+def _verdict(checkpoints: CheckpointReport) -> str:
+    lacking = {_NAMES[use]: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use in _NAMES}
+    can = ", ".join(name for name, parts in lacking.items() if not parts)
+    cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)
+    return f"Can be run: {can or 'nothing'}." + (f" Not: {cannot}." if cannot else "")

@@ -1,0 +1,174 @@
+"""The client of the reward service: bounded in time, and never a number that the service did not give."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from torch import Tensor
+
+from hyvideo.models.reward_models.rewards import ScorerUnavailable, Scores, Verdict
+from hyvideo.models.reward_models.service.protocol import (
+    ScoreRequest,
+    check_texts,
+    decode_answer,
+    encode_request,
+    parse_json,
+    printable,
+)
+
+_MAX_ANSWER = 2**24  # bytes
+
+T = TypeVar("T")
+
+
+class RequestRefused(RuntimeError):
+    """The service is there and says that this request is wrong: too large, or of another form."""
+
+
+class _Busy(ValueError):
+    """The service is there and has no place for the request; it says after how many seconds to come again."""
+
+    def __init__(self, message: str, seconds: float):
+        super().__init__(message)
+        self.seconds = seconds
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
+class RemoteScorer:
+    """Scores by services at several addresses, in turns.
+
+    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; one
+    that is busy is asked again when it said.
+
+    Args:
+        urls: ``http://host:port`` of each.
+        token: Bearer token, if the services need one.
+        timeout: Seconds for one request, from the first byte sent to the last received.
+        retries: Times that all services are tried again.
+        backoff: Seconds before the first of them, or what a busy one asks for; each later one waits twice as long.
+        cooldown: Seconds for which a service that failed is left out.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        timeout: float = 120.0,
+        retries: int = 2,
+        backoff: float = 1.0,
+        cooldown: float = 30.0,
+    ):
+        if not urls or not all(_is_address(url) for url in urls):
+            raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
+        self.urls = [url.rstrip("/") for url in urls]
+        self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._certificates = httpx.create_ssl_context(trust_env=False)
+        self._out_until = dict.fromkeys(self.urls, 0.0)
+        self._turn = 0
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Verdict]:
+        """One verdict for each video.
+
+        Raises: ScorerUnavailable when no service gave an answer in time, RequestRefused when one refused.
+        """
+        body = encode_request(ScoreRequest([video.cpu() for video in videos], prompts, fps))
+        return self._ask("/score", lambda answer: decode_answer(answer, len(videos)), content=body)
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        """Raises ValueError for a prompt that the service's scorer cannot score, or when no service is there."""
+        try:
+            problem = self._ask("/check_prompts", _problem, json={"prompts": check_texts(list(prompts))})
+        except (ScorerUnavailable, RequestRefused) as error:
+            raise ValueError(str(error)) from error
+        if problem:
+            raise ValueError(problem)
+
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
+        """None: measures need the scorer here."""
+        return {}
+
+    def _ask(self, path: str, read, **content):
+        """``read`` of the first good answer."""
+        said: dict[str, str] = {}
+        pause = 0.0
+        for attempt in range(self.retries + 1):
+            time.sleep(pause)
+            pause = self.backoff * 2**attempt
+            for url in self._in_turn():
+                try:
+                    answer = read(self._post(url + path, **content))
+                except _Busy as error:
+                    said[url] = str(error)
+                    self._out_until[url] = time.monotonic() + error.seconds
+                    pause = max(pause, error.seconds)
+                except (httpx.HTTPError, ValueError, TimeoutError) as error:
+                    said[url] = f"{type(error).__name__}: {error}"
+                    self._out_until[url] = time.monotonic() + self.cooldown
+                else:
+                    self._out_until[url] = 0.0
+                    return answer
+        details = "; ".join(f"{url}: {problem}" for url, problem in said.items())
+        raise ScorerUnavailable(f"no reward service gave an answer ({details})")
+
+    def _in_turn(self) -> list[str]:
+        """The services that are not left out, beginning with the next; all of them when all are."""
+        self._turn += 1
+        order = [self.urls[(self._turn + i) % len(self.urls)] for i in range(len(self.urls))]
+        now = time.monotonic()
+        return [url for url in order if self._out_until[url] <= now] or order
+
+    def _post(self, url: str, **content) -> bytes:
+        """The body of a good answer, within the timeout however slowly it comes, its headers too."""
+        try:
+            response, body = _within(self.timeout, self._exchange(url, **content))
+        except TimeoutError as error:
+            raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
+        if response.status_code == 200:
+            return body
+        said = body[:500].decode(errors="replace")
+        if response.status_code in (413, 422):
+            raise RequestRefused(f"{url} refused the request ({response.status_code}): {said}")
+        again = response.headers.get("retry-after", "")
+        if response.status_code == 503 and again.isdecimal():
+            raise _Busy(f"status 503: {said}", min(float(again), self.timeout))
+        raise ValueError(f"status {response.status_code}: {said}")
+
+    async def _exchange(self, url: str, **content) -> tuple[httpx.Response, bytes]:
+        # httpx has a timeout for each read only: a service that sends byte by byte would never meet it.
+        client = httpx.AsyncClient(timeout=None, headers=self._headers, trust_env=False, verify=self._certificates)
+        body = bytearray()
+        async with client, client.stream("POST", url, **content) as response:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > _MAX_ANSWER:
+                    raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
+        return response, bytes(body)
+
+
+def _within(seconds: float, work: Coroutine[None, None, T]) -> T:
+    """What ``work`` gives. Raises TimeoutError when it takes longer; it is cancelled then and its connection closed."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(asyncio.wait_for(work, seconds))
+    finally:
+        loop.close()  # not asyncio.run: it waits for a thread that looks up a name, however long that takes
+
+
+def _problem(body: bytes) -> str | None:
+    answer = parse_json(body)
+    if not isinstance(answer, dict) or not isinstance(answer.get("problem"), (str, type(None))):
+        raise ValueError("an answer about prompts must be an object with `problem`, a string or null")
+    problem = answer.get("problem")
+    return problem and printable(problem)

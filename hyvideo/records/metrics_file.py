@@ -1,0 +1,91 @@
+"""The file metrics.jsonl: a line for each iteration, read again by a run that goes on and by who evaluates it."""
+
+import os
+import sys
+from pathlib import Path
+
+from hyvideo.data.plain_text import parse_json
+
+
+def iteration_of(line: bytes) -> int | None:
+    """The iteration of a line of metrics.jsonl, None where the line is not whole."""
+    try:
+        record = parse_json(line.decode())
+    except ValueError:
+        return None
+    iteration = record.get("iteration") if isinstance(record, dict) else None
+    return iteration if isinstance(iteration, int) else None
+
+
+def whole_lines(path: Path) -> list[tuple[int, bytes]]:
+    """Iteration and text of each line, without a last line torn by a crash.
+
+    Raises ValueError for a broken line that is not the last, since no crash of ours leaves one, and for a file that
+    cannot be read.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} must be a readable file, to go on with its run ({error.strerror})") from error
+    iterations = [iteration_of(line) for line in lines]
+    if None in iterations[:-1]:
+        number = iterations.index(None) + 1
+        raise ValueError(f"line {number} of {path} is not a JSON object with an iteration; repair or remove it")
+    return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
+
+
+def drop_after(path: Path, resume_iteration: int) -> None:
+    """Drops what a resumed run logs again: lines after ``resume_iteration`` and a last line torn by a crash.
+
+    The file is rewritten aside and renamed, so that a second crash loses nothing. Raises as `whole_lines`.
+    """
+    kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        aside.write_bytes(b"".join(line + b"\n" for line in kept))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def open_lines(path: Path, resume_iteration: int | None) -> "Lines":
+    """metrics.jsonl, ready for the iteration after ``resume_iteration``; lines leave the process at once.
+
+    Raises ValueError where a new run (None) would be appended to another's lines.
+    """
+    if resume_iteration is not None and path.exists():
+        drop_after(path, resume_iteration)
+    elif path.exists() and path.stat().st_size > 0:
+        raise ValueError(
+            f"{path} holds the metrics of another run and this one does not resume it; "
+            "resume from a checkpoint, choose another output_dir, or move the old run away"
+        )
+    return Lines(path)
+
+
+class Lines:
+    """Appends lines to a file. What a full disk does not take is told, and written with the next line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+
+    def write(self, line: str) -> None:
+        self._waiting += line.encode() + b"\n"
+        if problem := self._write_waiting():
+            print(f"\nMETRICS NOT WRITTEN YET ({problem}); training goes on", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if problem := self._write_waiting():
+            lost = self._waiting.count(b"\n")
+            print(f"\nMETRICS LOST: {lost} lines of {self.path} ({problem})", file=sys.stderr, flush=True)
+        self._file.close()
+
+    def _write_waiting(self) -> OSError | None:
+        try:
+            while self._waiting:  # a disk may take a part
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            return error
+        return None

@@ -1,0 +1,59 @@
+"""Mixed ODE/SDE sampling: noise, and so training, on some steps of the schedule; the ODE elsewhere.
+
+    fixed:2:4      the 4 stochastic steps from the third on, always
+    random:4       4 neighbouring ones, drawn anew each iteration
+    sliding:4:2    4 neighbouring ones, 2 further on each iteration, round and round
+
+A window counts the steps that are stochastic without it, so that each has as many to train. All rollouts of an
+iteration share one: they are compared with each other.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    kind: str  # fixed, random or sliding
+    length: int
+    start: int = 0  # of a fixed one
+    stride: int = 1  # of a sliding one
+
+    def steps(self, stochastic: list[int], seed: int, iteration: int) -> list[int]:
+        """Which of the stochastic steps have noise in an iteration, counted from 1."""
+        places = len(stochastic) - self.length + 1
+        if self.kind == "fixed":
+            first = self.start
+        elif self.kind == "sliding":
+            first = (iteration - 1) * self.stride % places
+        else:
+            from hyvideo.data.randomness import generator
+
+            first = int(generator(seed, "sde window", iteration).integers(places))
+        return stochastic[first : first + self.length]
+
+
+def parse_window(text: str, num_stochastic: int) -> Window | None:
+    """The window of a setting; None for an empty one.
+
+    Raises: ValueError for what is none, or does not fit into the schedule's stochastic steps.
+    """
+    if not text:
+        return None
+    kind, *numbers = text.split(":")
+    forms = {"fixed": (2, 2), "random": (1, 1), "sliding": (1, 2)}
+    least, most = forms.get(kind, (1, 0))
+    if not least <= len(numbers) <= most or not all(number.isdecimal() and len(number) < 10 for number in numbers):
+        raise ValueError(
+            f"sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], got {text!r}"
+        )
+    values = [int(number) for number in numbers]
+    if kind == "fixed":
+        window = Window(kind, length=values[1], start=values[0])
+    else:
+        window = Window(kind, length=values[0], stride=values[1] if len(values) > 1 else 1)
+    if window.length < 1 or window.stride < 1 or window.start + window.length > num_stochastic:
+        raise ValueError(
+            f"sde_window must lie within the {num_stochastic} stochastic steps of the schedule and have at least one, "
+            f"got {text!r}"
+        )
+    return window

@@ -1,0 +1,236 @@
+"""Loads what a run needs: one place for training, generation and scripts."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
+from hyvideo.models import loading
+from hyvideo.models import loading_encoders as encoders
+from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
+from hyvideo.models.transformer import install
+from hyvideo.models.versions import UNSUPPORTED
+from hyvideo.pipelines.condition_encoder import (
+    ConditionEncoder,
+    GlyphEncoder,
+    ImageEncoder,
+    PartStore,
+    TextEncoder,
+    glyph_text,
+)
+from hyvideo.pipelines.conditions import Condition
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, Sampling
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+RANDOM_WEIGHTS_SEED = 0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which encoders the requests of a run need beside the language model."""
+
+    glyphs: bool  # text in quotes
+    images: bool
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> "Needs":
+        requests = list(requests)
+        return Needs(
+            glyphs=any(glyph_text(request.prompt) for request in requests),
+            images=any(request.image is not None for request in requests),
+        )
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """``auto`` takes this process's GPU if there is one. Raises ValueError where cuda is asked for and absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda needs a GPU that torch can use, and there is none; set device auto or cpu")
+    use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    if use_gpu and local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"each process of a machine needs a GPU of its own, got {torch.cuda.device_count()} for process "
+            f"{local_rank + 1}; start no more processes than GPUs, or set device cpu"
+        )
+    return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+
+
+def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:
+    """The encoder of a run, which reads its models when they are needed, and the VAE."""
+    model = config.model
+    root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
+    common = {"device": device, "random_weights_seed": _seed(config)}
+    vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
+    if model.vae_tile_size:
+        set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+    encoder = ConditionEncoder(
+        lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
+        lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
+        lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
+        dtype=DTYPES[model.dtype],
+        identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
+        store=conditions_store(config),
+    )
+    return encoder, vae
+
+
+def load_pipeline(
+    config: Config,
+    device: torch.device,
+    *,
+    encoder: ConditionEncoder,
+    vae: nn.Module,
+    trained: Needs,
+    weights_dtype: torch.dtype = torch.float32,
+    is_overwritten: bool = False,
+) -> HunyuanVideoGRPOPipeline:
+    """A transformer of one process, computing in ``dtype``, and the ways to call it.
+
+    Args:
+        trained: What it may be trained on; parts that that gives no gradient are frozen.
+        weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
+        is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
+    """
+    unconditional = empty_condition(config, encoder, device)
+    transformer = load_transformer(config, device, weights_dtype, has_values=not is_overwritten)
+    prepare_transformer(transformer, trained)
+    return make_pipeline(config, transformer, vae, unconditional)
+
+
+def empty_condition(config: Config, encoder: ConditionEncoder, device: torch.device) -> Condition | None:
+    """Of the empty prompt; None without guidance."""
+    return encoder([Request("")]).samples[0].to(device) if config.rollout.cfg_scale > 1 else None
+
+
+def load_transformer(config: Config, device: torch.device, dtype: torch.dtype, *, has_values: bool = True) -> nn.Module:
+    """The transformer of the settings, whole, as diffusers has it; without values there is anything in its weights."""
+    model = config.model
+    if not has_values:
+        empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
+        return empty.type(dtype).to_empty(device=device).eval()
+    return loading.load_transformer(
+        model.pretrained_model_root,
+        model.transformer_version,
+        dtype=dtype,
+        device=device,
+        random_weights_seed=_seed(config),
+    )
+
+
+def make_pipeline(
+    config: Config, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
+) -> HunyuanVideoGRPOPipeline:
+    """The ways to call a transformer, by the settings."""
+    model, rollout = config.model, config.rollout
+    use_fastest_kernels()
+    scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
+    scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    return HunyuanVideoGRPOPipeline(
+        transformer,
+        vae,
+        scheduler,
+        sampling=Sampling(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
+        unconditional=unconditional,
+        compute_dtype=DTYPES[model.dtype],
+    )
+
+
+def _seed(config: Config) -> int | None:
+    return RANDOM_WEIGHTS_SEED if config.model.random_weights else None
+
+
+def check_checkpoint(config: Config, needs: Needs, sizes: Iterable[tuple[int, int]]) -> None:
+    """Raises ValueError that lists what is wrong with the checkpoint folder for this run; reads headers only.
+
+    Args:
+        sizes: Height and width of the videos that the run makes, in pixels.
+    """
+    model = config.model
+    root, version = model.pretrained_model_root, model.transformer_version
+    if reason := UNSUPPORTED.get(version):
+        raise ValueError(f"transformer_version {version} cannot be used: {reason}")
+    problems = loading.check_checkpoint(
+        root,
+        version,
+        weights_needed=not model.random_weights,
+        with_glyphs=needs.glyphs,
+        with_images=needs.images,
+    )
+    if problems:
+        raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
+    frames = config.data.sample_n_frames
+    for height, width in dict.fromkeys(sizes):
+        problems += loading.size_problems(root, version, num_frames=frames, height=height, width=width)
+    heads, sp_size = loading.read_num_heads(root, version), config.distributed.sp_size
+    if sp_size > heads:
+        even = [size for size in range(1, heads + 1) if heads % size == 0]
+        problems.append(
+            f"sp_size must be at most the {heads} attention heads of the transformer, got {sp_size}; "
+            f"{', '.join(map(str, even))} give every rank the same number of them"
+        )
+    if needs.images and loading.read_task(root, version) == "t2v":
+        problems.append(
+            f"transformer_version {version} is for text-to-video and was given reference images; take an i2v version, "
+            "or leave out the images"
+        )
+    if problems:
+        raise ValueError("\n".join(dict.fromkeys(problems)))
+
+
+def conditions_store(config: Config) -> PartStore | None:
+    """Where encoded prompts are kept, if anywhere."""
+    model = config.model
+    by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    folder = model.conditions_dir or by_default
+    return PartStore(folder) if folder else None
+
+
+# Where the files lie that conditions depend on, in either layout.
+_ENCODER_FOLDERS = (
+    "vae",
+    "text_encoder",
+    "text_encoder/llm",
+    "text_encoder/byt5-small",
+    "text_encoder/Glyph-SDXL-v2/checkpoints",
+    "vision_encoder/siglip/image_encoder",
+    "vision_encoder/siglip/feature_extractor",
+    "tokenizer",
+    "text_encoder_2",
+    "tokenizer_2",
+    "image_encoder",
+    "feature_extractor",
+)
+_SAMPLE = 2**16  # bytes
+
+
+def _identity(root: Path, *settings: object) -> str:
+    """Tells one set of encoders from another by name, size and samples of the bytes of every file."""
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    for path in (path for folder in _ENCODER_FOLDERS for path in sorted((root / folder).glob("*")) if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(root)} {size}".encode())
+        with open(path, "rb") as file:
+            for start in (0, size // 2, max(0, size - _SAMPLE)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
+    """Videos larger than a tile are decoded in tiles of ``tile_size`` pixels; smaller ones are not touched."""
+    latent = tile_size // vae.config.spatial_compression_ratio
+    vae.enable_tiling(tile_size, tile_size, latent, latent)
+    vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
+
+
+def prepare_transformer(transformer: nn.Module, trained: Needs) -> None:
+    """Our forward pass, and no gradient where none can arrive."""
+    install(transformer)
+    freeze_dead_parameters(transformer)
+    for part, is_used in (("context_embedder_2", trained.glyphs), ("image_embedder", trained.images)):
+        if not is_used:
+            transformer.get_submodule(part).requires_grad_(False)

@@ -1,0 +1,90 @@
+"""Numbers that break: updates that are not finite are skipped by all ranks, counted, and kept to be looked at.
+
+bad_updates/000012-rank0.safetensors    what this rank trained on: latents, log-probabilities, visits, advantages
+bad_updates/000012-rank0.json           prompts, rewards, and which ranks had the first bad number
+"""
+
+import statistics
+import sys
+from collections import deque
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.records.run_files import write_json
+from hyvideo.training.rollout_batch import Round
+
+FOLDER = "bad_updates"
+_REMEMBERED = 50  # gradient norms that a new one is compared with
+_SPIKE = 10.0
+
+
+class Health:
+    """Of a run's updates.
+
+    Args:
+        max_bad_updates: So many in a row end the run.
+    """
+
+    def __init__(self, output_dir: Path, mesh: Mesh, *, max_bad_updates: int):
+        self.folder, self.mesh, self.max_bad_updates = output_dir / FOLDER, mesh, max_bad_updates
+        self.bad_in_a_row = 0
+        self.norms: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def good(self) -> None:
+        self.bad_in_a_row = 0
+
+    def bad(self, round_: Round, *, ranks: list[int], iteration: int) -> None:
+        """An update was skipped. Raises FloatingPointError, on all ranks alike, when there were too many in a row."""
+        self.bad_in_a_row += 1
+        self._keep(round_, ranks, iteration)
+        where = f"rank {', '.join(map(str, ranks))}" if ranks else "the gradient only"
+        told = f"an update of iteration {iteration} is not finite, first on {where}; it was skipped on all ranks"
+        if self.mesh.is_main:
+            print(f"\n{told} and its rollouts are kept in {self.folder}", file=sys.stderr, flush=True)
+        if self.bad_in_a_row >= self.max_bad_updates:
+            raise FloatingPointError(
+                f"{told}, and so were the {self.max_bad_updates - 1} before it (max_bad_updates). The policy is that "
+                f"of the last good update. Lower learning_rate, or look at what is kept in {self.folder}"
+            )
+
+    def spike(self, norm: float) -> float:
+        """The gradient's norm in units of the median of those before it; 1 for the first. A large one is told."""
+        ratio = norm / statistics.median(self.norms) if self.norms and statistics.median(self.norms) > 0 else 1.0
+        if ratio > _SPIKE and self.mesh.is_main:
+            print(f"\nthe gradient is {ratio:.0f} times the median of the last {len(self.norms)}", file=sys.stderr)
+        self.norms.append(norm)
+        return ratio
+
+    def state_dict(self) -> dict:
+        return {"bad_in_a_row": self.bad_in_a_row, "norms": list(self.norms)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.bad_in_a_row = state["bad_in_a_row"]
+        self.norms = deque(state["norms"], maxlen=_REMEMBERED)
+
+    def _keep(self, round_: Round, ranks: list[int], iteration: int) -> None:
+        name = f"{iteration:06d}-rank{self.mesh.rank}"
+        tensors = {
+            "latents": round_.rollout.latents,
+            "log_probs": round_.rollout.log_probs,
+            "visits": round_.visits,
+            "advantages": round_.advantages,
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(
+                {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, self.folder / f"{name}.safetensors"
+            )
+            rewards = {row: reward.scores | {"total": reward.total} for row, reward in round_.rewards.items()}
+            finite = {row: {k: v if _is_finite(v) else None for k, v in of.items()} for row, of in rewards.items()}
+            write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": round_.prompts, "rewards": finite})
+        except (OSError, SafetensorError) as error:  # a full disk is no reason to end what can go on
+            print(f"\nthe rollouts of the skipped update could not be kept: {error}", file=sys.stderr)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and bool(torch.tensor(float(value)).isfinite())

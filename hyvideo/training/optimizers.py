@@ -1,0 +1,111 @@
+"""The optimizers of a run, their learning rate, and their state by name."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.config.settings import OptimizerSettings
+from hyvideo.training.muon import Muon
+
+# The matrices of the blocks. Their modulation, the embedders and the output layer see few samples at a time: their
+# gradients have a rank as low, which orthogonalisation would blow up to full rank.
+_HIDDEN_MATRICES = re.compile(r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*")
+
+
+class Optimizers:
+    """One or two optimizers as one: AdamW, and Muon for what it is made for."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        self.optimizers = optimizers
+        self._owners = {p: one for one in optimizers for group in one.param_groups for p in group["params"]}
+
+    def step(self, rate: float) -> None:
+        """Applies the gradients at a learning rate and drops them."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):  # torchao's, which refuses to step with a number
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+            optimizer.step()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """What an optimizer remembers of a parameter; empty before its first step."""
+        return dict(self._owner(parameter).state.get(parameter, {}))
+
+    def restore(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
+        """Lets its optimizer remember this. A count of steps goes where the optimizer keeps it."""
+        owner = self._owner(parameter)
+        on_device = any(group.get("fused") or group.get("capturable") for group in owner.param_groups)
+        owner.state[parameter] = {
+            name: value if value.ndim or on_device else value.cpu() for name, value in state.items()
+        }
+
+    def _owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        return self._owners[parameter]
+
+
+def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Optimizers:
+    """Of the settings, over the trained parameters by name.
+
+    Args:
+        dtype: Of the model's arithmetic, and of Muon's.
+
+    Raises: ValueError where 8-bit Adam is asked for and not installed.
+    """
+    matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p)}
+    others = [parameter for name, parameter in trained.items() if name not in matrices]
+    muon = (
+        Muon(
+            list(matrices.values()),
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            momentum=settings.muon_momentum,
+            dtype=dtype,
+        )
+        if matrices
+        else None
+    )
+    return Optimizers(*filter(None, (_adam(settings, others) if others else None, muon)))
+
+
+def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
+    """Of the update after ``num_updates``: it rises linearly over the warm-up and stays."""
+    warmth = min(1.0, (num_updates + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    return settings.learning_rate * warmth
+
+
+def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter) -> bool:
+    if parameter.ndim < 2:
+        return False
+    if ".lora_" in name and settings.muon_scope == "hidden":
+        return False  # the factors of a low rank are no matrices to be made orthogonal
+    return settings.muon_scope == "all" or _HIDDEN_MATRICES.fullmatch(name) is not None
+
+
+def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    options = {
+        "lr": settings.learning_rate,
+        "betas": (settings.adam_beta1, settings.adam_beta2),
+        "eps": settings.adam_epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+    if settings.use_8bit_adam:
+        return adam_8bit()(parameters, **options)
+    return torch.optim.AdamW(parameters, **options, fused=parameters[0].device.type == "cuda")
+
+
+def adam_8bit() -> type[torch.optim.Optimizer]:
+    """torchao's AdamW, which knows shards. Raises ValueError where it is not installed."""
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise ValueError("use_8bit_adam needs torchao, which is not installed: pip install torchao") from error
+    return AdamW8bit

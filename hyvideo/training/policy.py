@@ -1,0 +1,183 @@
+"""The policy in training: the transformer on its ranks, what of it is trained, and all that follows its weights.
+
+weights -> our forward pass -> adapter -> sequence parallel, recomputation, compile, FSDP -> optimizer, anchor, average
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.config.settings import Config
+from hyvideo.data.randomness import normal
+from hyvideo.distributed import checkpoint
+from hyvideo.distributed.checkpoint_reader import read_shapes
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import GradientSync, Parallelism, parallelize
+from hyvideo.distributed.sharded_loading import fill_shards
+from hyvideo.distributed.sharded_tensors import copy_whole, reshard, whole
+from hyvideo.models import loading
+from hyvideo.models.lora import Lora, lora_of, start_lora
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+from hyvideo.training.anchor import Anchor
+from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED, Needs, load_transformer, prepare_transformer
+from hyvideo.training.optimizers import Optimizers, make_optimizers
+from hyvideo.training.weight_copy import WeightCopy
+
+
+class Policy:
+    """The transformer and what is trained of it.
+
+    Args:
+        needs: What the prompts of the run bring with them; parts that they give no gradient are frozen.
+        anchor_moves: Whether the anchor is refreshed; None where the run has no anchor.
+
+    Raises: ValueError for checkpoints and settings that do not go together.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, device: torch.device, needs: Needs, *, anchor_moves: bool | None):
+        self.config, self.mesh = config, mesh
+        self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
+        self.is_lora = config.optimizer.lora_rank > 0
+        self.transformer = _load(config, mesh, device, needs, shard=self.is_sharded)
+        self.trained: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad
+        }
+        self.optimizers: Optimizers = make_optimizers(config.optimizer, self.trained, DTYPES[config.model.dtype])
+        sync = config.distributed.gradient_sync
+        self.gradient_sync = GradientSync(
+            self.transformer, only_last=sync == "last" or (sync == "auto" and self.is_lora)
+        )
+        settings = config.trust_region
+        self.anchor: Anchor | None = None
+        if anchor_moves is not None:
+            self.anchor = Anchor(
+                self.transformer,
+                self.trained,
+                refresh_every=settings.update_ref_model_step if anchor_moves else None,
+                offload=settings.reference_mode_offload,
+            )
+        self.average: WeightCopy | None = None
+        if config.optimizer.ema_decay:
+            self.average = WeightCopy(self.transformer, self.trained, offload=settings.reference_mode_offload)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.trained.values())
+
+    def after_update(self) -> None:
+        """The average and the anchor's age follow an optimizer update."""
+        if self.average:
+            self.average.move_towards(1 - self.config.optimizer.ema_decay)
+        if self.anchor:
+            self.anchor.after_update()
+
+    def as_average(self) -> AbstractContextManager:
+        """Context in which the model computes with the running average, where the run keeps one."""
+        return self.average.in_place() if self.average else nullcontext()
+
+    def lora(self) -> Lora | None:
+        """The adapter as it is now, whole, on the CPU; None in full training. Every rank must ask."""
+        if not self.is_lora:
+            return None
+        reshard(self.transformer)  # what a forward left gathered is of the precision of its arithmetic
+        return lora_of(self.transformer, gather=whole)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a run needs to go on, by the names of `distributed.checkpoint`."""
+        own = self.trained if self.is_lora else self.transformer.state_dict()
+        tensors = {f"policy.{name}": tensor.detach() for name, tensor in own.items()}
+        for name, parameter in self.trained.items():
+            for key, value in self.optimizers.state_of(parameter).items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        if self.anchor and not self.anchor.equals_policy:
+            tensors |= {f"anchor.{name}": tensor for name, tensor in self.anchor.copy.tensors().items()}
+        if self.average:
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
+        return tensors
+
+    def load(self, folder: Path, anchor_age: int) -> None:
+        """Takes up a checkpoint of any number of ranks. Raises ValueError where it does not fit."""
+        own = self.trained if self.is_lora else self.transformer.state_dict()
+        policy = {f"policy.{name}": tensor.detach() for name, tensor in own.items()}
+        optimizer = dict(self._optimizer_targets(folder))
+        anchor = self._copy_targets("anchor", self.anchor.copy) if self.anchor and anchor_age else {}
+        average = self._copy_targets("average", self.average) if self.average else {}
+        checkpoint.load_tensors(folder, policy | optimizer | anchor | average, self.mesh)
+        for name, parameter in self.trained.items():
+            prefix = f"optimizer.{name}."
+            state = {key.removeprefix(prefix): value for key, value in optimizer.items() if key.startswith(prefix)}
+            if state:
+                self.optimizers.restore(parameter, state)
+        if self.anchor:
+            saved = {name.removeprefix("anchor."): tensor for name, tensor in anchor.items()}
+            self.anchor.load(saved or None, anchor_age)
+        if self.average:
+            self.average.load({name.removeprefix("average."): tensor for name, tensor in average.items()})
+
+    def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
+        shapes = read_shapes(folder / checkpoint.TENSORS)
+        by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
+        for key, (shape, dtype) in shapes.items():
+            parameter = by_name.get(key.rpartition(".")[0])
+            if parameter is not None and shape == tuple(parameter.shape):
+                yield key, torch.zeros_like(parameter, dtype=dtype)
+            elif parameter is not None:
+                yield key, torch.zeros(shape, dtype=dtype, device=parameter.device)
+
+    def _copy_targets(self, kind: str, copy: WeightCopy) -> dict[str, Tensor]:
+        return {f"{kind}.{name}": tensor for name, tensor in copy.targets().items()}
+
+
+def _load(config: Config, mesh: Mesh, device: torch.device, needs: Needs, *, shard: bool) -> nn.Module:
+    """The transformer on this rank, made ready to be trained."""
+    model, distributed, optimizer = config.model, config.distributed, config.optimizer
+    is_lora = optimizer.lora_rank > 0
+    # Frozen weights need no more precision than they compute in.
+    dtype = DTYPES[model.dtype if is_lora else model.master_weight_type]
+    weights = None
+    if shard:
+        seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
+        transformer, weights = loading.stream_transformer(
+            model.pretrained_model_root, model.transformer_version, read=mesh.is_main, random_weights_seed=seed
+        )
+        transformer.to(dtype)
+    else:
+        transformer = load_transformer(config, device, dtype)
+    prepare_transformer(transformer, needs)
+    if is_lora:
+        start_lora(
+            transformer,
+            rank=optimizer.lora_rank,
+            alpha=optimizer.lora_alpha or float(optimizer.lora_rank),
+            targets=optimizer.lora_target_modules or None,
+        )
+    how = Parallelism(
+        recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
+        compile=distributed.enable_compile,
+        compile_backend=distributed.compile_backend,
+        shard=shard,
+        reshard_after_forward=distributed.reshard_after_forward,
+        compute_dtype=DTYPES[model.dtype],
+    )
+    parallelize(transformer, mesh, how)
+    if weights is not None:
+        fill_shards(transformer, weights, device=device)
+    if is_lora:
+        _draw_adapter(transformer, config.data.seed)
+    return transformer
+
+
+@torch.no_grad()
+def _draw_adapter(transformer: nn.Module, seed: int) -> None:
+    """A new adapter: A random, with the variance of peft's own start, and B zero, so that it changes nothing."""
+    for name, parameter in transformer.named_parameters():
+        if ".lora_B." in name:
+            parameter.zero_()
+        elif ".lora_A." in name:
+            drawn = normal(tuple(parameter.shape), seed, "adapter", name)
+            copy_whole(parameter, drawn / (3 * parameter.shape[1]) ** 0.5)

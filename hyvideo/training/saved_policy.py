@@ -1,0 +1,107 @@
+"""The policy of a checkpoint in one process, whatever number of ranks wrote it: to sample from, or to export.
+
+A folder may be a checkpoint of full training, one of LoRA training, which has the adapter alone, or a transformer's own
+as ``save_pretrained`` writes it. Where a run kept a running average, the average is its policy.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hyvideo.distributed.checkpoint import TENSORS, load_tensors
+from hyvideo.distributed.checkpoint_reader import read_shapes
+from hyvideo.models import loading
+from hyvideo.models.lora import add_lora, check_lora, merge, read_lora
+
+MODEL_FILE = "model.json"
+LORA_FOLDER = "lora"
+
+
+def write_model_file(transformer: nn.Module, folder: Path) -> None:
+    """What the transformer is, beside its tensors."""
+    settings = {name: value for name, value in transformer.config.items() if name not in ("_name_or_path",)}
+    (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
+    """Raises ValueError where a folder's policy is not one of the base model's shape; reads descriptions only."""
+    if _is_lora(folder):
+        check_lora(loading.transformer_without_memory(root, version), read_lora(folder / LORA_FOLDER))
+    elif _is_checkpoint(folder):
+        transformer = loading.transformer_without_memory(root, version)
+        shapes = read_shapes(folder / TENSORS)
+        problems = [
+            f"{name} has shape {tuple(own.shape)} in the model and {_shape_of(shapes, name)} in the checkpoint"
+            for name, own in transformer.state_dict().items()
+            if _shape_of(shapes, name) != tuple(own.shape)
+        ]
+        if problems:
+            raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
+    else:
+        loading.check_transformer_weights(root, version, transformer_folder(folder))
+
+
+def has_all_weights(folder: Path) -> bool:
+    """Claims that `put_into` gives every weight its value; an adapter leaves the base model's."""
+    return not _is_lora(folder)
+
+
+def put_into(transformer: nn.Module, folder: Path) -> None:
+    """Gives a transformer the policy's weights, or adds its adapter. Raises ValueError where they do not fit."""
+    if _is_lora(folder):
+        add_lora(transformer, read_lora(folder / LORA_FOLDER))
+    elif _is_checkpoint(folder):
+        _fill(transformer, folder)
+    else:
+        loading.load_transformer_weights(transformer, transformer_folder(folder))
+
+
+def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -> nn.Module:
+    """A transformer of its own with the policy's weights; an adapter is merged into the base model of ``root``."""
+    if _is_lora(folder):
+        # In float32: the base model rounded to bf16 first would swallow most of the adapter's change.
+        transformer = loading.load_transformer(root, version, dtype=torch.float32)
+        put_into(transformer, folder)
+        merge(transformer)
+        return transformer.type(dtype)
+    if not _is_checkpoint(folder):
+        return loading.load_transformer(transformer_folder(folder), None, dtype=dtype)
+    transformer = loading.transformer_of(folder / MODEL_FILE)
+    transformer.type(dtype).to_empty(device="cpu")
+    _fill(transformer, folder)
+    return transformer.eval()
+
+
+def transformer_folder(folder: Path) -> Path:
+    """Where a folder has a transformer as ``save_pretrained`` writes it, perhaps itself."""
+    for candidate in (folder / "transformer", folder):
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise ValueError(
+        f"a policy is a checkpoint of a run, or a transformer's own folder with a config.json; {folder} is neither"
+    )
+
+
+def _fill(transformer: nn.Module, folder: Path) -> None:
+    shapes = read_shapes(folder / TENSORS)
+    own = transformer.state_dict()
+    load_tensors(folder, {_stored_name(shapes, name): tensor for name, tensor in own.items()})
+
+
+def _stored_name(shapes: dict, name: str) -> str:
+    return f"average.{name}" if f"average.{name}" in shapes else f"policy.{name}"
+
+
+def _shape_of(shapes: dict, name: str) -> tuple[int, ...] | None:
+    stored = shapes.get(_stored_name(shapes, name))
+    return stored.shape if stored else None
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / TENSORS).is_dir()
+
+
+def _is_lora(folder: Path) -> bool:
+    return _is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()

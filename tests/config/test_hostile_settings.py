@@ -1,0 +1,275 @@
+"""Settings and paths that nobody meant, in files and flags: used, or refused in one message; nothing is written.
+
+Inputs are drawn by hypothesis, the same ones every time.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyvideo.config.run_plan import check
+from hyvideo.config.settings import Config, load_config, parse
+from hyvideo.config.yaml_files import MAX_BYTES, read_yaml
+from hyvideo.data.outside import file_problem, folder_problem, unwritable
+from hyvideo.data.prompts import read_requests
+from hyvideo.distributed.checkpoint import read_state
+from hyvideo.models.weight_files import Folder, weight_paths
+from hyvideo.training.model_setup import choose_device
+from hyvideo.training.rewards import make_judge
+from tests.refusals import ODD, contents, fuzzed, outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+SMOKE = ("--config", "configs/smoke.yaml")
+NAMES = sorted(Config().flat())
+PATHS = ("pretrained_model_root", "prompts_csv", "output_dir", "conditions_dir", "resume_from_checkpoint")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of what is tried; the working directory is the project's."""
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "input").mkdir()
+    return tmp_path / "input"
+
+
+WORD = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from([*ODD, "yes", "1e3", "0x10", "-1", "nan", "inf", "1e999", "9" * 5000, "x" * 20_000, "../..", "~"]),
+    st.sampled_from(["sage_grpo", "cps:1", "fixed:0:1", "random:99999999999999999999", "cps", '{"VQ": 1e999}', "{"]),
+    st.integers().map(str),
+    st.floats().map(str),
+)
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), WORD, st.dates(), st.binary(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=5,
+)
+NAME = st.one_of(st.sampled_from(NAMES), st.text(max_size=8), st.sampled_from(["--eta", "config", "environment"]))
+
+
+def checked(argv: list[str]) -> Config:
+    config = parse(argv).config
+    check(config)
+    return config
+
+
+@fuzzed(250)
+@given(flags=st.lists(st.tuples(NAME, WORD), max_size=3), joined=st.booleans())
+def test_any_flags_make_settings_or_are_refused(folder, flags, joined):
+    before = contents(folder)
+    given_ = [part for name, word in flags for part in ([f"--{name}={word}"] if joined else [f"--{name}", word])]
+    if "--help" in given_ or "-h" in given_:
+        return
+    argv = [*SMOKE, "--output_dir", str(folder / "run"), *given_]
+    outcome(lambda: checked(argv))
+    assert contents(folder) == before
+
+
+@fuzzed(250)
+@given(content=st.dictionaries(NAME, VALUE, max_size=4), style=st.sampled_from([None, True, False]))
+def test_any_settings_file_makes_settings_or_is_refused(folder, content, style):
+    base = {"prompts_csv": "assets/miniature/prompts/train.csv", "pretrained_model_root": "assets/miniature"}
+    path = folder / "run.yaml"
+    path.write_bytes(
+        yaml.safe_dump(base | content, default_flow_style=style, allow_unicode=True).encode(errors="replace")
+    )
+    before = contents(folder)
+    outcome(lambda: checked(["--config", str(path), "--output_dir", str(folder / "run")]))
+    assert contents(folder) == before
+
+
+@fuzzed(250)
+@given(
+    content=st.one_of(st.binary(max_size=60), st.text("abc:-[]{}&*!|>\"'#%@,?\n\t 019.~", max_size=60).map(str.encode))
+)
+def test_any_bytes_are_yaml_or_refused(folder, content):
+    (folder / "run.yaml").write_bytes(content)
+    outcome(lambda: read_yaml(folder / "run.yaml"))
+
+
+@fuzzed(150)
+@given(
+    name=st.sampled_from(PATHS),
+    parts=st.lists(
+        st.sampled_from(["a", "/", "..", ".", "\0", "\udcff", "é", "🐱", " ", "loop/", "x" * 260]), max_size=8
+    ),
+)
+def test_any_path_is_used_or_refused(folder, name, parts):
+    if not (folder / "loop").is_symlink():
+        (folder / "loop").symlink_to(folder / "loop")
+    before = contents(folder)
+    argv = [*SMOKE, "--output_dir", str(folder / "run"), f"--{name}={folder / 'sub'}/{''.join(parts)}"]
+    outcome(lambda: checked(argv))
+    assert contents(folder) == before
+
+
+BOMB = "\n".join(["a: &a [x, x]", *(f"{b}: &{b} [*{a}, *{a}, *{a}]" for a, b in zip("abcdefgh", "bcdefghi"))])
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("learning_rate: yes", "got the truth value true, as YAML reads yes"),
+        ("output_dir: on", "got the truth value true"),
+        ("seed: 1e3", "takes a whole number, got 1000"),
+        ("height: 1:30", "invalid int value: '1:30'"),
+        ("eta: 2026-01-01", "invalid float value: '2026-01-01'"),
+        ("eta: {a: {b: 1}}", "takes one value, got a mapping"),
+        ("report_to: [[none]]", "takes a list of words, got"),
+        ("eta: 0.5\neta: 0.6", "line 2 gives 'eta' a second time"),
+        ("1: 2", "must begin with a name"),
+        (BOMB, "repeats a value by \\*a"),
+        ("<<: {eta: 1}", "unknown setting '<<'"),
+        ("eta: !!python/name:os.system", "has the tag"),
+        ("eta: !!bool maybe", "has the tag"),
+        ("eta: " + "[" * 5_000, "nested more than 16 deep"),
+        ("eta: " + "{a: " * 5_000, "nested more than 16 deep"),
+        ("\n".join("  " * i + "a:" for i in range(700)), "nested more than 16 deep"),
+        ("report_to: [" + "none, " * 30_000 + "none]", "20,000 values"),
+        ("#" + "x" * MAX_BYTES, "it has 1,049,[0-9]{3} bytes, and at most 1,048,576"),
+        ("eta: \x07", "is not valid YAML"),
+        ("seed: " + "9" * 30, "seed must be a number of at most 18,446,744,073,709,551,615"),
+        ("grpo_sampling_steps: 1000000000", "grpo_sampling_steps must be a number of at most 1,000, got 1000000000"),
+        ("eta: 1e200", "eta must be a number of at most 1,000, got 1e\\+200"),
+        ("match_noise: sage_grpo:1e308", "an eta above 0 and at most 1000"),
+        ('output_dir: "a\\0b"', "output_dir must be plain text, .*U\\+0000"),
+        ("reward_weights: {VQ: 2026-01-01}", "reward_weights must be"),
+        ("reward_weights: '" + "[" * 3_000 + "'", "reward_weights must be"),
+        ("transformer_version: ../../etc", "not a path"),
+        ("sde_window: random:" + "9" * 4_000, "sde_window must be"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_in_words(folder, text, said):
+    given_ = {line.split(":")[0] for line in text.splitlines()}
+    base = [line for line in (ROOT / "configs/smoke.yaml").read_text().splitlines() if line.split(":")[0] not in given_]
+    path = folder / "run.yaml"
+    path.write_text("\n".join([text, *base, f"conditions_dir: {folder / 'conditions'}"]))
+    _, message = outcome(lambda: checked(["--config", str(path)]))
+    assert message is not None
+    with pytest.raises(ValueError, match=said):
+        raise ValueError(message)
+
+
+def test_a_file_that_a_run_leaves_is_within_the_limits():
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        assert isinstance(read_yaml(path), dict)
+
+
+def test_numbers_are_decimal(folder):
+    (folder / "run.yaml").write_text("a: 010\nb: 1e3\nc: 12\nd: 1:30\ne: 2026-01-01\nf: -.5\ng: on\nh: 0x10\n")
+    said = {"a": "010", "b": 1000.0, "c": 12, "d": "1:30", "e": "2026-01-01", "f": -0.5, "g": True, "h": "0x10"}
+    assert read_yaml(folder / "run.yaml") == said
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--lora_rank", "4", "--lora_target_modules", "(("], "lora_target_modules must be a regular expression"),
+        (["--fps", "1e-300"], "fps must be at least 0.01"),
+        (["--remote_reward_url", "http://a:99999"], "a reward service has an address such as"),
+        (["--remote_reward_url", "file:///etc/passwd"], "a reward service has an address such as"),
+        (["--reward_config", "miniature: {path: 5}"], "options of another type, got path 5"),
+        (["--reward_config", "miniature: {device: cuda}"], "which the run decides"),
+    ],
+)
+def test_what_scorers_and_adapters_are_given_is_looked_at(folder, flags, said):
+    if flags[0] == "--reward_config":
+        (folder / "reward.yaml").write_text(flags[1])
+        flags = [flags[0], str(folder / "reward.yaml")]
+    with pytest.raises(ValueError, match=said):
+        make_judge(checked([*SMOKE, "--output_dir", str(folder / "run"), *flags]), torch.device("cpu"))
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert choose_device("cuda", 1) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="needs a GPU of its own, got 2 for process 3"):
+        choose_device("auto", 2)
+
+
+@pytest.mark.parametrize("names", [{"a": "../other.safetensors"}, {"a": "/etc/passwd"}, {"a": {}}, [{}]])
+def test_an_index_of_weights_names_files_of_its_folder_only(folder, names):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder.parent / "other.safetensors").write_text("")
+    with pytest.raises(ValueError, match="must name files of its own folder"):
+        weight_paths(Folder(folder, "label"), "model")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", '{"iteration": true}', '{"iteration": "1"}', "x"])
+def test_a_state_that_is_none_is_refused(folder, text):
+    (folder / "state.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a complete checkpoint"):
+        read_state(folder, needed={"iteration": int})
+
+
+@pytest.mark.parametrize("name", ["pretrained_model_root", "output_dir", "prompts_csv", "conditions_dir"])
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_loop_of_links_is_named(folder, name, below):
+    (folder / "one").symlink_to(folder / "two")
+    (folder / "two").symlink_to(folder / "one")
+    config = load_config("configs/smoke.yaml", output_dir=str(folder / "run"))
+    with pytest.raises(
+        ValueError, match=f"{'a prompts CSV' if name == 'prompts_csv' else name} must .*too many levels"
+    ):
+        check(config.with_settings(**{name: f"{folder}/one{below}"}))
+
+
+@pytest.mark.parametrize("name", ["output_dir", "conditions_dir"])
+@pytest.mark.parametrize(
+    "path, said",
+    [
+        ("file", "file is not a folder"),
+        ("file/below/it", "file is not a folder"),
+        ("dangling", "is a link to what is not there"),
+        ("x" * 300, "a part of it has more than 255 bytes"),
+        ("new/" + "é" * 200, "a part of it has more than 255 bytes"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused(folder, name, path, said):
+    (folder / "file").write_text("")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    config = load_config("configs/smoke.yaml", output_dir=str(folder / "run"))
+    with pytest.raises(ValueError, match=f"{name} must be a folder that can be written to, .*{said}"):
+        check(config.with_settings(**{name: str(folder / path)}))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "pipe", "."])
+def test_what_has_no_end_is_not_read(folder, path):
+    os.mkfifo(folder / "pipe")
+    path = str(folder / path)
+    _, message = outcome(lambda: parse(["--config", path]))
+    assert "must name a readable YAML file" in message
+    with pytest.raises(ValueError, match="must be a readable file"):
+        read_requests(path)
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Without the permissions of root, for a while."""
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes permissions from itself, which root alone can")
+def test_what_there_is_no_permission_for_is_named():
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        open_, closed = Path(name), Path(name) / "closed"
+        closed.mkdir(mode=0o700)
+        (open_ / "file").touch(mode=0o600)
+        open_.chmod(0o755)
+        with as_nobody():
+            assert file_problem(open_ / "file", 9) == folder_problem(closed) == "no permission to read it"
+            assert file_problem(closed / "file", 9) == unwritable(closed / "a/b") == "permission denied"
+            assert unwritable(open_ / "run") == f"no permission to write in {open_}"

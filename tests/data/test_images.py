@@ -1,0 +1,305 @@
+"""Image files to the first frame of a clip, against Pillow, diffusers and transformers."""
+
+import random
+import re
+import struct
+import zlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.hunyuan_video1_5 import image_processor as diffusers_images
+from PIL import Image
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from hyvideo.data import images
+from hyvideo.data.images import (
+    RESOLUTIONS,
+    bucket_sizes,
+    fit,
+    nearest_size,
+    read_image,
+    siglip_pixels,
+    size_of_aspect_ratio,
+    to_pixels,
+)
+
+PREPROCESSOR = {
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "SiglipImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "size": {"height": 384, "width": 384},
+}
+ROTATIONS = {1: None, 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}  # EXIF orientation -> Pillow's turn, upright
+
+
+def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8))
+
+
+def random_sizes(count: int) -> list[tuple[int, int]]:
+    numbers = random.Random(0)
+    return [(numbers.randint(100, 3000), numbers.randint(100, 3000)) for _ in range(count)]
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it has this size."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+# Files
+
+
+@pytest.mark.parametrize("extension", ["png", "bmp", "webp"])
+def test_a_file_without_loss_comes_back_exactly(tmp_path, extension):
+    image = noise(5, 7)
+    image.save(tmp_path / f"a.{extension}", lossless=True)
+    read = read_image(str(tmp_path / f"a.{extension}"))
+    assert read.mode == "RGB" and np.array_equal(read, image)
+
+
+@pytest.mark.parametrize("orientation", ROTATIONS)
+def test_an_image_is_turned_upright(tmp_path, orientation):
+    image, exif = noise(5, 7), Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "a.png", exif=exif)
+    turn = ROTATIONS[orientation]
+    upright = image.transpose(Image.Transpose[turn]) if turn else image
+    assert np.array_equal(read_image(tmp_path / "a.png"), upright)
+
+
+def test_transparency_becomes_white_in_proportion(tmp_path):
+    pixels = [[(0, 0, 0, 0), (200, 100, 0, 255), (0, 0, 0, 51)]]
+    Image.fromarray(np.array(pixels, np.uint8)).save(tmp_path / "a.png")
+    assert np.array(read_image(tmp_path / "a.png")).tolist() == [[[255, 255, 255], [200, 100, 0], [204, 204, 204]]]
+
+
+def test_a_transparent_colour_of_a_palette_becomes_white(tmp_path):
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    image.save(tmp_path / "a.png", transparency=0)
+    assert np.array(read_image(tmp_path / "a.png")).tolist() == [[[255, 255, 255], [40, 50, 60]]]
+
+
+def test_grey_of_16_bits_keeps_its_range(tmp_path):
+    Image.fromarray(np.array([[0, 256, 0x8000, 0xFFFF]], np.uint16)).save(tmp_path / "a.png")
+    assert np.array(read_image(tmp_path / "a.png"))[0].tolist() == [[grey] * 3 for grey in (0, 1, 128, 255)]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK"])
+def test_every_mode_is_read_as_rgb(tmp_path, mode):
+    name = "a.jpg" if mode == "CMYK" else "a.png"
+    Image.new("RGB", (8, 8), "white").convert(mode).save(tmp_path / name)
+    assert read_image(tmp_path / name).getcolors() == [(64, (255, 255, 255))]
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    first, second = noise(4, 4, seed=1), noise(4, 4, seed=2)
+    first.save(tmp_path / "a.png", save_all=True, append_images=[second])
+    assert np.array_equal(read_image(tmp_path / "a.png"), first)
+
+
+@pytest.mark.parametrize("extension", ["png", "jpg", "webp", "bmp"])
+def test_a_file_cut_short_anywhere_is_refused_by_name(tmp_path, extension):
+    whole, cut = tmp_path / f"whole.{extension}", tmp_path / f"cut.{extension}"
+    noise(16, 16).save(whole)
+    data = whole.read_bytes()
+    for length in range(0, len(data) * 3 // 4, 7):
+        cut.write_bytes(data[:length])
+        with pytest.raises(ValueError, match=f"cut.{extension}"):
+            read_image(cut)
+
+
+@pytest.mark.parametrize("width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)])
+def test_empty_and_huge_files_are_refused_by_their_header(tmp_path, width, height):
+    (tmp_path / "a.png").write_bytes(png_header(width, height))
+    with pytest.raises(ValueError, match="at most 67108864 pixels, got .*a.png"):
+        read_image(tmp_path / "a.png")
+
+
+def test_what_is_not_an_image_file_is_refused_by_name(tmp_path):
+    (tmp_path / "text.png").write_text("not an image")
+    noise(4, 4).save(tmp_path / "a.tiff")
+    for name in ("missing.png", "text.png", "a.tiff", ""):
+        with pytest.raises(ValueError, match=re.escape(str(tmp_path / name))):
+            read_image(tmp_path / name)
+
+
+# Buckets
+
+
+@pytest.mark.parametrize("resolution, count", [("360p", 91), ("480p", 121), ("720p", 181), ("1080p", 271)])
+def test_buckets_are_those_of_the_original(resolution, count):
+    sizes = bucket_sizes(resolution)
+    assert len(sizes) == len(set(sizes)) == count
+    assert sizes == diffusers_images.generate_crop_size_list(RESOLUTIONS[resolution])
+
+
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_buckets_keep_their_bounds_and_are_symmetric(resolution):
+    sizes, area = bucket_sizes(resolution), RESOLUTIONS[resolution] ** 2
+    assert {(width, height) for height, width in sizes} == set(sizes)
+    for height, width in sizes:
+        assert height % 16 == width % 16 == 0
+        assert height * width <= area < (height + 16) * (width + 16)
+        assert Fraction(1, 4) <= Fraction(height, width) <= 4
+
+
+@pytest.mark.parametrize("resolution", ["480p", "720p"])
+def test_the_nearest_bucket_is_nearest(resolution):
+    sizes = bucket_sizes(resolution)
+    for height, width in random_sizes(150):
+        chosen_height, chosen_width = nearest_size(height, width, resolution)
+        chosen = abs(Fraction(chosen_height, chosen_width) - Fraction(height, width))
+        assert chosen == min(abs(Fraction(h, w) - Fraction(height, width)) for h, w in sizes)
+
+
+def test_diffusers_never_finds_a_nearer_bucket_and_often_a_farther_one():
+    processor, farther = diffusers_images.HunyuanVideo15ImageProcessor(), 0
+    for height, width in random_sizes(300):
+        h, w = nearest_size(height, width, "480p")
+        other_h, other_w = processor.calculate_default_height_width(height, width, 640)
+        # diffusers rounds the ratios of buckets to 5 digits.
+        assert abs(h / w - height / width) <= abs(other_h / other_w - height / width) + 1e-5
+        farther += (h, w) != (other_h, other_w)
+    assert 100 < farther < 200
+
+
+def test_a_bucket_is_its_own_nearest():
+    assert [nearest_size(*size, "480p") for size in bucket_sizes("480p")] == bucket_sizes("480p")
+
+
+def test_an_image_beyond_the_buckets_gets_the_last_one():
+    assert nearest_size(100, 1000, "480p") == (320, 1280)
+    assert nearest_size(1000, 100, "480p") == (1280, 320)
+
+
+@pytest.mark.parametrize(
+    "aspect_ratio, resolution, size",
+    [
+        ("16:9", "480p", (480, 848)),
+        ("9:16", "480p", (848, 480)),
+        ("1:1", "480p", (640, 640)),
+        ("4:3", "480p", (544, 720)),
+        ("1.0:4", "480p", (1280, 320)),
+        ("16:9", "720p", (720, 1280)),
+        ("9:16", "720p", (1280, 720)),
+        ("4:3", "720p", (832, 1104)),
+    ],
+)
+def test_aspect_ratios_have_the_known_sizes(aspect_ratio, resolution, size):
+    assert size_of_aspect_ratio(aspect_ratio, resolution) == size
+
+
+@pytest.mark.parametrize("aspect_ratio", ["", "16/9", "16:9 ", "-16:9", "0:1", "1:0", "0:0", "5:1", "1:4.01", "nan:1"])
+def test_aspect_ratios_without_a_bucket_are_refused(aspect_ratio):
+    with pytest.raises(ValueError, match=re.escape(repr(aspect_ratio))):
+        size_of_aspect_ratio(aspect_ratio, "480p")
+
+
+def test_unknown_resolutions_and_sizes_are_refused():
+    with pytest.raises(ValueError, match="one of 360p, 480p, 720p, 1080p, got '540p'"):
+        bucket_sizes("540p")
+    with pytest.raises(ValueError, match="positive, got 0 x 5"):
+        nearest_size(0, 5, "480p")
+
+
+# Pixels
+
+
+@pytest.mark.parametrize("height, width", [(37, 61), (61, 37), (90, 160), (50, 50), (300, 301), (20, 400)])
+@pytest.mark.parametrize("frame", [(96, 160), (160, 96), (128, 128)])
+def test_fit_and_pixels_are_those_of_diffusers(height, width, frame):
+    image = noise(height, width)
+    processor = diffusers_images.HunyuanVideo15ImageProcessor(do_resize=False)
+    expected = processor.resize(image, height=frame[0], width=frame[1], resize_mode="crop")
+    fitted = fit(image, *frame)
+    assert np.array_equal(fitted, expected)
+    pixels = to_pixels(fitted)
+    assert pixels.dtype == torch.float32 and pixels.shape == (3, *frame)
+    assert torch.equal(pixels, processor.preprocess(expected, height=frame[0], width=frame[1])[0])
+
+
+def test_fit_crops_about_the_centre_and_never_pads():
+    fitted = fit(Image.new("RGB", (33, 1000), "white"), 96, 160)
+    assert fitted.getcolors() == [(96 * 160, (255, 255, 255))]
+    columns = np.zeros((16, 48, 3), np.uint8)
+    columns[:, 16:32] = 255  # the middle third, which alone is in the frame
+    assert np.array(fit(Image.fromarray(columns), 16, 16)).min() == 255
+
+
+def test_an_image_of_the_size_of_the_frame_is_kept():
+    image = noise(32, 48)
+    assert np.array_equal(fit(image, 32, 48), image)
+
+
+def test_pixels_run_from_minus_one_to_one():
+    image = Image.fromarray(np.array([[[0, 51, 255]]], np.uint8))
+    torch.testing.assert_close(to_pixels(image), torch.tensor([-1, -0.6, 1]).view(3, 1, 1))
+
+
+def test_fit_refuses_what_is_not_rgb_and_what_grows_too_large(monkeypatch):
+    with pytest.raises(ValueError, match="RGB.* got RGBA of 4 x 5"):
+        fit(noise(4, 5, channels=4), 16, 16)
+    with pytest.raises(ValueError, match="positive, got 0 x 16"):
+        fit(noise(4, 5), 0, 16)
+    monkeypatch.setattr(images, "MAX_PIXELS", 16 * 160)
+    assert fit(noise(1, 10), 16, 16).size == (16, 16)
+    with pytest.raises(ValueError, match="1 x 11 pixels is too long for a frame of 16 x 16"):
+        fit(noise(1, 11), 16, 16)
+
+
+# SigLIP
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"size": {"height": 28, "width": 42}},
+        {"resample": 2, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 0.7]},
+        {"resample": 1, "do_rescale": False},
+        {"do_normalize": False, "rescale_factor": 0.01},
+    ],
+)
+def test_siglip_pixels_are_those_of_transformers(changes):
+    preprocessor = PREPROCESSOR | changes
+    image = noise(96, 170)
+    processor = SiglipImageProcessorPil.from_dict(preprocessor)
+    expected = processor.preprocess(images=image, do_resize=True, do_convert_rgb=True, return_tensors="pt")
+    pixels = siglip_pixels(image, preprocessor)
+    assert pixels.dtype == torch.float32
+    assert torch.equal(pixels, expected.pixel_values[0])
+
+
+def test_siglip_pixels_of_one_colour_are_the_formula():
+    pixels = siglip_pixels(Image.new("RGB", (9, 5), (0, 51, 255)), PREPROCESSOR | {"do_resize": False})
+    torch.testing.assert_close(pixels, torch.tensor([-1, -0.6, 1]).view(3, 1, 1).expand(3, 384, 384))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"image_mean": None}, "missing image_mean"),
+        ({"size": {"shortest_edge": 384}}, "got size {'shortest_edge': 384}"),
+        ({"size": 384}, "got size 384"),
+        ({"do_center_crop": True}, "got do_center_crop"),
+        ({"do_pad": True}, "got do_pad"),
+    ],
+)
+def test_preprocessors_that_are_not_siglips_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        siglip_pixels(noise(4, 4), PREPROCESSOR | changes)

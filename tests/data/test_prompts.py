@@ -1,0 +1,140 @@
+"""Tests of reading prompts and of the order in which iterations visit them."""
+
+import pytest
+
+from hyvideo.data.prompts import PromptOrder, Request, read_requests
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a prompts file and gives its path."""
+
+    def write_file(content: str | bytes):
+        path = tmp_path / "prompts.csv"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write_file
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def test_prompts_come_in_order_and_without_spaces_around(write):
+    path = write('id,prompt\n1,"a red circle, moving"\n2,  a blue square \n3,"say ""hi"""\n')
+    assert read_requests(path) == [Request(text) for text in ("a red circle, moving", "a blue square", 'say "hi"')]
+    assert read_requests(str(path)) == read_requests(path)
+
+
+def test_prompts_may_hold_line_breaks_and_any_script(write):
+    assert read_requests(write('prompt\n"two\nlines"\n一只猫\n')) == [Request("two\nlines"), Request("一只猫")]
+
+
+def test_a_byte_order_mark_is_not_part_of_the_column_name(write):
+    assert read_requests(write("\ufeffprompt\r\na cat\r\n")) == [Request("a cat")]
+
+
+def test_repeated_prompts_stay(write):
+    assert read_requests(write("prompt\na cat\na cat\n")) == [Request("a cat")] * 2
+
+
+@pytest.mark.parametrize("content, got", [("text,id\na cat,1\n", "text, id"), ("", "no columns")])
+def test_there_must_be_a_column_named_prompt(write, content, got):
+    with pytest.raises(ValueError, match=f"a column named `prompt`, got {got} in .*prompts.csv"):
+        read_requests(write(content))
+
+
+def test_there_must_be_a_row(write):
+    with pytest.raises(ValueError, match="at least one row, got none in"):
+        read_requests(write("prompt\n"))
+
+
+@pytest.mark.parametrize("row", ["2,", "2,  ", "2"])
+def test_every_row_needs_a_prompt(write, row):
+    with pytest.raises(ValueError, match="row 2 of .*prompts.csv has none"):
+        read_requests(write(f"id,prompt\n1,a cat\n{row}\n3,a dog\n"))
+
+
+def test_the_file_must_exist(tmp_path):
+    with pytest.raises(ValueError, match="must be a readable file, got .*missing.csv"):
+        read_requests(tmp_path / "missing.csv")
+
+
+def test_a_folder_is_not_a_prompts_file(tmp_path):
+    with pytest.raises(ValueError, match="must be a readable file"):
+        read_requests(tmp_path)
+
+
+def test_the_file_must_be_utf_8(write):
+    with pytest.raises(ValueError, match="must be UTF-8 text in CSV form"):
+        read_requests(write("prompt\nun café\n".encode("latin-1")))
+
+
+def test_a_comma_outside_quotes_is_not_cut_off(write):
+    with pytest.raises(ValueError, match="row 2 of .* more cells than there are columns.*'a red cat'"):
+        read_requests(write("prompt\na dog\na red cat, running on grass\n"))
+
+
+# --- reference images --------------------------------------------------------------------------
+
+
+def test_a_row_may_name_an_image_beside_the_file(write, tmp_path):
+    (tmp_path / "cat.png").write_bytes(b"")
+    first, second = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\na dog,\n"))
+    assert first == Request("a cat jumps", str(tmp_path / "cat.png"))
+    assert second == Request("a dog")
+
+
+def test_an_image_may_lie_in_the_working_directory(write, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "cat.png").write_bytes(b"")
+    monkeypatch.chdir(elsewhere)
+    (request,) = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\n"))
+    assert request.image == str(elsewhere / "cat.png")
+
+
+def test_an_image_that_is_not_there_is_named(write):
+    with pytest.raises(ValueError, match="row 2 of .*prompts.csv must be an image file, looked for .*dog.png"):
+        read_requests(write("prompt,ref_image_path\na cat,\na dog,dog.png\n"))
+
+
+# --- order -------------------------------------------------------------------------------------
+
+
+def walk(order: PromptOrder, num_iterations: int) -> list[int]:
+    return [index for iteration in range(1, num_iterations + 1) for index in order.indices(iteration)]
+
+
+@pytest.mark.parametrize("num_prompts, prompts_per_iteration", [(12, 4), (10, 4), (3, 7), (1, 1)])
+def test_each_epoch_visits_every_prompt_once(num_prompts, prompts_per_iteration):
+    visited = walk(PromptOrder(num_prompts, prompts_per_iteration, seed=0), 3 * num_prompts)
+    assert len(visited) == 3 * num_prompts * prompts_per_iteration
+    for start in range(0, 3 * num_prompts, num_prompts):
+        assert sorted(visited[start : start + num_prompts]) == list(range(num_prompts))
+
+
+def test_the_first_iteration_starts_the_first_epoch():
+    assert sorted(PromptOrder(8, 8, seed=0).indices(1)) == list(range(8))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    order = PromptOrder(20, 20, seed=0)
+    orders = [order.indices(1), order.indices(2), PromptOrder(20, 20, seed=1).indices(1)]
+    assert orders[0] != orders[1] and orders[0] != orders[2] and orders[0] != list(range(20))
+
+
+def test_the_walk_does_not_depend_on_how_many_prompts_an_iteration_takes():
+    assert walk(PromptOrder(10, 2, seed=0), 12) == walk(PromptOrder(10, 6, seed=0), 4)
+
+
+def test_an_iteration_is_found_without_walking_to_it():
+    walked = PromptOrder(10, 4, seed=0)
+    iterations = [walked.indices(i) for i in range(1, 9)]
+    assert PromptOrder(10, 4, seed=0).indices(8) == iterations[7]
+
+
+@pytest.mark.parametrize("name", ["prompts/train", "miniature/prompts/train", "miniature/prompts/valid"])
+def test_the_prompts_that_are_shipped_can_be_read(name):
+    requests = read_requests(f"assets/{name}.csv")
+    assert len(requests) >= 32 and all(request.image is None for request in requests)

@@ -1,0 +1,230 @@
+"""Clips keep their pixels, frames and time through files, and files are complete or absent."""
+
+import io
+
+import av
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hyvideo.data.videos import enlarge, mp4_factor, read_video, to_uint8, write_gif_bytes, write_video
+
+
+def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
+    """A red square that moves right over blue: hard edges in colour are what chroma subsampling spoils."""
+    video = torch.zeros(num_frames, 3, height, width, dtype=torch.uint8)
+    video[:, 2] = 200
+    for frame in range(num_frames):
+        video[frame, 0, 11:20, 3 + frame : 12 + frame] = 230
+        video[frame, 2, 11:20, 3 + frame : 12 + frame] = 20
+    return video
+
+
+def test_a_small_clip_comes_back_after_the_round_trip(tmp_path):
+    video = moving_square()
+    write_video(tmp_path / "clip.mp4", video, fps=8)
+    back, fps = read_video(tmp_path / "clip.mp4")
+    assert back.dtype == torch.uint8 and back.shape == (9, 3, 256, 256)
+    assert fps == 8.0
+    small = back.float().unflatten(-2, (32, 8)).unflatten(-1, (32, 8)).mean(dim=(-3, -1))
+    error = (small - video.float()).abs()
+    assert error.mean() < 1
+    assert error.max() < 25
+
+
+def test_without_enlarging_the_colours_of_a_small_clip_would_change(tmp_path):
+    video = moving_square()
+    iio.imwrite(
+        tmp_path / "raw.mp4",
+        video.permute(0, 2, 3, 1).numpy(),
+        plugin="pyav",
+        codec="libx264",
+        fps=8.0,
+        out_pixel_format="yuv420p",
+    )
+    back, _ = read_video(tmp_path / "raw.mp4")
+    assert (back.float() - video.float()).abs().max() > 100
+
+
+def test_a_large_clip_keeps_its_size_and_its_axes(tmp_path):
+    video = enlarge(moving_square(3, 32, 40), 8)
+    write_video(tmp_path / "clip.mp4", video, fps=24)
+    back, fps = read_video(tmp_path / "clip.mp4")
+    assert back.shape == (3, 3, 256, 320) and fps == 24.0
+    assert (back.float() - video.float()).abs().mean() < 3
+
+
+@pytest.mark.parametrize("fps", [1, 8, 23.976, 30])
+def test_the_frame_rate_and_a_single_frame_are_kept(tmp_path, fps):
+    write_video(tmp_path / "clip.mp4", moving_square(1), fps=fps)
+    back, got = read_video(tmp_path / "clip.mp4")
+    assert len(back) == 1 and got == pytest.approx(fps, rel=1e-6)
+
+
+def test_the_file_is_h264_in_yuv420p(tmp_path):
+    write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
+    with av.open(str(tmp_path / "clip.mp4")) as container:
+        context = container.streams.video[0].codec_context
+        assert (context.name, context.pix_fmt) == ("h264", "yuv420p")
+
+
+def test_the_enlarging_factor_is_the_least_that_reaches_256_pixels_with_even_sides():
+    assert [mp4_factor(side, side) for side in (32, 128, 130, 256, 480)] == [8, 2, 2, 1, 1]
+    assert mp4_factor(32, 64) == mp4_factor(64, 32) == 8
+    assert mp4_factor(99, 120) == 4  # 3 would reach 297, which is odd
+
+
+def test_a_crash_while_encoding_leaves_no_file_and_spares_the_old_one(tmp_path, monkeypatch):
+    write_video(tmp_path / "old.mp4", moving_square(2), fps=8)
+    before = (tmp_path / "old.mp4").read_bytes()
+
+    def crash(uri, *args, **kwargs):
+        assert str(uri).endswith(".mp4")
+        with open(uri, "wb") as file:
+            file.write(b"half of a file")
+        raise RuntimeError("disk full")
+
+    monkeypatch.setattr(iio, "imwrite", crash)
+    for name in ("old.mp4", "new.mp4"):
+        with pytest.raises(RuntimeError, match="disk full"):
+            write_video(tmp_path / name, moving_square(3), fps=8)
+    assert [file.name for file in tmp_path.iterdir()] == ["old.mp4"]
+    assert (tmp_path / "old.mp4").read_bytes() == before
+
+
+def test_nothing_but_the_clip_is_left_in_the_folder(tmp_path):
+    write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
+    write_video(str(tmp_path / "clip.mp4"), moving_square(4), fps=8)
+    assert [file.name for file in tmp_path.iterdir()] == ["clip.mp4"]
+    assert len(read_video(tmp_path / "clip.mp4")[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("video", "fps", "rule"),
+    [
+        (torch.zeros(2, 3, 32, 32), 8, "uint8 tensor"),
+        (torch.zeros(0, 3, 32, 32, dtype=torch.uint8), 8, "at least one frame"),
+        (torch.zeros(2, 32, 32, 3, dtype=torch.uint8), 8, "frames, 3, height, width"),
+        (torch.zeros(2, 3, 257, 300, dtype=torch.uint8), 8, "even height and width, got 257 x 300"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), 0, "fps must be a positive"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), float("nan"), "fps must be a positive"),
+    ],
+)
+def test_what_is_not_a_clip_is_refused_by_name_of_the_rule(tmp_path, video, fps, rule):
+    with pytest.raises(ValueError, match=rule):
+        write_video(tmp_path / "clip.mp4", video, fps)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_name_and_a_missing_folder_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="must end in .mp4, got 'clip.avi'"):
+        write_video(tmp_path / "clip.avi", moving_square(1), 8)
+    with pytest.raises(FileNotFoundError, match="make it first"):
+        write_video(tmp_path / "nowhere" / "clip.mp4", moving_square(1), 8)
+    with pytest.raises(FileNotFoundError, match="no video file"):
+        read_video(tmp_path / "clip.mp4")
+
+
+def write_sound(path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 16000
+        for packet in [*stream.encode(frame), *stream.encode()]:
+            container.mux(packet)
+
+
+def test_damaged_empty_and_soundtrack_files_are_refused(tmp_path):
+    write_video(tmp_path / "whole.mp4", moving_square(), fps=8)
+    whole = (tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "half.mp4").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.mp4").touch()
+    write_sound(tmp_path / "sound.mp4")
+    for name in ("half.mp4", "empty.mp4", "sound.mp4"):
+        with pytest.raises(ValueError, match=f"{name} is not a video"):
+            read_video(tmp_path / name)
+
+
+def without(values: dict):
+    """imageio's reader with other answers: such damaged files are hard to make."""
+    opened = iio.imopen
+
+    def imopen(*args, **kwargs):
+        file = opened(*args, **kwargs)
+        for name, value in values.items():
+            setattr(file, name, value)
+        return file
+
+    return imopen
+
+
+def test_a_file_without_frame_rate_or_with_lost_frames_is_refused(tmp_path, monkeypatch):
+    write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
+    for values, rule in (
+        ({"metadata": lambda: {"fps": 0.0}}, "no frame rate"),
+        ({"metadata": lambda: {"fps": float(None)}}, "no frame rate"),
+        ({"iter": lambda: iter([np.zeros((256, 256, 3), np.uint8)])}, "1 frames and should have 4"),
+        ({"iter": lambda: iter([np.zeros((256, 288, 3), np.uint8)])}, "got frame 0 of .256, 288, 3."),
+        ({"iter": lambda: iter([])}, "0 frames and should have 4"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(iio, "imopen", without(values))
+            with pytest.raises(ValueError, match=rule):
+                read_video(tmp_path / "clip.mp4")
+
+
+def test_a_file_with_more_frames_than_asked_for_is_left(tmp_path):
+    write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
+    assert len(read_video(tmp_path / "clip.mp4", max_frames=4)[0]) == 4
+    with pytest.raises(ValueError, match="got frame 3"):
+        read_video(tmp_path / "clip.mp4", max_frames=3)
+
+
+def test_floats_become_the_nearest_pixel_value():
+    video = torch.tensor([-1.0, 1.0, 0.0, -5.0, 5.0, -1 + 2 * 100.4 / 255, -1 + 2 * 100.6 / 255])
+    assert to_uint8(video).tolist() == [0, 255, 128, 0, 255, 100, 101]
+    assert to_uint8(torch.zeros(2, 3, 4, 5, dtype=torch.bfloat16)).shape == (2, 3, 4, 5)
+    pixels = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_uint8(pixels.float() / 127.5 - 1), pixels)
+
+
+def test_values_without_a_colour_are_refused():
+    with pytest.raises(ValueError, match="1 NaN or inf values of 4"):
+        to_uint8(torch.tensor([0.0, 1.0, float("nan"), -1.0]))
+    with pytest.raises(ValueError, match="got torch.uint8"):
+        to_uint8(torch.zeros(3, dtype=torch.uint8))
+
+
+def gif_frames(data: bytes) -> tuple[list[torch.Tensor], list[int]]:
+    image = Image.open(io.BytesIO(data))
+    frames, durations = [], []
+    for index in range(image.n_frames):
+        image.seek(index)
+        frames.append(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
+        durations.append(image.info["duration"])
+    assert image.format == "GIF" and image.info["loop"] == 0
+    return frames, durations
+
+
+def test_a_gif_has_the_frames_and_the_length_of_the_clip():
+    video = moving_square()
+    frames, durations = gif_frames(write_gif_bytes(video, fps=8))
+    assert len(frames) == 9
+    assert sum(durations) == pytest.approx(1000 * 9 / 8, abs=10)
+    assert set(durations) <= {120, 130}
+    shown = torch.stack(frames)[..., ::4, ::4]
+    assert shown.shape == video.shape
+    assert (shown.float() - video.float()).abs().max() < 5
+
+
+def test_a_large_clip_is_shrunk_for_its_gif():
+    video = enlarge(moving_square(2, 32, 64), 20)
+    frames, _ = gif_frames(write_gif_bytes(video, fps=24))
+    assert frames[0].shape == (3, 160, 320)
+
+
+def test_a_clip_that_stands_still_keeps_its_length_as_gif():
+    _, durations = gif_frames(write_gif_bytes(moving_square(1).repeat(8, 1, 1, 1), fps=8))
+    assert sum(durations) == 1000

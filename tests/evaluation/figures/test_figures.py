@@ -1,0 +1,172 @@
+"""Runs to groups to curves to files; what the figures draw without runs, by its closed form."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import yaml
+
+from hyvideo.config.settings import load_config
+from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, compare, curve, find_runs
+from hyvideo.evaluation.samplers.theory import Sampler, gradient_scale, noise_in_regime
+from scripts import make_figures
+
+METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
+
+
+@pytest.fixture
+def make_run(tmp_path, tiny_config):
+    """Leaves a run's records: its reward is the iteration plus ``level``."""
+
+    def make(name, *, level=0.0, iterations=6, metrics=METRICS, **settings):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        config = load_config("configs/smoke.yaml", output_dir=str(folder), **settings)
+        known = {name: value for name, value in config.flat().items() if value is not None}
+        (folder / "config.yaml").write_text(yaml.safe_dump(known))
+        lines = [{"iteration": k} | {name: k + level for name in metrics} for k in range(1, iterations + 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path, capsys):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["make_figures.py", *map(str, arguments), "--out", str(tmp_path / "figures")])
+        code = make_figures.main()
+        made = sorted(path.name for path in (tmp_path / "figures").glob("*"))
+        return code, made, capsys.readouterr()
+
+    return run
+
+
+def test_seeds_are_averaged_and_settings_are_not(make_run, tmp_path):
+    for seed in (0, 1):
+        make_run(f"with{seed}", seed=seed, level=seed)
+        make_run(f"without{seed}", seed=seed, use_grad_balancing=False)
+    make_run("other", use_grad_balancing=False, learning_rate=1e-3)
+    (comparison,) = compare(find_runs([tmp_path / "runs"]), ["use_grad_balancing"])
+    assert {variant: len(runs) for variant, runs in comparison.variants.items()} == {(False,): 2, (True,): 2}
+    found = curve(comparison.variants[True,], "reward/mean")
+    assert found.iterations.tolist() == [1, 2, 3, 4, 5, 6] and found.num_runs == 2
+    np.testing.assert_allclose(found.mean, np.arange(1, 7) + 0.5)
+    np.testing.assert_allclose(found.std, 0.5)
+
+
+def test_a_curve_has_the_iterations_that_all_seeds_have_and_smooths_over_them(make_run):
+    runs = find_runs([make_run("long", iterations=6), make_run("short", iterations=4, seed=1)])
+    found = curve(runs, "reward/mean", window=3)
+    assert found.iterations.tolist() == [3, 4]
+    np.testing.assert_allclose(found.mean, [2, 3])
+    assert curve(runs, "reward/mean", window=5) is None and curve(runs, "no/metric") is None
+
+
+def test_a_trust_region_is_known_by_its_name_whichever_flags_said_it(make_run, tmp_path):
+    make_run("flags", use_dual_kl=False, use_moving_KL=False)
+    make_run("name", kl_strategy="fixed", seed=1)
+    make_run("none", kl_weight=0.0, kl_gain=0.9)
+    runs = find_runs([tmp_path / "runs"])
+    assert runs[0].settings == runs[1].settings and "kl_gain" not in runs[2].settings
+
+
+def test_comparisons_are_told_apart_by_what_differs(make_run, tmp_path):
+    for weights in ("averaged", "alignment"):
+        for schedule in ("constant", "adaptive"):
+            make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
+    found = compare(find_runs([tmp_path / "runs"]), ["kl_schedule"])
+    assert {comparison.label for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
+
+
+def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, tmp_path):
+    make_run("none", kl_weight=0.0)
+    for schedule in ("constant", "adaptive"):
+        for strategy in ("fixed", "dual_moving"):
+            make_run(f"{schedule}-{strategy}", kl_schedule=schedule, kl_strategy=strategy)
+    found = compare(find_runs([tmp_path / "runs"]), ["kl_strategy"], may_lack=OF_A_TRUST_REGION)
+    assert [comparison.label for comparison in found] == ["kl_schedule adaptive", "kl_schedule constant"]
+    for comparison in found:
+        assert {name: len(runs) for (name,), runs in comparison.variants.items()} == {
+            "dual_moving": 1,
+            "fixed": 1,
+            "none": 1,
+        }
+
+
+def test_samplers_of_different_noise_are_panels_and_not_seeds(make_run, figures, tmp_path):
+    for eta in (0.5, 0.7):
+        for has_equalizer in (True, False):
+            make_run(f"{eta}-{has_equalizer}", eta=eta, use_grad_balancing=has_equalizer)
+    found = compare(find_runs([tmp_path / "runs"]), ["use_grad_balancing"])
+    assert [comparison.fixed["eta"] for comparison in found] == [0.5, 0.7]
+    assert figures(tmp_path / "runs", "--figures", "3")[1] == ["figure3.png"]
+
+
+def test_figures_are_made_from_runs(make_run, figures, tmp_path):
+    for seed in (0, 1):
+        make_run(f"equalized{seed}", seed=seed)
+        make_run(f"plain{seed}", seed=seed, use_grad_balancing=False)
+        make_run(f"none{seed}", seed=seed, kl_weight=0.0)
+        make_run(f"constant{seed}", seed=seed, kl_schedule="constant")
+    code, made, said = figures(tmp_path / "runs")
+    # Two of figure 8: the trust regions beside none have two schedules.
+    assert code == 0 and made == [f"figure{n}.png" for n in (3, 4, 7, 8)] + ["figure8_2.png", "figure9.png"]
+    assert "give norms that scripts/measure_gradient_norms.py measured by --gradients" in said.out
+
+
+def test_without_runs_the_theory_is_drawn_and_the_rest_is_said_to_be_absent(figures):
+    code, made, said = figures()
+    assert code == 0 and made == ["figure4.png", "figure9.png"]
+    assert "figure 7: not made, no runs with a trust region differ in kl_schedule alone" in said.out
+
+
+def test_a_metric_that_the_runs_lack_is_named(make_run, figures, tmp_path):
+    make_run("equalized")
+    make_run("plain", use_grad_balancing=False, metrics=["reward/mean"])
+    make_run("fixed", kl_strategy="fixed", metrics=["reward/mean"])
+    code, made, said = figures(tmp_path / "runs", "--figures", "3", "8")
+    assert code == 0 and made == ["figure3.png"]
+    assert "figure 8: not made" in said.out and "lack 5 iterations of reward/std" in said.out
+
+
+def test_a_folder_without_runs_is_refused(figures, tmp_path):
+    code, _, said = figures(tmp_path)
+    assert code == 2 and "must be a run" in said.err
+
+
+def test_the_gradient_scale_of_the_first_and_last_step_of_sage_is_the_papers():
+    scale = gradient_scale("sage_grpo", Sampler())
+    assert scale.norms[0] == pytest.approx(0.0188, abs=1e-4) and scale.norms[-1] == pytest.approx(2.77, abs=0.01)
+    assert len(gradient_scale("cps", Sampler()).sigmas) == 19  # the last step has no noise
+
+
+def test_the_first_steps_noise_in_the_three_conventions():
+    sampler = Sampler()
+    first = {regime: {sde: stds[0] for sde, stds in noise_in_regime(regime, sampler).items()} for regime in "abc"}
+    assert first["a"] == {"sage_grpo": 0.0, "flow_grpo": first["c"]["flow_grpo"]}
+    width = 1 - sampler.levels[1]
+    assert first["b"]["flow_grpo"] == pytest.approx(math.sqrt(0.25 * width / 0.003))
+    assert first["c"] == pytest.approx({"sage_grpo": 0.5555, "flow_grpo": 0.5}, abs=1e-4)
+    for regime in "abc":  # only the first step differs
+        assert noise_in_regime(regime, sampler)["sage_grpo"][1:] == noise_in_regime("c", sampler)["sage_grpo"][1:]
+
+
+def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):
+    def run():
+        monkeypatch.setattr("sys.argv", ["x", "--gradients", str(path), "--figures", "4", "--out", str(tmp_path / "f")])
+        return make_figures.main()
+
+    steps = [
+        {"sigma": 1 - i / 4, "theory": 2.0**i, "norm": 3 * 2.0**i, "norm_weighted": 3.0, "inverse_std": 2.0**i}
+        for i in range(4)
+    ]
+    content = {"sde_type": "sage_grpo", "num_steps": 5, "shift": 3.0, "eta": 0.7, "last_step": "deterministic"}
+    path = tmp_path / "gradients.json"
+    path.write_text(json.dumps(content | {"steps": steps}))
+    assert run() == 0 and (tmp_path / "f" / "figure4.png").is_file()
+    assert "theory alone" not in capsys.readouterr().out
+    path.write_text("[1]")
+    assert run() == 2
+    assert "--gradients must name JSON of scripts.measure_gradient_norms" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""Gradient norms per step: what is measured is what training computes, and nothing but the file is left."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from hyvideo.distributed import mesh as ranks
+from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, rank_correlation, summarise, table
+from hyvideo.trainer import Trainer
+from scripts.measure_gradient_norms import main, scored_round
+from tests.distributed.launch import launch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def measured(tiny_config, tmp_path):
+    config = tiny_config.with_settings(mini_batch_size_per_update=4)
+    return measurement(config, rollouts=8, replicas=1, folder=tmp_path / "run")
+
+
+def norms_under(trainer, round_, weights):
+    trainer.updates.step_weights = weights
+    return norms_per_visit(trainer.updates, round_)
+
+
+def test_norms_with_weights_over_the_weights_are_norms_without(measured, mesh):
+    trainer = Trainer(measured, mesh, CPU)
+    round_, weights = scored_round(trainer), trainer.updates.step_weights
+    before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
+    weighted = norms_under(trainer, round_, weights)
+    without = norms_under(trainer, round_, torch.ones_like(weights))
+    result = summarise(measured, trainer.pipeline.scheduler, weights, [weighted, weighted])
+    assert [step["norm"] for step in result["steps"]] == pytest.approx(without, rel=1e-5)
+    assert [step["norm_weighted"] for step in result["steps"]] == pytest.approx(weighted)
+    assert [step["step"] for step in result["steps"]] == [0, 1, 2] and min(without) > 0
+    assert result["rounds"] == 2 and result["steps"][0]["norms_weighted"] == [weighted[0]] * 2
+    assert all(map(torch.equal, before, trainer.policy.parameters))
+    assert all(parameter.grad is None for parameter in trainer.policy.parameters)
+    assert len(table(result).splitlines()) == 1 + 3 + 2
+
+
+def test_the_norm_of_a_step_is_that_of_an_update_on_this_step_alone(measured, mesh):
+    trainer = Trainer(measured, mesh, CPU)
+    round_ = scored_round(trainer)
+    norms = norms_per_visit(trainer.updates, round_)
+    last = dataclasses.replace(round_, visits=round_.visits[:, -1:])
+    metrics = trainer.updates.train(last, None, iteration=1)
+    assert metrics["grad/norm"] == pytest.approx(norms[-1], rel=1e-5)
+    assert metrics["loss/total"] == metrics["loss/policy"]  # the KL term is off
+
+
+def norms_on_several(settings):
+    from hyvideo.config.settings import load_config
+
+    mesh = ranks.start(1, CPU)
+    return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).updates, scored_round(trainer))
+
+
+@pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
+def test_two_processes_measure_what_one_does(measured, mesh, enable_fsdp):
+    trainer = Trainer(measured, mesh, CPU)
+    alone = norms_per_visit(trainer.updates, scored_round(trainer))
+    shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
+    settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()
+    first, second = launch("tests.evaluation.figures.test_gradient_norms:norms_on_several", 2, settings)
+    assert first == second == pytest.approx(alone, rel=1e-4)
+
+
+def test_the_settings_of_the_run_are_kept_but_for_what_is_not_measured(tiny_config, tmp_path):
+    run = tiny_config.with_settings(sde_window="fixed:0:1", kl_strategy="moving", num_updates_per_rollout=2)
+    config = measurement(run, rollouts=16, replicas=1, folder=tmp_path)
+    assert (config.rollout.batch_size, config.rollout.gradient_accumulation_steps) == (8, 2)
+    assert config.kl_strategy == "none" and config.rollout.sde_window == ""
+    assert (config.rollout.eta, config.rollout.sde_type) == (run.rollout.eta, run.rollout.sde_type)
+    with pytest.raises(ValueError, match="multiple of batch_size 8 x 1 replicas, got 12"):
+        measurement(run, rollouts=12, replicas=1, folder=tmp_path)
+    with pytest.raises(ValueError, match="no checkpoint in output_dir"):
+        measurement(run.with_settings(resume_from_checkpoint="latest"), rollouts=8, replicas=1, folder=tmp_path)
+
+
+def test_a_checkpoint_is_measured_in_place_of_the_base(tiny_config, mesh, tmp_path):
+    run = tiny_config.with_settings(max_steps=1, learning_rate=1e-2)
+    trained = Trainer(run, mesh, CPU)
+    trained.train()
+    latest = run.with_settings(resume_from_checkpoint="latest")
+    trainer = Trainer(measurement(latest, rollouts=8, replicas=1, folder=tmp_path / "scratch"), mesh, CPU)
+    assert trainer.iteration == 1
+    assert all(map(torch.equal, trained.policy.parameters, trainer.policy.parameters))
+
+
+def test_the_program_leaves_its_file_alone(tiny_config, tmp_path, capsys):
+    out = tmp_path / "gradients.json"
+    flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--num_threads", "1"]
+    assert main([*flags, "--precompute_conditions", "true", "--out", str(out), "--rounds", "2"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    result = json.loads(out.read_text())
+    assert (result["rounds"], result["rollouts"], result["checkpoint"]) == (2, 8, None)
+    for step in result["steps"]:
+        assert step["inverse_std"] * step["std"] == pytest.approx(1)
+        assert step["norm"] == pytest.approx(sum(step["norms"]) / 2)
+    assert result["rank_correlation"].keys() == {"theory", "inverse_std"}
+    assert "rank correlation of norm with theory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--rollouts", "6"], "6 is not a multiple of num_generations 4"),
+        (["--out", "nowhere/g.json"], "--out must lie in a folder that is there"),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_code_2(tiny_config, tmp_path, capsys, flags, said):
+    assert main(["--config", "configs/smoke.yaml", "--out", str(tmp_path / "g.json"), *flags]) == 2
+    assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_the_rank_correlation_is_spearmans():
+    assert rank_correlation([1, 2, 3, 4], [1, 10, 100, 1000]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    # With d the differences of the ranks: 1 - 6 sum(d^2) / (n (n^2 - 1)) = 1 - 6 * 2 / 60.
+    assert rank_correlation([1, 2, 3, 4], [2, 1, 3, 4]) == pytest.approx(0.8)
+    assert rank_correlation([1, 1, 2], [1, 1, 2]) == pytest.approx(1)
+    assert rank_correlation([1, 2], [5, 5]) is None and not math.isnan(rank_correlation([1, 2], [1, 3]))

@@ -1,0 +1,239 @@
+"""A run whose reward can be bought: what the watch sees in it, and what the settings make of that."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import post_train
+from hyvideo.config.run_plan import check
+from hyvideo.config.settings import load_config
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.reward_hacking.monitor import read_history, read_seen
+from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
+from hyvideo.trainer import Trainer
+from tests.distributed.launch import launch
+
+MODULE = "tests.evaluation.reward_hacking.test_monitor"
+CPU = torch.device("cpu")
+VALIDATION = {
+    "valid_video_csv": "assets/miniature/prompts/smoke.csv",
+    "validation_repeats": 2,
+    "validation_interval": 1,
+    "save_interval": 1,
+}
+GREEDY = {"learning_rate": 3e-3, "kl_weight": 0.0, "max_steps": 3}
+
+
+class Brightness:
+    """Rewards light, and nothing else: random weights learn it within a few updates, and make all videos alike."""
+
+    def score(self, videos, prompts, *, fps):
+        values = [video.float().mean().item() / 255 for video in videos]
+        return [{"VQ": value, "MQ": value, "TA": value} for value in values]
+
+    def check_prompts(self, prompts):
+        pass
+
+    def held_out(self, videos, prompts):
+        return {}
+
+
+class Truthful(Brightness):
+    """Has an opinion on each video that is not rewarded, and scores a dimension without weight."""
+
+    def score(self, videos, prompts, *, fps):
+        return [one | {"CLIPScore": 2 * one["VQ"]} for one in super().score(videos, prompts, fps=fps)]
+
+    def held_out_each(self, videos, prompts):
+        return [{"true/length": float(len(prompt))} for prompt in prompts]
+
+
+@pytest.fixture
+def greedy_config(tiny_config):
+    return tiny_config.with_settings(**VALIDATION, **GREEDY)
+
+
+def trainer_of(config, mesh):
+    return Trainer(config, mesh, CPU, scorers={"test": Brightness()})
+
+
+def latest(folder):
+    return (folder / "checkpoints" / "latest").read_text().strip()
+
+
+def recorded(folder, iteration):
+    return json.loads((folder / "samples" / f"{iteration:06d}" / "measures.json").read_text())
+
+
+def test_warn_says_it_and_goes_on(greedy_config, mesh, tmp_path, capsys):
+    trainer_of(greedy_config, mesh).train()
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    fired = [line["iteration"] for line in lines if line["validation/hacking"]]
+    assert len(lines) == 3 and 1 not in fired and 3 in fired
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: reward hacking")]
+    assert len(told) == len(fired) and "iteration 3" in told[-1] and "held_out/diversity" in told[-1]
+    assert recorded(run, 0)["hacking"] == [] and recorded(run, 1)["hacking"] == []
+    names = [departure["name"] for departure in recorded(run, 3)["hacking"]]
+    assert "held_out/diversity" in names
+    assert lines[2]["validation/held_out/diversity"] == recorded(run, 3)["held_out/diversity"]
+    assert not (run / MARKER).exists()
+
+
+def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
+    config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
+    with pytest.raises(RewardHacking, match="held_out/diversity .*the policy as it is was saved in .*docs/reward_hac"):
+        trainer_of(config, mesh).train()
+    run = tmp_path / "run"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["validation/hacking"] == 1 and latest(run) == f"{last['iteration']:06d}"
+    assert json.loads((run / MARKER).read_text())["departures"] == recorded(run, last["iteration"])["hacking"]
+
+    # A launcher that starts what has failed again must not train on; who has looked may.
+    again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
+    with pytest.raises(ValueError, match="ended for reward hacking .*delete .*reward_hacking.json or take"):
+        check(again)
+    check(again.with_settings(on_reward_hacking="warn"))
+    # The history survives the resume: the next validation is judged against the base of the first run.
+    with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
+        trainer_of(again, mesh).train()
+
+
+def test_rollback_points_latest_at_the_last_clean_validation(greedy_config, mesh, tmp_path):
+    config = greedy_config.with_settings(on_reward_hacking="rollback")
+    check(config)
+    with pytest.raises(RewardHacking, match="`latest` is now 00000"):
+        trainer_of(config, mesh).train()
+    run = tmp_path / "run"
+    seen = [int(path.name) for path in sorted((run / "samples").glob("[0-9]*"))]
+    clean = [iteration for iteration in seen if not recorded(run, iteration)["hacking"]]
+    assert seen[-1] == clean[-1] + 1 and latest(run) == f"{clean[-1]:06d}"
+    resumed = trainer_of(config.with_settings(resume_from_checkpoint="latest"), mesh)
+    assert resumed.iteration == clean[-1]
+
+
+def test_a_first_departure_goes_back_to_the_base(greedy_config, mesh, tmp_path):
+    """Its checkpoint is written before the first iteration, and trains on as the run did."""
+    config = greedy_config.with_settings(on_reward_hacking="rollback", validation_interval=3)
+    with pytest.raises(RewardHacking, match="`latest` is now 000000"):
+        trainer_of(config.with_settings(save_total_limit=0), mesh).train()
+    run = tmp_path / "run"
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    resumed = trainer_of(config.with_settings(resume_from_checkpoint="latest"), mesh)
+    assert resumed.iteration == 0
+    resumed.iteration = 1
+    assert resumed.run_iteration()["loss/total"] == first["loss/total"]
+
+
+def test_without_the_validation_of_the_base_it_is_said_that_nothing_can_be_told(greedy_config, mesh, capsys):
+    trainer = trainer_of(greedy_config, mesh)
+    assert math.isnan(trainer.validation.run(3)["validation/hacking"])
+    assert "no validation of the base policy" in capsys.readouterr().err
+    assert trainer.validation.run(0)["validation/hacking"] == 0
+
+
+def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config, mesh):
+    weights = {"reward_weights": '{"VQ": 1, "MQ": 0}'}
+    trainer = Trainer(greedy_config.with_settings(**weights), mesh, CPU, scorers={"test": Truthful()})
+    numbers = trainer.validation.run(0)
+    (seen,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
+    assert numbers["validation/CLIPScore"] == pytest.approx(2 * numbers["validation/VQ"])
+    assert {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure"} <= seen.spreads.keys()
+    assert "VQ" not in seen.spreads
+    assert seen.spreads["CLIPScore"].std == pytest.approx(2 * seen.spreads["reward"].std)
+    assert seen.spreads["CLIPScore"].count == 16 and seen.spreads["held_out/diversity"].count == 8
+
+
+@pytest.mark.parametrize("ended, code", [(None, 0), (RewardHacking("reward up, motion down"), 3)])
+def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
+    class Ended:
+        def __init__(self):
+            self.mesh = mesh
+
+        def train(self):
+            if ended:
+                raise ended
+
+    monkeypatch.setattr(post_train, "build", lambda *_: Ended())
+    monkeypatch.setattr(post_train, "print_start", lambda trainer: None)
+    monkeypatch.setattr(post_train, "print_summary", lambda trainer: None)
+    monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])
+    assert post_train.main() == code
+    assert ("reward up, motion down" in capsys.readouterr().err) == (code == 3)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
+        ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validations"),
+        ({"on_reward_hacking": "rollback", "save_interval": 2, "validation_interval": 3}, "divide .* got 2 and 3"),
+        ({"on_reward_hacking": "rollback", "validation_interval": 4}, "0 or at least .* = 4, got 3"),
+    ],
+)
+def test_settings_that_could_not_go_back_are_refused(greedy_config, changes, said):
+    with pytest.raises(ValueError, match=said):
+        check(greedy_config.with_settings(**changes))
+
+
+# --- several ranks -------------------------------------------------------------------------------------------------
+
+
+ON_RANKS = {
+    "report_to": ["none"],
+    "log_video_interval": 0,
+    "cfg_scale": 1.0,
+    "num_updates_per_rollout": 1,
+    "mini_batch_size_per_update": 8,
+    "on_reward_hacking": "rollback",
+    **VALIDATION,
+    **GREEDY,
+}
+
+
+def watched_run(folder, settings):
+    """What this rank measures of the base, and how its run ends."""
+    config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
+    mesh = ranks.start(config.distributed.sp_size, CPU) if ranks.world_size() > 1 else Mesh(0, 1, 1)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
+    numbers = trainer.validation.run(0)
+    try:
+        trainer.train()
+    except RewardHacking as error:
+        return [numbers, str(error)]
+    return [numbers, ""]
+
+
+def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
+    """With other steps or prompts the base's videos differ, and not by training."""
+    config = tiny_config.with_settings(**VALIDATION)
+    trainer_of(config, mesh).validation.run(0)
+    other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
+    assert trainer_of(config, mesh).validation.has(0) and not other.has(0)
+    assert math.isnan(other.run(1)["validation/hacking"])
+    assert "has no validation of the base policy made as this one" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, watched_run(str(folder), {})
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)])
+def test_two_processes_see_and_do_what_one_does(tmp_path, alone, settings):
+    """Data parallel and sequence parallel: all videos are measured, and both ranks leave by the same door."""
+    folder, (expected, _) = alone
+    (numbers, end), (others, other_end) = launch(f"{MODULE}:watched_run", 2, str(tmp_path), settings)
+    assert end == other_end and "`latest` is now" in end
+    assert latest(tmp_path) == latest(folder)
+    for name, value in expected.items():
+        assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        assert others[name] == numbers[name], name
+    spreads, spreads_of_one = (read_seen(root / "samples" / "000000").spreads for root in (tmp_path, folder))
+    for name, spread in spreads_of_one.items():
+        assert spreads[name].count == spread.count
+        assert spreads[name].std == pytest.approx(spread.std, rel=1e-2, abs=1e-4), name

@@ -1,0 +1,245 @@
+"""The conformance kit: marginals with their rate, every step against torch, boundaries over all schedules, tables.
+
+What one transition is, at a few places, is in test_transitions.py and test_scheduling_flow_match_discrete.py.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.evaluation.samplers import bad_steps
+from hyvideo.evaluation.samplers.bad_steps import SEARCH_SHIFTS, SEARCH_STEPS, search, summary_rows
+from hyvideo.evaluation.samplers.marginals import Mixture, falling_eta, interior_error, marginal_error
+from hyvideo.evaluation.samplers.tables import (
+    TWO_PEAKS,
+    equalizer_table,
+    grad_norm_table,
+    main,
+    std_table,
+    tables_report,
+)
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SDE_TYPES, Transition, schedule, shifted_levels, transition
+
+ONE_PEAK = Mixture(means=(0.7,), std=0.4)
+KEEPERS = {
+    "sage_grpo": lambda width: 1.0,
+    "flow_grpo": lambda width: 1.0,
+    "dance_grpo": lambda width: 1.0,
+    "cps": falling_eta,
+}
+
+
+def make_scheduler(num_steps, shift):
+    scheduler = FlowMatchDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(num_steps)
+    return scheduler
+
+
+# --- marginals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [ONE_PEAK, TWO_PEAKS], ids=["gaussian", "mixture"])
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_marginals_are_kept_to_first_order_in_the_step(sde_type, data):
+    """Twice the steps, half the distance: cps too, if its eta falls so that each step renews its width of the noise."""
+    errors = [interior_error(sde_type, num_steps, KEEPERS[sde_type], data) for num_steps in (16, 32, 64)]
+    rates = [math.log2(error / half) for error, half in zip(errors, errors[1:])]
+    assert errors[-1] < 0.015
+    assert all(0.95 < rate < 1.2 for rate in rates), rates
+
+
+@pytest.mark.parametrize("data", [ONE_PEAK, TWO_PEAKS], ids=["gaussian", "mixture"])
+def test_cps_at_a_fixed_eta_does_not_converge_to_the_marginal(data):
+    errors = [interior_error("cps", num_steps, lambda width: 0.5, data) for num_steps in (32, 64)]
+    assert errors[1] > 0.7 * errors[0] and errors[1] > 0.02
+
+
+def test_the_velocity_of_a_mixture_is_that_of_its_score():
+    """``score = -(x + (1 - sigma) v) / sigma``, with the score by autograd."""
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64, requires_grad=True)
+    for sigma in (0.2, 0.6, 0.95):
+        (score,) = torch.autograd.grad(TWO_PEAKS.density(x, sigma).log().sum(), x)
+        expected = -(sigma * score + x) / (1 - sigma)
+        torch.testing.assert_close(TWO_PEAKS.velocity(x, sigma), expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_the_density_that_is_sent_on_is_the_normal_that_recursion_gives():
+    """One peak stays normal, so its mean and variance after each step are known."""
+    levels = shifted_levels(20, 5.0)[:-1]
+    steps = schedule("sage_grpo", shifted_levels(20, 5.0), 0.5, "stochastic")[:-1]
+    mean, variance = torch.tensor(0.0, dtype=torch.float64), 1.0
+    for step, sigma in zip(steps, levels):
+        at_0, at_1 = ONE_PEAK.velocity(torch.tensor([0.0, 1.0], dtype=torch.float64), sigma)
+        slope = step.a + step.b * (at_1 - at_0)
+        mean, variance = slope * mean + step.b * at_0, slope**2 * variance + step.std**2
+    x = torch.arange(-5, 5, 0.01, dtype=torch.float64)
+    density = torch.distributions.Normal(mean, variance**0.5).log_prob(x).exp()
+    distance = 0.5 * 0.01 * (density - ONE_PEAK.density(x, levels[-1])).abs().sum().item()
+    assert distance > 0.01
+    assert marginal_error(steps, levels, ONE_PEAK) == pytest.approx(distance, rel=1e-3)
+
+
+def test_a_step_without_noise_is_too_fine_for_the_grid():
+    with pytest.raises(ValueError, match="a standard deviation of 0 is too fine for the grid"):
+        marginal_error([transition("sage_grpo", 0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
+
+
+# --- every step against torch ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("shift", [1.0, 9.0])
+@pytest.mark.parametrize("num_steps", [4, 200])
+def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_type, shift, num_steps):
+    """All steps of a schedule as one batch. With noise 1, an element of the sum has a gradient of exactly N_t."""
+    scheduler = make_scheduler(num_steps, shift)
+    generator = torch.Generator().manual_seed(0)
+    velocity, sample = (torch.randn(num_steps, 5, generator=generator) for _ in range(2))
+    velocity.requires_grad_()
+    out = scheduler.sde_step_with_logprob(
+        velocity, sample, scheduler.timesteps, sde_type=sde_type, noise=torch.ones(num_steps, 5)
+    )
+    is_stochastic = out.std_dev_t.flatten() > 0
+    mean, std = out.prev_sample_mean[is_stochastic], out.std_dev_t[is_stochastic]
+    expected = torch.distributions.Normal(mean, std).log_prob(out.prev_sample[is_stochastic]).mean(1)
+    if sde_type == "cps":  # which drops what the mean does not enter
+        expected = 2 * std.flatten() ** 2 * (expected + std.flatten().log() + 0.5 * math.log(2 * math.pi))
+    torch.testing.assert_close(out.log_prob[is_stochastic], expected, rtol=1e-4, atol=1e-6)
+    assert (out.log_prob[~is_stochastic] == 0).all()
+
+    (gradient,) = torch.autograd.grad(5 * out.log_prob.sum(), velocity)
+    norms = grad_norm_table(num_steps, shift, 0.5)[sde_type].float()
+    torch.testing.assert_close(gradient.abs(), norms[:, None].expand(-1, 5), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("shift", SEARCH_SHIFTS)
+@pytest.mark.parametrize("num_steps", [4, 20, 200])
+def test_variances_of_sage_are_numerical_quadrature_up_to_the_clamp(num_steps, shift):
+    """With ``s = 1 - exp(-u)``, which takes the pole to infinity, ``s / (1 - s) ds = (1 - exp(-u)) du``.
+
+    At the clamp the integral stops, but the width that is taken off runs on to 1: less by ``eta^2 (1 - clamp)``.
+    """
+    levels = shifted_levels(num_steps, shift)
+    total = 0.0
+    for std, sigma, sigma_next in zip(std_table(num_steps, shift, 0.7)["sage_grpo"].tolist(), levels, levels[1:]):
+        top = min(sigma, SAGE_SIGMA_MAX)
+        if sigma_next < top:
+            u = torch.linspace(-math.log(1 - sigma_next), -math.log(1 - top), 2001, dtype=torch.float64)
+            integral = 0.49 * (torch.trapezoid(1 - torch.exp(-u), u).item() - (sigma - top))
+            assert std**2 == pytest.approx(integral, rel=1e-5)
+            total += std**2
+    if levels[1] < SAGE_SIGMA_MAX:  # then it does not depend on the steps
+        assert total == pytest.approx(0.49 * (-math.log(1 - SAGE_SIGMA_MAX) - 1), rel=1e-5)
+
+
+# --- boundaries --------------------------------------------------------------------------------
+
+
+def test_every_schedule_is_finite_and_deterministic_only_where_it_must_be():
+    """Shifts 1 to 9 and 4 to 200 steps: sage above its clamp, cps at the end, the other two nowhere."""
+    found = list(search(etas=(0.5,)))
+    assert {bad.kind for bad in found} == {"deterministic", "exploding"}
+    still = [bad for bad in found if bad.kind == "deterministic"]
+    assert {bad.sde_type for bad in still} == {"sage_grpo", "cps"}
+    cps = [bad for bad in still if bad.sde_type == "cps"]
+    assert all(bad.name == "last" for bad in cps) and len(cps) == len(SEARCH_STEPS) * len(SEARCH_SHIFTS)
+    sage = {(bad.shift, bad.num_steps, bad.place) for bad in still if bad.sde_type == "sage_grpo"}
+    grid = [(shift, num_steps) for shift in SEARCH_SHIFTS for num_steps in SEARCH_STEPS]
+    for shift, num_steps in grid:
+        levels = shifted_levels(num_steps, shift)
+        above = {(shift, num_steps, i) for i in range(num_steps) if levels[i + 1] >= SAGE_SIGMA_MAX}
+        assert {place for place in sage if place[:2] == (shift, num_steps)} == above
+    first = {shift: min((n for s, n, _ in sage if s == shift), default=None) for shift in SEARCH_SHIFTS}
+    assert first == {1.0: None, 3.0: 112, 5.0: 68, 7.0: 49, 9.0: 38}
+
+
+def test_the_search_finds_steps_with_more_noise_than_there_ever_is():
+    found = list(search(steps=range(4, 30), shifts=(5.0,), etas=(0.5, 0.7, 1.2)))
+    exploding = {(bad.sde_type, bad.eta, bad.num_steps) for bad in found if bad.kind == "exploding" and bad.place == 0}
+    assert {n for sde_type, eta, n in exploding if (sde_type, eta) == ("sage_grpo", 0.7)} == set(range(4, 10))
+    assert {n for sde_type, eta, n in exploding if (sde_type, eta) == ("flow_grpo", 1.2)} == set(range(4, 30))
+    assert not [key for key in exploding if key[1] == 0.5 or key[0] in ("dance_grpo", "cps")]
+
+
+def test_the_search_finds_what_is_not_finite(monkeypatch):
+    broken = (Transition(1.0, math.nan, 0.1), Transition(1.0, -0.1, math.inf), Transition(1.0, -0.1, 0.1))
+    monkeypatch.setattr(bad_steps, "schedule", lambda *_: broken)
+    found = list(search(steps=(3,), shifts=(5.0,), etas=(0.5,), sde_types=("sage_grpo",)))
+    assert [(bad.kind, bad.name) for bad in found] == [("not finite", "step 1"), ("not finite", "step 2")]
+    assert ["sage_grpo", "5", "step 1: 3-3; step 2: 3-3", "none", "none"] in summary_rows(found)
+
+
+@pytest.mark.parametrize("shift", SEARCH_SHIFTS)
+def test_the_first_std_of_flow_is_eta_whatever_the_steps(shift):
+    assert all(std_table(n, shift, 0.7)["flow_grpo"][0] == pytest.approx(0.7) for n in (4, 20, 200))
+
+
+# --- the tables --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("last_step", ["stochastic", "deterministic"])
+def test_tables_are_what_the_scheduler_samples_and_trains_with(sde_type, last_step):
+    scheduler = FlowMatchDiscreteScheduler(shift=7.0, last_step=last_step)
+    scheduler.set_timesteps(60)
+    settings = dict(eta=0.7, sde_type=sde_type)
+    pairs = [
+        (std_table, scheduler.std_devs(**settings)),
+        (grad_norm_table, scheduler.compute_log_prob_grad_norms(**settings)),
+        (equalizer_table, scheduler.compute_grad_balancing_factors(**settings)),
+    ]
+    for table, expected in pairs:
+        columns = table(60, 7.0, 0.7, last_step=last_step)
+        torch.testing.assert_close(columns[sde_type].float(), expected)
+        torch.testing.assert_close(columns["sigma"].float(), scheduler.sigmas[:-1])
+
+
+def test_the_regimes_of_figure_9_differ_at_the_first_step_alone():
+    pair = ("sage_grpo", "flow_grpo")
+    a, b, c = (std_table(20, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
+    width = 1 - shifted_levels(20, 5.0)[1]
+    assert a["sage_grpo"][0] == 0 and a["flow_grpo"][0] == pytest.approx(0.5)
+    assert b["sage_grpo"][0] == pytest.approx(0.5555, abs=5e-5)
+    assert b["flow_grpo"][0] == pytest.approx(0.5 * math.sqrt(width / (1 - SAGE_SIGMA_MAX)))  # 0.93
+    assert (c["sage_grpo"][0], c["flow_grpo"][0]) == (b["sage_grpo"][0], a["flow_grpo"][0])
+    for name in pair:
+        torch.testing.assert_close(a[name][1:], c[name][1:], rtol=1e-12, atol=0)
+        torch.testing.assert_close(b[name][1:], c[name][1:], rtol=1e-12, atol=0)
+
+
+def test_with_many_steps_a_clamp_reaches_further_and_one_at_sigma_1_does_not():
+    pair = ("sage_grpo", "flow_grpo")
+    a, b, c = (std_table(150, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
+    assert a["sage_grpo"][0] == 0 and a["sage_grpo"][1] > 0 and c["sage_grpo"][1] == 0
+    assert torch.equal(b["sage_grpo"], c["sage_grpo"])
+    assert b["flow_grpo"][1] < c["flow_grpo"][1] and torch.equal(a["flow_grpo"], c["flow_grpo"])
+
+
+def test_a_regime_must_be_known_and_cps_has_its_own_alone():
+    with pytest.raises(ValueError, match="regime must be one of sigma_1, clamp, own, got 'd'"):
+        std_table(regime="d")
+    with pytest.raises(ValueError, match="of sage_grpo and flow_grpo, got dance_grpo"):
+        std_table(sde_types=("dance_grpo",), regime="clamp")
+
+
+def test_the_command_prints_the_values_of_the_method(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 | 0.6997 |" in printed
+    assert "| 1 | 1.0000 | 0.0000 | 0.5000 | 0.5555 | 0.9317 | 0.5555 | 0.5000 |" in printed
+
+
+@pytest.mark.parametrize("flags", [["--steps", "1"], ["--shift", "nan"], ["--eta", "0"], ["--eta", "1.2"]])
+def test_the_command_refuses_a_schedule_that_is_none(flags, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(flags)
+    assert exit_.value.code == 2 and "--steps must be at least 2" in capsys.readouterr().err
+
+
+def test_the_page_has_the_tables_of_the_command():
+    page = (Path(__file__).parents[3] / "docs" / "sde.md").read_text(encoding="utf-8")
+    for part in tables_report(20, 5.0, 0.5, "stochastic").split("\n\n"):
+        assert not part.startswith("|") or part in page

@@ -1,0 +1,143 @@
+import json
+
+import pytest
+import yaml
+
+from hyvideo.evaluation.table2.runs import KL_FLAGS, Cell, Study, grid, progress, split_extra
+from hyvideo.evaluation.table2.train_runs import (
+    check_scorers,
+    command,
+    describe,
+    plan_cells,
+    train_cells,
+    validation_forwards,
+)
+
+CELL = Cell("B", "flow_grpo", "fixed", False, 2)
+SMOKE = "configs/smoke.yaml"
+
+
+@pytest.fixture
+def study(tmp_path, tiny_config):
+    return Study(SMOKE, tmp_path / "table", ["--max_steps", "2"])
+
+
+def begin(study, cell, *, iterations, checkpoint=None, **changes):
+    """Leaves what a run of so many iterations leaves."""
+    folder = study.folder(cell)
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"iteration": k}) for k in range(1, iterations + 1)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    settings = {name: value for name, value in study.config(cell).flat().items() if value is not None}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings | changes | {"environment": {}}))
+    if checkpoint is not None:
+        (folder / f"checkpoints/{checkpoint:06d}").mkdir(parents=True)
+        (folder / f"checkpoints/{checkpoint:06d}/state.json").write_text("{}")
+
+
+def test_a_cell_becomes_the_settings_that_its_name_says(study):
+    config = study.config(CELL)
+    assert CELL.name == "B-flow_grpo-fixed-noeq-seed2"
+    assert (config.reward.reward_weights, config.rollout.sde_type) == ("alignment", "flow_grpo")
+    assert (config.kl_strategy, config.loss.use_grad_balancing, config.data.seed) == ("fixed", False, 2)
+    assert config.record.output_dir.endswith("table/cells/B-flow_grpo-fixed-noeq-seed2")
+    assert config.optimizer.max_steps == 2 and config.model.num_threads == 1
+    assert config.record.resume_from_checkpoint == ""
+
+
+@pytest.mark.parametrize("kl", KL_FLAGS)
+def test_every_trust_region_is_reached_and_breaks_no_rule(study, kl):
+    cell = Cell("A", "sage_grpo", kl, True, 0)
+    assert study.config(cell).kl_strategy == kl
+    assert plan_cells(study, [cell])[0].left == 1.0
+
+
+def test_matched_noise_is_passed_on_and_may_be_left_out(tmp_path):
+    flags = Study(SMOKE, tmp_path, match_noise="sage_grpo:0.7").flags(CELL)
+    assert flags[flags.index("--match_noise") + 1] == "sage_grpo:0.7"
+    assert "--match_noise" not in Study(SMOKE, tmp_path).flags(CELL)
+
+
+def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
+    assert "torch.distributed.run" not in command(Study(SMOKE, tmp_path), CELL)
+    words = command(Study(SMOKE, tmp_path, num_gpus=8), CELL)
+    launcher, flags = " ".join(words).split("post_train.py ")
+    assert "-m torch.distributed.run --standalone --nproc_per_node 8 " in launcher
+    assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
+
+
+def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, scorers=["videoalign_local", "clip"])
+    assert study.evaluation_config().reward.reward_model == ["videoalign_local", "clip"]
+    assert study.config(CELL).reward.reward_model == ["miniature"]
+    check_scorers(study)
+    with pytest.raises(ValueError, match="got beauty"):
+        check_scorers(Study(SMOKE, tmp_path, scorers=["beauty"]))
+
+
+def test_the_grid_is_ordered_by_seed_and_names_are_unique():
+    cells = grid("AB", ["cps", "sage_grpo"], ["none", "fixed"], [0, 1, 1], no_equalizer=True)
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 2 * 2 * 2
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(tmp_path):
+    assert split_extra("max_steps 3 eta 0.5") == split_extra("--max_steps 3 --eta 0.5")
+    with pytest.raises(ValueError, match="pairs"):
+        split_extra("max_steps 3 eta")
+    for extra, name in ((["--seed=3"], "seed"), (["--sde-type", "cps"], "sde_type")):
+        with pytest.raises(ValueError, match=name):
+            Study(SMOKE, tmp_path, extra)
+
+
+def test_an_extra_kl_weight_gives_no_trust_region_to_the_cells_without(tmp_path, tiny_config):
+    study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
+    without, fixed = (study.config(Cell("A", "sage_grpo", kl, True, 0)) for kl in ("none", "fixed"))
+    assert without.kl_strategy == "none"
+    assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
+
+
+def test_a_cell_that_has_begun_goes_on_after_its_last_checkpoint(study):
+    begin(study, CELL, iterations=1, checkpoint=1)
+    assert study.config(CELL).record.resume_from_checkpoint == "latest"
+    plan = plan_cells(study, [CELL])[0]
+    assert (plan.saved, plan.left, plan.is_finished) == (1, 0.5, False)
+
+
+@pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
+def test_the_last_line_without_its_checkpoint_is_not_the_end(study, checkpoint, is_finished):
+    begin(study, CELL, iterations=2, checkpoint=checkpoint)
+    state = progress(study.folder(CELL), study.config(CELL))
+    assert state.is_finished is is_finished and state.saved == (checkpoint or 0)
+
+
+def test_a_cell_begun_with_other_settings_is_refused_by_name(study):
+    begin(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
+    with pytest.raises(ValueError, match=r"begun with eta 0.1 and not 0.7; take another --out"):
+        progress(study.folder(CELL), study.config(CELL))
+
+
+def test_a_cell_that_went_further_is_refused(study):
+    begin(study, CELL, iterations=3)
+    with pytest.raises(ValueError, match="3 iterations, more than max_steps 2"):
+        progress(study.folder(CELL), study.config(CELL))
+
+
+def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
+    cells = [Cell("A", "sage_grpo", kl, True, 0) for kl in ("none", "fixed")]
+    without, with_anchor = plan_cells(study, cells)
+    # 8 rollouts of 4 steps in 2 branches, 3 of them trained at 3 each, the anchor once more at those; 2 validations.
+    validation = validation_forwards(study.evaluation_config())
+    assert without.rollouts == with_anchor.rollouts == 16
+    assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
+    assert with_anchor.forwards - without.forwards == 16 * 2 * 3
+    assert validation == 8 * 4 * 2
+    assert "2 cells, 2 to run: 32 rollouts" in describe(study, [without, with_anchor])
+    assert not study.out.exists()
+
+
+def test_a_cell_that_fails_is_told_with_its_log_and_the_others_go_on(tmp_path, capfd):
+    study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
+    failed = train_cells(study, [CELL], jobs=1)
+    assert "no_such_flag" in failed[CELL].read_text()
+    assert "failed with code 2" in capfd.readouterr().out

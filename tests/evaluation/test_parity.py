@@ -1,0 +1,150 @@
+"""Everything from the original layout to latents and pixels, against diffusers' own pipelines on the same weights."""
+
+import json
+
+import pytest
+import torch
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
+from hyvideo.data.randomness import normal
+from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours, stock_pipeline
+from hyvideo.models.loading_encoders import load_glyph_encoder
+from hyvideo.pipelines.condition_encoder import GlyphEncoder
+from hyvideo.training.model_setup import Needs, load_encoder, load_pipeline
+from tests.tiny_checkpoint import write_image, write_original
+
+SIZE = (64, 96)
+STEPS = 5
+VERSIONS = ("480p_t2v", "480p_i2v", "480p_i2v_step_distilled")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_original(tmp_path_factory.mktemp("tiny") / "ckpts", VERSIONS)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    return write_image(tmp_path_factory.mktemp("images") / "image.png")
+
+
+def config_for(root, version):
+    return (
+        Config()
+        .with_settings(
+            pretrained_model_root=str(root),
+            transformer_version=version,
+            dtype="fp32",
+            encoder_dtype="fp32",
+            vae_dtype="fp32",
+            sample_n_frames=9,
+            grpo_sampling_steps=STEPS,
+        )
+        .resolved()
+    )
+
+
+def loaded(config, needs=Needs(glyphs=True, images=True)):  # noqa: B008
+    encoder, vae = load_encoder(config, CPU)
+    return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, trained=needs)
+
+
+@pytest.mark.parametrize(
+    "version, prompt, has_image",
+    [
+        ("480p_t2v", "a red circle moves up", False),
+        ("480p_t2v", 'a sign says "OPEN" and “左”', False),
+        ("480p_i2v", 'the sign says "OPEN"', True),
+        ("480p_i2v_step_distilled", "the picture moves", True),
+    ],
+)
+def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(root, image, version, prompt, has_image):
+    config = config_for(root, version)
+    encoder, pipeline = loaded(config)
+    request = Request(prompt, image if has_image else None)
+    noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
+    ours = sample_ours(pipeline, encoder, request, noise, SIZE)
+    theirs = sample_diffusers(config, pipeline, request, noise, SIZE, num_steps=STEPS)
+    assert relative_difference(ours.latents, theirs.latents) <= 1e-5
+    assert relative_difference(ours.latents, noise) > 0.1
+    (video,) = pipeline.decode(ours.latents)
+    decoded = stock_pipeline(config, pipeline, is_i2v=False).vae.decode(
+        theirs.latents / pipeline.vae.config.scaling_factor, return_dict=False
+    )[0]
+    expected = ((decoded[0].transpose(0, 1) / 2 + 0.5).clamp(0, 1) * 255).round()
+    assert (video - expected).abs().max() <= 1
+
+
+def test_prompt_words_quotes_and_image_all_change_the_video(root, image):
+    config = config_for(root, "480p_i2v")
+    encoder, pipeline = loaded(config)
+    noise = normal(pipeline.latent_shape(5, *SIZE), 0, "change")[None]
+    requests = [
+        Request("a cat", image),
+        Request("a dog", image),
+        Request('a "cat"', image),
+        Request("a cat"),
+    ]
+    latents = [sample_ours(pipeline.with_steps(2), encoder, r, noise, SIZE).latents for r in requests]
+    for i, one in enumerate(latents):
+        for other in latents[:i]:
+            assert relative_difference(one, other) > 1e-3
+
+
+@torch.no_grad()
+def test_a_batch_of_all_kinds_gives_each_what_it_gets_alone(root, image):
+    config = config_for(root, "480p_i2v")
+    encoder, pipeline = loaded(config)
+    conditions = encoder(
+        [Request("a cat"), Request('a sign says "left"', image), Request("a dog runs away", image)], height=64, width=96
+    )
+    noise = normal((3, *pipeline.latent_shape(5, *SIZE)), 0, "batch")
+    timestep = torch.tensor([900.0, 500.0, 991.7355])
+    together = pipeline.velocity(noise, timestep, conditions)
+    for row in range(3):
+        alone = pipeline.velocity(noise[row : row + 1], timestep[row : row + 1], conditions.select([row]))
+        assert relative_difference(together[row : row + 1], alone) < 1e-5
+
+
+def test_timesteps_reach_the_model_in_float32_under_bf16_autocast(root):
+    config = config_for(root, "480p_t2v").with_settings(dtype="bf16")
+    encoder, pipeline = loaded(config, Needs(glyphs=False, images=False))
+    seen = []
+    pipeline.transformer.time_embed.time_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    conditions = encoder([Request("a cat")])
+    with torch.no_grad():
+        out = pipeline.velocity(normal((1, *pipeline.latent_shape(5, *SIZE)), 0), torch.tensor([991.7355]), conditions)
+    assert seen[0].dtype == torch.float32 and seen[0][0] == torch.tensor(991.7355)
+    assert out.dtype == torch.float32 and conditions.texts[0].dtype == torch.bfloat16
+
+
+def test_large_videos_are_decoded_in_tiles_as_diffusers_does(root):
+    config = config_for(root, "480p_t2v").with_settings(vae_tile_size=64, vae_tile_overlap=0.25)
+    _, vae = load_encoder(config, CPU)
+    latents = normal((1, 4, 2, 6, 9), 0, "tiles")
+    with torch.no_grad():
+        tiled = vae.decode(latents).sample
+        expected = vae.tiled_decode(latents)
+        vae.use_tiling = False
+        whole = vae.decode(latents).sample
+    assert torch.equal(tiled, expected) and tiled.shape == whole.shape
+    assert not torch.equal(tiled, whole)
+    assert (vae.tile_latent_min_height, vae.tile_latent_min_width, vae.tile_overlap_factor) == (4, 4, 0.25)
+
+
+def test_a_prompt_may_spell_a_token_of_the_glyph_encoder(root):
+    tokenizer, model = load_glyph_encoder(root)
+    assert len(tokenizer) == model.config.vocab_size == model.encoder.embed_tokens.num_embeddings
+    assert tokenizer("<color-1>").input_ids[0] == 385
+    spelt, other = (GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>"))
+    assert len(spelt) == len(other) - 8
+
+
+def test_glyph_tokens_without_rows_are_refused(tmp_path):
+    broken = write_original(tmp_path / "ckpts")
+    colours = {str(number): number for number in range(99)}
+    (broken / "text_encoder/Glyph-SDXL-v2/assets/color_idx.json").write_text(json.dumps(colours))
+    with pytest.raises(ValueError, match="more than the 390 rows"):
+        load_glyph_encoder(broken)

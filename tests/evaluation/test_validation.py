@@ -1,0 +1,38 @@
+"""Validation on several ranks: every video once, whoever samples it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.launch import launch
+
+CPU = torch.device("cpu")
+
+
+def validate(folder, sp_size):
+    from hyvideo.config.settings import load_config
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.trainer import Trainer
+    from tests.distributed.test_same_run import Choosy
+
+    settings = {"log_num_videos": 5, "sp_size": sp_size, "batch_size": 4, "validation_batch_size": 1}
+    prompts = Path(folder) / "five.csv"
+    config = load_config("configs/smoke.yaml", output_dir=folder, valid_video_csv=str(prompts), **settings)
+    trainer = Trainer(config, ranks.start(sp_size, CPU, timeout=60), CPU, scorers={"test": Choosy(-9.0)})
+    return trainer.validation.run(0)
+
+
+@pytest.mark.parametrize("sp_size", [1, 2])
+def test_all_videos_that_are_to_be_kept_are_there(tmp_path, sp_size):
+    prompts = [f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")]
+    (tmp_path / "five.csv").write_text("\n".join(["prompt", *prompts]) + "\n")
+    results = launch("tests.evaluation.test_validation:validate", 4, str(tmp_path), sp_size)
+    assert all(result["validation/reward"] == results[0]["validation/reward"] for result in results)
+    folder = tmp_path / "samples" / "000000"
+    entries = json.loads((folder / "scores.json").read_text())
+    assert [(entry["prompt"], entry["file"]) for entry in entries] == [
+        (prompt, f"{number:03d}.mp4") for number, prompt in enumerate(prompts)
+    ]
+    assert all((folder / entry["file"]).is_file() for entry in entries)

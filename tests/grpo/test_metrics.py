@@ -1,0 +1,48 @@
+"""Statistics of a round's rewards where some are missing."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.grpo.advantages import group_advantages
+from hyvideo.grpo.metrics import UpdateResult, average, reward_metrics
+
+NAN = math.nan
+
+
+def metrics_of(*groups):
+    totals = torch.tensor(groups, dtype=torch.float64).flatten()
+    rewards = torch.stack([totals, totals, 2 * totals, 3 * totals], dim=1)
+    return reward_metrics(rewards, group_advantages(totals, len(groups[0])), len(groups[0]))
+
+
+def test_means_are_over_what_was_scored():
+    metrics = metrics_of([1.0, 3.0], [NAN, 5.0])
+    assert metrics["reward/mean"] == metrics["reward/VQ"] == 3
+    assert metrics["reward/overall"] == 18 and metrics["reward/missing"] == 1
+
+
+def test_a_group_with_one_score_has_no_spread():
+    assert metrics_of([0.0, 2.0, 0.0, 2.0], [3.0, NAN, NAN, NAN])["reward/std"] == 1
+
+
+def test_equal_rewards_beside_a_missing_one_are_a_group_without_signal():
+    assert metrics_of([1.0, 1.0, 1.0, NAN], [0.0, 2.0, 0.0, 2.0])["advantage/zero_groups"] == 1
+    assert metrics_of([NAN, NAN], [0.0, 2.0])["advantage/zero_groups"] == 0
+
+
+def test_a_dimension_that_is_missing_somewhere_keeps_its_mean():
+    rewards = torch.tensor([[1.0, NAN, 2.0, 3.0], [1.0, 4.0, 2.0, 3.0]], dtype=torch.float64)
+    assert reward_metrics(rewards, torch.zeros(2), 2)["reward/VQ"] == 4
+
+
+def test_updates_are_averaged_by_their_terms_and_deviations_are_not():
+    results = [
+        UpdateResult({"loss/total": 1.0, "policy/ratio_max_deviation": 0.0}, 1),
+        UpdateResult({"loss/total": 4.0, "policy/ratio_max_deviation": 0.2}, 2),
+    ]
+    assert average(results) == pytest.approx(
+        {"loss/total": 3.0, "policy/ratio_max_deviation": 0.2, "policy/ratio_first_deviation": 0.0}
+    )
+    assert average([]) == {}

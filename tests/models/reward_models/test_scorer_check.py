@@ -1,0 +1,304 @@
+"""Sound scorers keep the contract; each way of breaking it is found by the rule that is about it."""
+
+import dataclasses
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.data.videos import check_clip, read_video
+from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.models.reward_models.scorer_check import (
+    Probe,
+    check_scorer,
+    declared_by,
+    has_failed,
+    lines,
+    normalisation_is_there,
+)
+from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, noisy, synthetic_trial
+from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "videoalign"
+TRIAL = miniature_trial()
+
+
+class Wrapped:
+    """The miniature scorer, whose answers a test may spoil."""
+
+    def __init__(self):
+        self.inner = MiniatureScorer(ROOT / "assets" / "miniature")
+
+    def score(self, videos, prompts, *, fps):
+        return self.spoil(self.inner.score(videos, prompts, fps=fps))
+
+    def spoil(self, scores):
+        return scores
+
+    def check_prompts(self, prompts):
+        self.inner.check_prompts(prompts)
+
+    def held_out(self, videos, prompts):
+        return {}
+
+
+class Random(Wrapped):
+    def spoil(self, scores):
+        return [one | {"MQ": random.random()} for one in scores]
+
+
+class NotANumber(Wrapped):
+    def spoil(self, scores):
+        return [one | {"TA": math.nan} for one in scores]
+
+
+class Incomplete(Wrapped):
+    def spoil(self, scores):
+        return [{"VQ": one["VQ"], "MQ": one["MQ"]} for one in scores]
+
+
+class OneTooFew(Wrapped):
+    def spoil(self, scores):
+        return scores[:1] if len(scores) > 1 else scores
+
+
+class Centred(Wrapped):
+    """Scores relative to the batch."""
+
+    def spoil(self, scores):
+        mean = sum(one["VQ"] for one in scores) / len(scores)
+        return [one | {"VQ": one["VQ"] - mean} for one in scores]
+
+
+class Swapped(Wrapped):
+    def spoil(self, scores):
+        return scores[::-1]
+
+
+class SlightlyOff(Wrapped):
+    """As low precision is: a batch rounds otherwise than a clip alone."""
+
+    def spoil(self, scores):
+        return [one | {"VQ": one["VQ"] + 0.01 * (len(scores) > 1)} for one in scores]
+
+
+class Inverted(Wrapped):
+    def spoil(self, scores):
+        return [{name: -value for name, value in one.items()} for one in scores]
+
+
+class Raises(Wrapped):
+    def spoil(self, scores):
+        raise KeyError("weights")
+
+
+class NoList(Wrapped):
+    def spoil(self, scores):
+        return scores[0]
+
+
+class TooStrict(Wrapped):
+    def check_prompts(self, prompts):
+        raise ValueError("only haiku")
+
+
+class Refuses(Wrapped):
+    def check_prompts(self, prompts):
+        raise ConnectionError("no service")
+
+
+class ChangesTheClip(Wrapped):
+    def score(self, videos, prompts, *, fps):
+        scores = super().score(videos, prompts, fps=fps)
+        videos[0][0] = 0
+        return scores
+
+
+class Brightness(Wrapped):
+    """With a dimension of its own; every prompt will do, the frames per second count."""
+
+    dimensions = ("brightness",)
+    reserved = ("<|mark|>",)
+
+    def score(self, videos, prompts, *, fps):
+        if any(self.reserved[0] in prompt for prompt in prompts):
+            raise ValueError("mark")
+        if not fps > 0:
+            raise ValueError("fps")
+        return [{"brightness": video.float().mean().item() / 255 + 1 / fps} for video in videos]
+
+    def check_prompts(self, prompts):
+        if any(self.reserved[0] in prompt for prompt in prompts):
+            raise ValueError("mark")
+
+
+class ScoresNothing(Brightness):
+    def score(self, videos, prompts, *, fps):
+        scores = super().score([torch.cat([video, video[:1]]) for video in videos], prompts, fps=fps)
+        return [{name: 0.0 if math.isnan(value) else value for name, value in one.items()} for one in scores]
+
+
+class AnyRate(Brightness):
+    def score(self, videos, prompts, *, fps):
+        return super().score(videos, prompts, fps=fps if fps > 0 else 1.0)
+
+
+class MarksPass(Brightness):
+    def check_prompts(self, prompts):
+        pass
+
+
+class MarksAreScored(Brightness):
+    def score(self, videos, prompts, *, fps):
+        return super().score(videos, ["" for _ in prompts], fps=fps)
+
+
+def states(scorer, trial=TRIAL, **options):
+    return {check.name: check.state for check in check_scorer(scorer, trial, **options)}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_miniature_scorer_keeps_the_contract(quick):
+    found = states(MiniatureScorer(ROOT / "assets" / "miniature"), quick=quick)
+    assert set(found.values()) == {"ok"}
+    assert {"answer", "dimensions", "repeat", "batch"} <= found.keys() and ("order" in found) != quick
+
+
+def test_videoalign_keeps_the_contract_in_bf16():
+    scorer = VideoAlignScorer(GOLDEN / "VideoReward", base=GOLDEN / "base")
+    video, fps = read_video(GOLDEN / "videos" / "a_24fps_81f_96x160.mp4")
+    checks = check_scorer(scorer, Trial(video, "a boat on a lake", fps))
+    assert not has_failed(checks), lines(checks)
+    found = {check.name: check for check in checks}
+    assert found["normalisation"].state == found["reserved texts"].state == found["frames"].state == "ok"
+    assert "looks at 6 of 81 frames" in found["frames"].detail and "VQ_mean 3.6757" in found["normalisation"].detail
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return VideoAlignScorer(GOLDEN / "VideoReward", base=GOLDEN / "base", dtype=torch.float32)
+
+
+def test_videoalign_on_the_synthetic_clip(exact):
+    found = states(exact, synthetic_trial())
+    assert {name for name, state in found.items() if state != "ok"} <= {"sign: noise", "sign: prompt"}
+
+
+CONSTANTS = {f"{name}_{kind}": 1.0 for name in ("VQ", "MQ", "TA") for kind in ("mean", "std")}
+
+
+@pytest.mark.parametrize(
+    "normalisation, state",
+    [
+        (None, "warning"),
+        (CONSTANTS, "ok"),
+        (CONSTANTS | {"MQ_std": 0.0}, "failed"),
+        (CONSTANTS | {"TA_mean": math.nan}, "failed"),
+        ({"VQ_mean": 1.0, "VQ_std": 1.0}, "failed"),
+    ],
+    ids=["none", "whole", "zero", "nan", "lacking"],
+)
+def test_normalisation_constants_are_looked_for(exact, monkeypatch, normalisation, state):
+    monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, normalisation=normalisation))
+    declared = declared_by(exact)
+    probe = Probe(exact, TRIAL, declared, declared.dimensions, 0.1, TRIAL.video)
+    assert normalisation_is_there(probe).state == state
+
+
+def test_a_short_clip_is_reported_for_videoalign(exact):
+    short = synthetic_trial(num_frames=9, height=64, width=64)
+    assert states(exact, short)["frames"] == "warning"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    "scorer, rule",
+    [
+        (Random, "repeat"),
+        (NotANumber, "dimensions"),
+        (Incomplete, "dimensions"),
+        (OneTooFew, "batch"),
+        (Centred, "batch"),
+        (Swapped, "batch"),
+        (Raises, "answer"),
+        (NoList, "answer"),
+        (TooStrict, "answer"),
+        (Refuses, "answer"),
+    ],
+)
+def test_a_broken_scorer_is_found_at_the_start_of_a_run(scorer, rule, quick):
+    checks = check_scorer(scorer(), TRIAL, quick=quick)
+    assert has_failed(checks) and {check.name: check.state for check in checks}[rule] == "failed"
+
+
+@pytest.mark.parametrize(
+    "scorer, failed",
+    [
+        (Random, {"repeat", "batch", "order", "neighbours", "no frames", "fps"}),
+        (NotANumber, {"dimensions"}),
+        (Incomplete, {"dimensions"}),
+        (OneTooFew, {"batch", "order", "neighbours"}),
+        (Centred, {"batch", "neighbours"}),
+        (Swapped, {"batch", "order", "neighbours"}),
+        (ScoresNothing, {"no frames"}),
+        (AnyRate, {"fps"}),
+        (MarksPass, {"reserved texts"}),
+        (MarksAreScored, {"reserved texts"}),
+    ],
+)
+def test_the_rules_name_what_is_broken(scorer, failed):
+    random.seed(0)
+    found = states(scorer())
+    assert {name for name, state in found.items() if state == "failed"} == failed
+
+
+def test_a_scorer_that_changes_the_clip_is_found():
+    trial = dataclasses.replace(TRIAL, video=TRIAL.video.clone())
+    (check,) = check_scorer(ChangesTheClip(), trial, quick=True)
+    assert check.state == "failed" and "changes the clip" in check.detail
+
+
+def test_what_was_answered_is_told():
+    assert "KeyError: 'weights'" in check_scorer(Raises(), TRIAL)[0].detail
+    assert "it returned 1 for 2 clips" in dict((c.name, c.detail) for c in check_scorer(OneTooFew(), TRIAL))["batch"]
+    assert "TA: nan" in dict((c.name, c.detail) for c in check_scorer(NotANumber(), TRIAL))["dimensions"]
+
+
+def test_a_score_of_the_wrong_sign_is_a_warning():
+    checks = check_scorer(Inverted(), TRIAL)
+    assert {check.name for check in checks if check.state == "warning"} == {"sign: noise", "sign: prompt"}
+    assert not has_failed(checks)
+
+
+def test_small_differences_are_warnings_up_to_the_tolerance():
+    assert states(SlightlyOff())["batch"] == "warning"
+    assert states(SlightlyOff(), tolerance=0.005)["batch"] == "failed"
+    with pytest.raises(ValueError, match="tolerance must be positive, got 0"):
+        check_scorer(Wrapped(), TRIAL, tolerance=0)
+
+
+def test_a_scorer_may_have_dimensions_of_its_own():
+    found = states(Brightness())
+    assert not {name for name, state in found.items() if state == "failed"} and "reserved texts" in found
+    assert states(Brightness(), dimensions=["VQ"])["dimensions"] == "failed"
+
+
+def test_the_trials_are_clips():
+    for trial in (TRIAL, synthetic_trial()):
+        check_clip(trial.video)
+        assert trial.prompt != trial.foreign_prompt and trial.fps > 0
+        other = noisy(trial.video)
+        assert torch.equal(other, noisy(trial.video)) and other.dtype == torch.uint8
+        assert 15 < (other.float() - trial.video.float()).std() < 45
+
+
+def test_the_ball_moves_to_the_right_and_the_wall_to_the_left():
+    video = synthetic_trial().video.float()
+    redness = (video[:, 0] - video[:, 1]).clamp(min=50) - 50
+    centres = (redness.sum(1) * torch.arange(video.shape[-1])).sum(-1) / redness.sum((1, 2))
+    assert (centres.diff() > 0).all()
+    top = video[:, 0, :20]
+    assert torch.equal(top[-1], top[0].roll(-(video.shape[-1] // 8), dims=-1))

@@ -1,0 +1,140 @@
+"""The contact sheet has the right frames in the right half, and refuses lists that do not match."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFont
+
+from hyvideo.data.videos import enlarge
+from hyvideo.records.contact_sheet import before_after, even_frames, fit_frame, wrap
+
+
+def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
+    return torch.tensor(color, dtype=torch.uint8)[None, :, None, None].repeat(num_frames, 1, height, width)
+
+
+def pixels(path) -> np.ndarray:
+    """Shape: (height, width, channels)."""
+    return np.array(Image.open(path).convert("RGB"))
+
+
+def where(picture: np.ndarray, color: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.nonzero((picture == np.array(color, dtype=np.uint8)).all(axis=-1))
+
+
+RED, GREEN, BLUE, YELLOW = (230, 10, 10), (10, 200, 10), (10, 10, 230), (230, 230, 10)
+
+
+def test_before_is_left_after_is_right_and_rows_follow_the_prompts(tmp_path):
+    path = tmp_path / "sheet.png"
+    before_after(
+        path,
+        ["first", "second"],
+        [plain_clip(RED), plain_clip(GREEN)],
+        [plain_clip(BLUE), plain_clip(YELLOW)],
+        num_frames=3,
+    )
+    picture = pixels(path)
+    spots = {color: where(picture, color) for color in (RED, GREEN, BLUE, YELLOW)}
+    for rows, _ in spots.values():
+        assert len(rows) == 3 * 96 * 96
+    assert spots[RED][1].max() + 20 < spots[BLUE][1].min()
+    assert spots[GREEN][1].max() + 20 < spots[YELLOW][1].min()
+    assert spots[RED][0].max() < spots[GREEN][0].min()
+    assert set(spots[RED][0]) == set(spots[BLUE][0])
+    assert set(spots[RED][1]) == set(spots[GREEN][1])
+    assert [file.name for file in tmp_path.iterdir()] == ["sheet.png"]
+
+
+def test_the_background_is_white_and_the_captions_are_in_the_left_column(tmp_path):
+    clips = [plain_clip(RED)]
+    before_after(tmp_path / "bare.png", [""], clips, clips)
+    before_after(tmp_path / "text.png", ["a red square"], clips, clips)
+    before_after(tmp_path / "score.png", ["a red square"], clips, clips, captions=["0.81 -> 1.42"])
+    bare, text, score = (pixels(tmp_path / f"{name}.png") for name in ("bare", "text", "score"))
+    assert (bare[0] == 255).all() and (bare[-1] == 255).all() and (bare[:, 0] == 255).all()
+    first_frame = where(bare, RED)[1].min()
+    written = np.nonzero((text != bare).any(axis=-1))[1]
+    assert 0 < written.min() and written.max() < first_frame
+    blue_ink = (score[..., 2].astype(int) - score[..., 0]) > 100
+    assert blue_ink.any() and not ((text[..., 2].astype(int) - text[..., 0]) > 100).any()
+
+
+def test_time_runs_to_the_right_from_the_first_to_the_last_frame(tmp_path):
+    clip = plain_clip((0, 0, 50))
+    clip[:, 0] = (torch.arange(9, dtype=torch.uint8) * 20 + 40)[:, None, None]
+    before_after(tmp_path / "sheet.png", ["p"], [clip], [plain_clip(GREEN)], num_frames=5)
+    picture = pixels(tmp_path / "sheet.png")
+    starts = [where(picture, (red, 0, 50))[1].min() for red in (40, 80, 120, 160, 200)]
+    assert starts == sorted(starts) and len(set(starts)) == 5
+
+
+def test_frames_are_evenly_spaced_and_a_short_clip_is_shown_whole():
+    clip = torch.arange(9)[:, None, None, None]
+    assert even_frames(clip, 5).flatten().tolist() == [0, 2, 4, 6, 8]
+    assert even_frames(clip, 2).flatten().tolist() == [0, 8]
+    assert even_frames(clip, 1).flatten().tolist() == [4]
+    assert even_frames(clip[:3], 5).flatten().tolist() == [0, 1, 2]
+    assert even_frames(clip[:1], 5).flatten().tolist() == [0]
+
+
+def test_small_frames_are_enlarged_by_an_integer_and_large_ones_are_shrunk():
+    frame = torch.randint(0, 256, (3, 32, 40), dtype=torch.uint8)
+    shown = torch.from_numpy(np.array(fit_frame(frame, 96))).permute(2, 0, 1)
+    assert shown.shape == (3, 96, 120) and torch.equal(shown, enlarge(frame, 3))
+    assert fit_frame(torch.zeros(3, 40, 40, dtype=torch.uint8), 96).size == (80, 80)
+    assert fit_frame(torch.zeros(3, 480, 864, dtype=torch.uint8), 96).size == (173, 96)
+
+
+def test_clips_of_different_sizes_and_lengths_share_a_sheet(tmp_path):
+    before_after(
+        tmp_path / "sheet.png",
+        ["small", "wide"],
+        [plain_clip(RED, 2), plain_clip(GREEN, 6, 120, 240)],
+        [plain_clip(BLUE, 9), plain_clip(YELLOW, 1)],
+        num_frames=4,
+    )
+    picture = pixels(tmp_path / "sheet.png")
+    num_shown = [len(where(picture, color)[0]) for color in (RED, GREEN, BLUE, YELLOW)]
+    assert num_shown == [2 * 96 * 96, 4 * 96 * 192, 4 * 96 * 96, 1 * 96 * 96]
+
+
+def test_a_long_prompt_is_wrapped_within_the_width_and_cut_with_an_ellipsis():
+    font = ImageFont.load_default(size=15)
+    text = "a corgi in a yellow raincoat runs through puddles at night " * 5
+    lines = wrap(text, font, 200, 100)
+    assert " ".join(lines) == text.strip()
+    assert all(font.getlength(line) <= 200 for line in lines)
+    cut = wrap(text, font, 200, 4)
+    assert len(cut) == 4 and cut[:3] == lines[:3] and cut[3].endswith("...")
+    assert font.getlength(cut[3]) <= 200
+    pieces = wrap("x" * 100, font, 200, 100)
+    assert "".join(pieces) == "x" * 100 and all(font.getlength(piece) <= 200 for piece in pieces)
+
+
+def test_a_crash_leaves_no_picture(tmp_path, monkeypatch):
+    def crash(self, file, *args, **kwargs):
+        with open(file, "wb") as half:
+            half.write(b"half")
+        raise RuntimeError("disk full")
+
+    monkeypatch.setattr(Image.Image, "save", crash)
+    with pytest.raises(RuntimeError, match="disk full"):
+        before_after(tmp_path / "sheet.png", ["p"], [plain_clip(RED)], [plain_clip(RED)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_lists_that_do_not_match_are_refused(tmp_path):
+    clip = plain_clip(RED)
+    path = tmp_path / "sheet.png"
+    with pytest.raises(ValueError, match="'before': 1, 'after': 2"):
+        before_after(path, ["p"], [clip], [clip, clip])
+    with pytest.raises(ValueError, match="'captions': 0"):
+        before_after(path, ["p"], [clip], [clip], captions=[])
+    with pytest.raises(ValueError, match="at least one row"):
+        before_after(path, [], [], [])
+    with pytest.raises(ValueError, match="uint8 tensor"):
+        before_after(path, ["p"], [clip], [clip.float()])
+    with pytest.raises(ValueError, match="got 0 and 96 pixels"):
+        before_after(path, ["p"], [clip], [clip], num_frames=0)
+    assert not path.exists()

@@ -1,0 +1,314 @@
+"""Metrics reach every file under the names they were given, each iteration once, also after a crash."""
+
+import io
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hyvideo.records.metrics import MetricsWriter, ProgressBar, console_text
+
+
+def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWriter:
+    return MetricsWriter(
+        folder, report_to=list(report_to), run_name="test", config=settings, resume_iteration=resume_iteration
+    )
+
+
+def lines(folder) -> list[dict]:
+    """The records of metrics.jsonl, read as strict JSON."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    text = (folder / "metrics.jsonl").read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars(folder, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in events(folder).Scalars(name)]
+
+
+def moving_clip(num_frames: int = 4) -> torch.Tensor:
+    video = torch.zeros(num_frames, 3, 32, 32, dtype=torch.uint8)
+    for frame in range(num_frames):
+        video[frame, :, :, 4 * frame : 4 * frame + 4] = 255
+    return video
+
+
+def test_each_iteration_is_one_line_with_the_names_as_given(tmp_path):
+    with writer(tmp_path) as metrics:
+        metrics.log({"reward/mean": 0.25, "update": 2, "kl/position": 1e-12}, 1)
+        metrics.log({"reward/mean": torch.tensor(0.5), "update": 4, "iteration": 2}, 2)
+    first, second = lines(tmp_path)
+    assert first == {"iteration": 1, "reward/mean": 0.25, "update": 2, "kl/position": 1e-12}
+    assert next(iter(first)) == "iteration" and isinstance(first["update"], int)
+    assert second == {"iteration": 2, "reward/mean": 0.5, "update": 4}
+
+
+def test_a_line_is_on_disk_before_the_writer_is_closed(tmp_path):
+    metrics = writer(tmp_path)
+    metrics.log({"reward/mean": 1.0}, 1)
+    assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0}]
+    metrics.close()
+
+
+def test_what_is_not_finite_becomes_null_in_strict_json(tmp_path):
+    with writer(tmp_path) as metrics:
+        metrics.log({"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.float32("nan"), "e": 0.0}, 1)
+    assert lines(tmp_path) == [{"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.0}]
+
+
+def test_a_resumed_run_drops_later_lines_and_a_torn_last_one(tmp_path):
+    with writer(tmp_path) as metrics:
+        for iteration in range(1, 6):
+            metrics.log({"reward/mean": float(iteration)}, iteration)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 6, "reward/me')
+    with writer(tmp_path, resume_iteration=3) as metrics:
+        assert [line["iteration"] for line in lines(tmp_path)] == [1, 2, 3]
+        metrics.log({"reward/mean": 40.0}, 4)
+    assert [(line["iteration"], line["reward/mean"]) for line in lines(tmp_path)] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+        (4, 40.0),
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00", b'{"iteration": 3, "a": "\xe2\x82', b"3"])
+def test_a_torn_last_line_is_dropped_when_nothing_else_is(tmp_path, tail):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}\n' + tail)
+    with writer(tmp_path, resume_iteration=2) as metrics:
+        metrics.log({}, 3)
+    assert [line["iteration"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_a_whole_last_line_without_its_line_end_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}')
+    with writer(tmp_path, resume_iteration=2) as metrics:
+        metrics.log({}, 3)
+    assert [line["iteration"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_a_crash_while_dropping_lines_keeps_the_old_file(tmp_path, monkeypatch):
+    whole = b'{"iteration": 1}\n{"iteration": 2}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(whole)
+
+    def crash(source, target):
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr("os.replace", crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        writer(tmp_path, resume_iteration=1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_may_start_over_in_its_folder_or_resume_into_a_new_one(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 0}\n{"iteration": 1}\n')
+    with writer(tmp_path, resume_iteration=-1) as metrics:
+        metrics.log({}, 0)
+    assert lines(tmp_path) == [{"iteration": 0}]
+    with writer(tmp_path / "new", resume_iteration=7) as metrics:
+        metrics.log({}, 8)
+    assert lines(tmp_path / "new") == [{"iteration": 8}]
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
+    with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl"):
+        writer(tmp_path, resume_iteration=3)
+
+
+def test_a_new_run_is_not_mixed_with_another(tmp_path):
+    with writer(tmp_path) as metrics:
+        metrics.log({"reward/mean": 1.0}, 1)
+    with pytest.raises(ValueError, match="another run.*choose another output_dir"):
+        writer(tmp_path)
+    assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0}]
+
+
+def test_an_iteration_is_logged_once_and_in_order(tmp_path):
+    with writer(tmp_path, resume_iteration=4) as metrics:
+        with pytest.raises(ValueError, match="4 after 4"):
+            metrics.log({}, 4)
+        metrics.log({}, 5)
+        with pytest.raises(ValueError, match="5 after 5"):
+            metrics.log({}, 5)
+        with pytest.raises(ValueError, match="metrics of iteration 7 are logged at iteration 6"):
+            metrics.log({"iteration": 7}, 6)
+    assert lines(tmp_path) == [{"iteration": 5}]
+
+
+def test_unknown_reporters_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="tensorboard and wandb, got .'comet'."):
+        writer(tmp_path / "run", ["tensorboard", "comet"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("module", [None, types.ModuleType("wandb")])
+def test_wandb_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "wandb", module)  # None: import fails; empty: a folder ./wandb of an earlier run
+    with pytest.raises(ValueError, match="pip install wandb"):
+        writer(tmp_path / "run", ["wandb"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_has_the_scalars_under_the_same_names(tmp_path):
+    with writer(tmp_path, ["tensorboard"], learning_rate=1e-5) as metrics:
+        metrics.log({"reward/mean": 0.25, "lr": 1e-5, "iteration": 1}, 1)
+        metrics.log({"reward/mean": 0.5, "lr": 1e-5}, 2)
+    assert scalars(tmp_path, "reward/mean") == [(1, 0.25), (2, 0.5)]
+    assert set(events(tmp_path).Tags()["scalars"]) == {"reward/mean", "lr"}
+    config = events(tmp_path).Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert '"learning_rate": 1e-05' in config and '"run_name": "test"' in config
+
+
+def test_tensorboard_hides_the_iterations_that_are_done_again(tmp_path):
+    with writer(tmp_path, ["tensorboard"]) as metrics:
+        for iteration in range(1, 6):
+            metrics.log({"reward/mean": float(iteration)}, iteration)
+    with writer(tmp_path, ["tensorboard"], resume_iteration=3) as metrics:
+        metrics.log({"reward/mean": 40.0}, 4)
+    assert scalars(tmp_path, "reward/mean") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+def test_tensorboard_shows_a_clip_as_an_animated_gif(tmp_path):
+    with writer(tmp_path, ["tensorboard"]) as metrics:
+        metrics.add_video("samples/0", moving_clip(), 8, 10)
+    (event,) = events(tmp_path).Images("samples/0")
+    image = Image.open(io.BytesIO(event.encoded_image_string))
+    assert (event.step, event.width, event.height) == (10, 128, 128)
+    assert (image.format, image.n_frames, image.size) == ("GIF", 4, (128, 128))
+
+
+def test_tensorboard_shows_a_picture_file(tmp_path):
+    Image.new("RGB", (50, 20), "red").save(tmp_path / "sheet.png")
+    with writer(tmp_path, ["tensorboard"]) as metrics:
+        metrics.add_image_file("before_after", tmp_path / "sheet.png", 3)
+    (event,) = events(tmp_path).Images("before_after")
+    assert (event.step, event.width, event.height) == (3, 50, 20)
+    assert event.encoded_image_string == (tmp_path / "sheet.png").read_bytes()
+
+
+def test_videos_go_nowhere_when_nothing_is_reported_to(tmp_path):
+    with writer(tmp_path) as metrics:
+        metrics.add_video("samples/0", moving_clip(), 8, 10)
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+class FakeWandb(types.ModuleType):
+    """What we use of wandb, recorded."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.started, self.logged, self.finished, self.axes = [], [], 0, []
+        self.Video = lambda file, format: ("video", file, format)
+        self.Image = lambda file: ("image", file)
+
+    def init(self, **settings):
+        self.started.append(settings)
+        return types.SimpleNamespace(
+            id=settings["id"] or "run-1",
+            log=self.logged.append,
+            finish=self.finish,
+            define_metric=lambda name, step_metric=None: self.axes.append((name, step_metric)),
+        )
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_wandb_gets_metrics_over_iterations_and_the_video_file(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    with writer(tmp_path, ["wandb"], eta=0.5) as metrics:
+        metrics.log({"reward/mean": 0.25}, 1)
+        metrics.add_video("samples/0", moving_clip(), 8, 1, file=tmp_path / "clip.mp4")
+        metrics.add_image_file("sheet", tmp_path / "sheet.png", 1)
+        with pytest.raises(ValueError, match="W&B shows videos from mp4 files"):
+            metrics.add_video("samples/0", moving_clip(), 8, 1)
+    assert wandb.started[0]["config"] == {"eta": 0.5} and wandb.started[0]["name"] == "test"
+    assert wandb.started[0]["project"] == "sage-grpo" and wandb.started[0]["resume"] is None
+    assert ("*", "iteration") in wandb.axes
+    assert wandb.logged == [
+        {"reward/mean": 0.25, "iteration": 1},
+        {"samples/0": ("video", str(tmp_path / "clip.mp4"), "mp4"), "iteration": 1},
+        {"sheet": ("image", str(tmp_path / "sheet.png")), "iteration": 1},
+    ]
+    assert wandb.finished == 1
+
+
+def test_a_resumed_run_goes_on_under_its_wandb_id(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    writer(tmp_path, ["wandb"]).close()
+    writer(tmp_path, ["wandb"], resume_iteration=3).close()
+    assert [(run["id"], run["resume"]) for run in wandb.started] == [(None, None), ("run-1", "allow")]
+
+
+ROUND = {"reward/mean": 0.8123, "kl/position": 1.23e-5, "policy/ratio_max_deviation": 3e-7, "lr": 1e-5}
+
+
+def test_the_console_shows_reward_kl_and_ratio_and_leaves_out_what_is_not_measured():
+    assert console_text(ROUND) == "reward 0.8123 | kl 1.2e-05 | ratio off by 3.0e-07"
+    assert console_text({"reward/mean": float("nan"), "lr": 1.0}) == "reward nan"
+
+
+def clock(monkeypatch, seconds_per_call: float) -> None:
+    ticks = iter(range(10_000))
+    monkeypatch.setattr("hyvideo.records.metrics.time.monotonic", lambda: seconds_per_call * next(ticks))
+
+
+def test_without_a_terminal_plain_lines_tell_the_time_left(monkeypatch):
+    clock(monkeypatch, 60.0)
+    stream = io.StringIO()
+    with ProgressBar(14, initial=10, every_seconds=30, stream=stream) as bar:
+        for _ in range(4):
+            bar.update(ROUND)
+    text = stream.getvalue()
+    assert "\r" not in text and len(text.splitlines()) == 4
+    assert text.splitlines()[0] == (
+        "iteration 11/14 | reward 0.8123 | kl 1.2e-05 | ratio off by 3.0e-07 | 60.00 s each | 03:00 left"
+    )
+    assert text.splitlines()[-1].endswith("00:00 left")
+
+
+def test_without_a_terminal_fast_iterations_do_not_flood_the_log(monkeypatch):
+    clock(monkeypatch, 1.0)
+    stream = io.StringIO()
+    with ProgressBar(100, every_seconds=30, stream=stream) as bar:
+        for _ in range(100):
+            bar.update({})
+    shown = [line.split(" | ")[0] for line in stream.getvalue().splitlines()]
+    assert shown == [f"iteration {count}/100" for count in (1, 31, 61, 91, 100)]
+
+
+def test_in_a_terminal_there_is_one_bar():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    with ProgressBar(14, initial=10, stream=stream) as bar:
+        for _ in range(4):
+            bar.update(ROUND)
+    assert "\r" in stream.getvalue() and stream.getvalue().count("\n") == 1
+    last = stream.getvalue().rstrip("\n").split("\r")[-1]
+    assert last.startswith("14/14 |") and "reward 0.8123 | kl 1.2e-05 | ratio off by 3.0e-07" in last

@@ -1,0 +1,86 @@
+"""Windows of noise: where they are, and that only what is in them is drawn, trained and paid for."""
+
+import pytest
+import torch
+
+from hyvideo.config.run_plan import check, describe, make_plan
+from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.trainer import Trainer
+
+CPU = torch.device("cpu")
+STEPS = [0, 1, 2, 3, 5, 6]  # the fourth is deterministic
+
+
+def walk(text, iterations=6):
+    window = parse_window(text, len(STEPS))
+    return [window.steps(STEPS, 7, iteration) for iteration in range(1, iterations + 1)]
+
+
+def test_a_fixed_window_stays():
+    assert walk("fixed:2:3", 2) == [[2, 3, 5]] * 2
+
+
+def test_a_sliding_window_goes_on_and_begins_again():
+    assert walk("sliding:4") == [[0, 1, 2, 3], [1, 2, 3, 5], [2, 3, 5, 6]] * 2
+    assert walk("sliding:4:2", 3) == [[0, 1, 2, 3], [2, 3, 5, 6], [1, 2, 3, 5]]
+
+
+def test_a_random_window_is_a_function_of_seed_and_iteration():
+    seen = walk("random:3", 60)
+    assert seen == walk("random:3", 60) and all(len(steps) == 3 for steps in seen)
+    assert {steps[0] for steps in seen} == {0, 1, 2, 3}
+
+
+def test_no_window_is_none():
+    assert parse_window("", 6) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fixed:3", "fixed:0:0", "fixed:5:2", "random:7", "random:", "sliding:2:0", "sliding:-1", "all", "random:1.5"],
+)
+def test_what_is_no_window_is_refused_at_the_start(tiny_config, text):
+    with pytest.raises(ValueError, match="sde_window must"):
+        check(tiny_config.with_settings(sde_window=text))
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({}, "a variance of 1 over the steps\n"),
+        (
+            {"sde_window": "fixed:1:2"},
+            "a variance of 1 over the steps without a window, of 0.5 in sde_window fixed:1:2\n",
+        ),
+        ({"sde_window": "random:1", "shift": 3.0}, "of 0.1 to 0.5 in sde_window random:1\n"),
+    ],
+)
+def test_the_noise_that_is_told_is_that_of_the_window(tiny_config, changes, told):
+    even = {"sde_type": "dance_grpo", "grpo_sampling_steps": 4, "shift": 1.0, "eta": 1.0, "last_step": "stochastic"}
+    config = tiny_config.with_settings(**even | changes)
+    assert told in describe(config, make_plan(config))
+
+
+@pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])
+def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, text):
+    config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, use_moving_KL=False)
+    plan = make_plan(config)
+    assert (plan.stochastic_steps, plan.trained_steps) == (2, 2)
+    trainer = Trainer(config, mesh, CPU)
+    rounds = []
+    train = trainer.updates.train
+    trainer.updates.train = lambda round_, *others: (rounds.append(round_), train(round_, *others))[1]
+    for _ in range(3):
+        trainer.iteration += 1
+        metrics = trainer.run_iteration()
+        window = parse_window(text, 5).steps([0, 1, 2, 3, 4], config.data.seed, trainer.iteration)
+        visited = rounds[-1].visits
+        assert all(sorted(row) == window for row in visited.tolist())
+        drawn = rounds[-1].rollout.log_probs.abs().sum(0) > 0
+        assert drawn.nonzero().flatten().tolist() == window
+        assert metrics["policy/ratio_max_deviation"] <= 1e-6
+        assert (trainer.updates.step_weights > 0).nonzero().flatten().tolist() == window
+    assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor
+    ode = rounds[-1].rollout
+    outside = next(i for i in range(6) if i not in window)
+    assert torch.equal(ode.latents[:, outside + 1], ode.means[:, outside])

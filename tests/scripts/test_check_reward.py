@@ -1,0 +1,73 @@
+"""The program that says whether a reward can be trained with."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyvideo.data.videos import write_video
+from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.models.reward_models.trial_clips import miniature_trial
+from scripts.check_reward import main
+
+ROOT = Path(__file__).parents[2]
+MINIATURE = ["--reward_model", "miniature", "--model_path", str(ROOT / "assets" / "miniature")]
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["check_reward", *map(str, arguments)])
+    return main()
+
+
+def test_a_sound_scorer_ends_with_0_and_a_table(monkeypatch, capsys):
+    assert run(monkeypatch, *MINIATURE) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) > 8 and all(line.startswith("ok ") for line in table)
+
+
+def test_quick_is_short(monkeypatch, capsys):
+    assert run(monkeypatch, *MINIATURE, "--quick") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_broken_scorer_ends_with_1(monkeypatch, capsys):
+    monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
+    assert run(monkeypatch, *MINIATURE) == 1
+    assert capsys.readouterr().out.startswith("failed   answer  score must return one dict per clip")
+
+
+def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
+    assert run(monkeypatch, *MINIATURE, "--dimensions", "VQ", "beauty") == 1
+    assert "beauty: absent" in capsys.readouterr().out
+
+
+def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
+    trial = miniature_trial()
+    write_video(tmp_path / "clip.mp4", trial.video, trial.fps)
+    golden = ROOT / "tests" / "golden" / "videoalign"
+    scorer = ["--reward_model", "videoalign", "--model_path", golden / "VideoReward", "--device", "cpu"]
+    options = ["--options", f'{{"base": "{golden / "base"}"}}', "--quick"]
+    assert run(monkeypatch, *scorer, *options, "--video", tmp_path / "clip.mp4", "--prompt", trial.prompt) == 0
+    assert "Overall" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--reward_model", "taste"], "reward_model must be one of"),
+        (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
+        (["--reward_model", "clip", "--model_path", "./nowhere"], "config.json does not exist"),
+        ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
+        ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
+        ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),
+        ([*MINIATURE, "--options", "{"], "--options must be a JSON object"),
+        ([*MINIATURE, "--video", "a.mp4"], "--video and --prompt belong together"),
+        ([*MINIATURE, "--video", "a.mp4", "--prompt", "a"], "no video file a.mp4"),
+        ([*MINIATURE, "--video", "a.mp4", "--prompt", "a", "--clip", "miniature"], "two clips"),
+        ([*MINIATURE, "--tolerance", "0"], "tolerance must be positive"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_says_why(monkeypatch, capsys, arguments, said):
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, *arguments)
+    assert stopped.value.code == 2 and said in capsys.readouterr().err

@@ -1,0 +1,130 @@
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hyvideo.models.download_check.parts import parts_of
+from hyvideo.models.versions import ANNOUNCED, RELEASED, UNSUPPORTED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def download(*flags, **environment):
+    command = ["bash", "download_weights.sh", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
+
+
+def planned(*flags):
+    """The commands that it would run, each as a list of words."""
+    done = download("--dry_run", *flags)
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line) for line in done.stdout.splitlines()]
+
+
+def program(folder, name, script):
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_by_default_the_480p_model_its_glyphs_and_the_reward_are_fetched_and_checked():
+    commands = planned()
+    assert ["hf", "download", "tencent/HunyuanVideo-1.5", "--include", "transformer/480p_t2v/*"] in [
+        command[:5] for command in commands
+    ]
+    hubs = [command[2] for command in commands if command[0] == "hf"]
+    assert "KlingTeam/VideoReward" in hubs and "google/byt5-small" in hubs
+    assert "black-forest-labs/FLUX.1-Redux-dev" not in hubs
+    assert ["modelscope", "download", "--model", "AI-ModelScope/Glyph-SDXL-v2"] in [c[:4] for c in commands]
+    assert commands[-1] == ["python", str(ROOT / "scripts/check_checkpoints.py"), "./ckpts"]
+
+
+def test_the_script_and_the_report_name_the_same_downloads(tmp_path):
+    root = tmp_path / "my ckpts"
+    commands = planned("--out", root, "--version", "480p_t2v,480p_i2v", "--with=quoted_text,reward,metrics")
+    reported = [shlex.split(part.command(root)) for part in parts_of(root)]
+    assert sorted(commands[:-1]) == sorted(reported)
+
+
+def test_versions_can_be_listed_or_repeated_and_i2v_brings_its_encoder():
+    commands = planned("--version", "480p_t2v,720p_t2v", "--version=720p_i2v", "--with", "none")
+    patterns = [command[4] for command in commands if "--include" in command]
+    assert patterns[2:] == ["transformer/480p_t2v/*", "transformer/720p_t2v/*", "transformer/720p_i2v/*"]
+    assert "black-forest-labs/FLUX.1-Redux-dev" in [command[2] for command in commands]
+
+
+def test_modelscope_is_the_other_source():
+    commands = planned("--source", "modelscope", "--with", "i2v")
+    assert {command[0] for command in commands[:-1]} == {"modelscope"}
+    assert all("--local_dir" in command for command in commands[:-1])
+
+
+@pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
+def test_it_knows_every_version(name):
+    assert any(f"transformer/{name}/*" in command for command in planned("--version", name))
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--version", "480p"], "unknown version 480p"),
+        *((["--version", name], "not supported") for name in UNSUPPORTED),
+        (["--with", "sound"], "--with knows no sound"),
+        (["--source", "disk"], "--source must be"),
+        (["--out"], "--out needs a value"),
+        (["--sorce", "modelscope"], "unknown argument --sorce"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_says_why(flags, words):
+    done = download("--dry_run", *flags)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not done.stdout
+
+
+def test_help_is_the_header():
+    assert "--version NAMES" in download("--help").stdout
+
+
+@pytest.fixture
+def own_copy(tmp_path):
+    """The script alone, without the environment beside it, and a folder for the programs that it finds."""
+    (tmp_path / "download_weights.sh").write_text((ROOT / "download_weights.sh").read_text())
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "dirname", "sed", "env"):
+        (programs / name).symlink_to(shutil.which(name))
+
+    def run(*flags, **environment):
+        environment = {"PATH": str(programs), "HOME": str(tmp_path)} | environment
+        command = [programs / "bash", tmp_path / "download_weights.sh", *flags]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+
+    return programs, run
+
+
+def test_without_a_downloader_it_stops_before_the_first_file(own_copy):
+    programs, run = own_copy
+    assert "neither hf nor huggingface-cli" in run("--with", "reward").stderr
+    program(programs, "hf", "exit 1")
+    assert "pip install modelscope" in run("--with", "quoted_text").stderr
+    gated = run("--with", "i2v")
+    assert gated.returncode == 2 and "HF_TOKEN" in gated.stderr
+
+
+def test_it_runs_what_it_prints_and_stops_at_a_failure(own_copy):
+    programs, run = own_copy
+    program(programs, "python", "exit 1")  # an environment without torch
+    program(programs, "huggingface-cli", 'echo "got $2"')
+    done = run("--with", "i2v", HF_TOKEN="token")
+    assert done.returncode == 0, done.stderr
+    assert "got black-forest-labs/FLUX.1-Redux-dev" in done.stdout
+    assert "not checked" in done.stderr
+    program(programs, "huggingface-cli", "exit 3")
+    failed = run("--with", "none")
+    assert failed.returncode == 3
+    assert len(failed.stdout.splitlines()) == 1

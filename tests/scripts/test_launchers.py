@@ -1,0 +1,249 @@
+"""The shell that starts a run on several nodes: what arrives there, and how it ends. This machine is every node."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
+
+# It shows what it was called with and waits for SIGTERM where WAIT is set.
+TORCHRUN = """#!/usr/bin/env bash
+{
+    echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    printf '[%s]\\n' "$@"
+    env | grep '^NCCL_\\|^SECRET'
+} > "$LOG.torchrun.part"
+mv "$LOG.torchrun.part" "$LOG.torchrun"
+[ -n "${WAIT:-}" ] || exit 0
+sleep 60 &
+trap 'kill $!; echo ended > "$LOG.ended"; exit 1' TERM
+touch "$LOG.waits"
+wait
+"""
+# As the real one: %% is a percent sign, %h the host. A node's login shell runs the command, without our environment.
+PDSH = """#!/usr/bin/env bash
+printf '%s\\n' "${@:1:$#-1}" > "$LOG.pdsh"
+command="${!#}"
+command="${command//%%/$'\\001'}"
+command="${command//%h/HOST}"
+exec env -i PATH="$PATH" LOG="$LOG" WAIT="${WAIT:-}" sh -c "${command//$'\\001'/%}"
+"""
+SSH = """#!/usr/bin/env bash
+node="${@: -2:1}"
+[ "$node" != broken ] || exit 255
+echo "hello from $node"
+exec env -i PATH="$PATH" LOG="$LOG-$node" WAIT="${WAIT:-}" sh -c "${!#}"
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts a script with programs of these texts first on PATH; whatever runs at the end is ended."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    started = []
+
+    def start(command, fakes=None, **environment):
+        for name, text in (fakes or {}).items():
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NCCL_"))}
+        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        clean |= {"PATH": path, "LOG": str(tmp_path / "log"), "SKIP_SETUP": "1", "OMP_NUM_THREADS": "1"} | environment
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen([*map(str, command)], cwd=ROOT, env=clean, **pipes)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.terminate()  # the scripts pass it on
+        process.communicate(timeout=30)
+
+
+def finish(process):
+    said = process.communicate(timeout=100)[0]
+    return process.returncode, said
+
+
+def torchrun_arguments(log):
+    _, *lines = Path(f"{log}.torchrun").read_text().splitlines()
+    return [line[1:-1] for line in lines if line.startswith("[")]
+
+
+def wait_for(path):
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.05)
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def test_two_nodes_train_one_run(start, tmp_path):
+    out = tmp_path / "run with spaces"
+    flags = ["--config", "configs/smoke.yaml", "--max_steps", "1", "--output_dir", out, "--batch_size", "4"]
+    flags += ["--valid_video_csv", "", "--num_threads", "1", "--report_to", "none", "--cfg_scale", "1"]
+    places = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    nodes = [start([*TRAIN, *flags], MAX_RESTARTS="0", **places) for _ in range(2)]
+    for code, said in map(finish, nodes):
+        assert code == 0, said
+    (line,) = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["iteration"] == 1
+    assert "resume_from_checkpoint: latest" in (out / "config.yaml").read_text()
+
+
+def test_torchrun_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path):
+    places = {"NNODES": "4", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "1234", "RDZV_ID": "x"}
+    assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"torchrun": TORCHRUN}, **places)) == (0, "")
+    arguments = torchrun_arguments(tmp_path / "log")
+    wanted = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
+    assert set(wanted.split()) <= set(arguments)
+    assert arguments[-5:] == ["post_train.py", "--resume_from_checkpoint", "latest", "--prompt", "a  'b' $c"]
+    assert (tmp_path / "log.torchrun").read_text().startswith("1\n")  # TORCH_DISABLE_SHARE_RDZV_TCP_STORE
+
+
+@pytest.mark.parametrize(
+    "flags, resumes",
+    [
+        (["--eta", "0.5"], True),
+        (["--resume_from_checkpoint", "outputs/a"], False),
+        (["--resume_from_checkpoint=outputs/a"], False),
+        (["--resume-from-checkpoint", "outputs/a"], False),
+        (["--config", "FILE"], False),
+        (["--config=EMPTY"], True),
+    ],
+)
+def test_the_newest_checkpoint_is_taken_up_unless_another_is_named(start, tmp_path, flags, resumes):
+    files = {"FILE": "resume_from_checkpoint: outputs/a\n", "EMPTY": "resume_from_checkpoint: ''\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        flags = [flag.replace(name, str(tmp_path / name)) for flag in flags]
+    assert finish(start([*TRAIN, *flags], {"torchrun": TORCHRUN}))[0] == 0
+    assert ("latest" in torchrun_arguments(tmp_path / "log")) is resumes
+
+
+def test_preflight_can_be_started_alone(start, tmp_path):
+    assert finish(start([*TRAIN, "--eta", "1"], {"torchrun": TORCHRUN}, PREFLIGHT="1"))[0] == 0
+    arguments = torchrun_arguments(tmp_path / "log")
+    assert "--max-restarts=0" in arguments and arguments[-6:-3] == [
+        "-m",
+        "scripts.preflight",
+        "--resume_from_checkpoint",
+    ]
+
+
+@pytest.mark.parametrize("sent, code", [(signal.SIGUSR1, 75), (signal.SIGTERM, 1)])
+def test_a_signal_ends_torchrun_and_usr1_asks_for_another_start(start, tmp_path, sent, code):
+    node = start(TRAIN, {"torchrun": TORCHRUN}, WAIT="1", PID_FILE=str(tmp_path / "pid"))
+    wait_for(tmp_path / "log.waits")
+    node.send_signal(sent)
+    assert finish(node)[0] == code
+    assert (tmp_path / "log.ended").exists() and not (tmp_path / "pid").exists()
+
+
+HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", "--glob", "*"]
+
+
+def test_every_argument_survives_pdsh(start, tmp_path):
+    environment = {"NODES": "node1,node2", "NCCL_DEBUG": "INFO WARN", "SECRET_KEY": "hidden", "NPROC_PER_NODE": "2"}
+    fakes = {"pdsh": PDSH, "torchrun": TORCHRUN}
+    code, said = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
+    assert code == 0, said
+    assert (tmp_path / "log.pdsh").read_text().split() == "-S -R ssh -f 2 -w node1,node2".split()
+    recorded = (tmp_path / "log.torchrun").read_text()
+    assert "".join(f"[{argument}]\n" for argument in HARD) in recorded
+    assert {"[--nnodes=2]", "[--nproc_per_node=2]", "[--rdzv-endpoint=node1:29500]"} <= set(recorded.splitlines())
+    assert "NCCL_DEBUG=INFO WARN" in recorded and "SECRET" not in recorded
+
+
+def without_pdsh(tmp_path):
+    """A PATH like ours on which there is no pdsh."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in "bash sh env sed awk paste sort uniq date cat grep mv rm ls sleep touch setsid dirname".split():
+        (folder / name).symlink_to(shutil.which(name))
+    return f"{tmp_path / 'bin'}:{folder}"
+
+
+def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
+    (tmp_path / "nodes").write_text("# the cluster\nuser@node1 slots=8\n\nnode2  # the second\n")
+    environment = {"NODE_FILE": str(tmp_path / "nodes"), "PATH": without_pdsh(tmp_path), "PASS_ENV": "SECRET_KEY"}
+    fakes = {"ssh": SSH, "torchrun": TORCHRUN}
+    code, said = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, SECRET_KEY="told", **environment))
+    assert code == 0, said
+    assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(said.splitlines())
+    for node in ("user@node1", "node2"):
+        recorded = (tmp_path / f"log-{node}.torchrun").read_text()
+        assert "".join(f"[{argument}]\n" for argument in HARD) in recorded and "SECRET_KEY=told" in recorded
+        assert "[--rdzv-endpoint=node1:29500]" in recorded
+
+
+def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path):
+    environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "torchrun": TORCHRUN}
+    code, said = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
+    assert code == 2 and "a node was not reached" in said
+    environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
+    code, said = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
+    assert code == 2 and "node1: ls: cannot access '/no where/scripts" in said
+    assert not list(tmp_path.glob("*.torchrun"))
+
+
+@pytest.mark.parametrize("program", ["pdsh", "ssh"])
+def test_the_end_of_the_launcher_is_the_end_of_the_nodes(start, tmp_path, program):
+    environment, log = {"NODES": "node1", "WAIT": "1"}, tmp_path / "log"
+    if program == "ssh":
+        environment["PATH"], log = without_pdsh(tmp_path), tmp_path / "log-node1"
+    fakes = {program: {"pdsh": PDSH, "ssh": SSH}[program], "torchrun": TORCHRUN}
+    launcher = start(["bash", "run_post_train_multinode.sh"], fakes, **environment)
+    wait_for(Path(f"{log}.waits"))
+    launcher.terminate()
+    code, said = finish(launcher)
+    assert code == 1 and Path(f"{log}.ended").exists(), said
+
+
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({"NODE_FILE": "nowhere"}, "cannot read nowhere"),
+        ({"NODES": "node[1-4]"}, "NODES must be names with commas between"),
+        ({"NODES": "a,b,a"}, "each node must be named once, got twice: a"),
+    ],
+)
+def test_a_wrong_list_of_nodes_is_refused(start, environment, said):
+    code, output = finish(start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment))
+    assert code == 2 and said in output
+
+
+@pytest.mark.parametrize("srun_code, requeued", [(0, False), (1, False), (75, True)])
+def test_slurm_starts_each_node_and_queues_again_after_75(start, tmp_path, srun_code, requeued):
+    scontrol = 'echo "scontrol $*" >> "$LOG.slurm"; [ "$1" != show ] || printf "n1\\nn2\\n"\n'
+    srun = 'printf "%s " "$MASTER_ADDR" "$NNODES" "$NPROC_PER_NODE" "$@" >> "$LOG.slurm"; echo >> "$LOG.slurm"\n'
+    fakes = {name: "#!/usr/bin/env bash\n" + text for name, text in [("scontrol", scontrol), ("srun", srun)]}
+    fakes["srun"] += f"exit {srun_code}\n"
+    job = {
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_ID": "7",
+        "SLURM_GPUS_ON_NODE": "8",
+    }
+    shutil.copy(ROOT / "scripts/post_train/slurm.sbatch", tmp_path / "spooled")  # Slurm runs a copy
+    code, said = finish(start(["bash", tmp_path / "spooled", "--eta", "1 2"], fakes, **job))
+    assert code == (0 if requeued else srun_code), said
+    shown, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
+    assert shown == "scontrol show hostnames n[1-2]"
+    assert started.startswith("n1 2 8 ") and started.endswith("bash scripts/post_train/train_grpo.sh --eta 1 2 ")
+    assert after == (["scontrol requeue 7"] if requeued else [])

@@ -1,0 +1,58 @@
+"""A run is gone on with only where it is the same run; rollouts are taken up only where they would be made again."""
+
+import pytest
+import torch
+
+from hyvideo.distributed import checkpoint
+from hyvideo.trainer import Trainer
+from hyvideo.training.preemption import Stopped
+from hyvideo.training.run_state import contents
+from hyvideo.training.spool import Spool
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tiny_config, tmp_path):
+    """With prompts of its own."""
+    path = tmp_path / "prompts.csv"
+    path.write_text("prompt\na red circle moves left\na blue square moves up\n")
+    return tiny_config.with_settings(prompts_csv=str(path), max_steps=1, save_interval=1)
+
+
+def change_prompts(config):
+    with open(config.data.prompts_csv, "a") as file:
+        file.write("a green triangle moves right\n")
+
+
+def test_other_prompts_in_the_same_file_are_another_run(config, mesh):
+    Trainer(config, mesh, CPU).train()
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    Trainer(config, mesh, CPU)
+    change_prompts(config)
+    with pytest.raises(ValueError, match="contents of prompts_csv .*prompts.csv are not what they were"):
+        Trainer(config, mesh, CPU)
+    changed = Trainer(config.with_settings(allow_changed_settings=True), mesh, CPU).changed_settings
+    assert any("contents of prompts_csv" in sentence for sentence in changed)
+
+
+def test_rollouts_of_other_prompts_are_not_taken_up(config, mesh):
+    weights = {"a": torch.ones(3)}
+    before, again = (Spool(config, mesh, 1, weights, CPU, contents(config)).folder for _ in range(2))
+    change_prompts(config)
+    assert before == again != Spool(config, mesh, 1, weights, CPU, contents(config)).folder
+
+
+def test_a_run_that_is_asked_to_leave_saves_again_what_could_not_be_written(config, mesh, monkeypatch):
+    trainer = Trainer(config.with_settings(max_steps=3, save_asynchronously=False), mesh, CPU)
+    save = checkpoint.dcp.save
+
+    def crash(*_, **__):
+        trainer.stop.received = "SIGTERM"
+        monkeypatch.setattr(checkpoint.dcp, "save", save)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint.dcp, "save", crash)
+    with pytest.raises(Stopped):
+        trainer.train()
+    assert [path.name for path in checkpoint.complete(trainer.output_dir)] == ["000001"]

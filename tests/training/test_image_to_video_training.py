@@ -1,0 +1,115 @@
+"""Training on reference images, and conditions that are encoded before the run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.pipelines import condition_encoder
+from hyvideo.trainer import Trainer
+from tests.tiny_checkpoint import write_image, write_original
+
+CPU = torch.device("cpu")
+CAPTIONS = ["a red circle moves up", "a blue square moves left"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_original(tmp_path_factory.mktemp("tiny") / "ckpts", ("480p_i2v", "480p_t2v"))
+
+
+@pytest.fixture
+def config(tiny_config, root, tmp_path):
+    """Two prompts of four rollouts each: one with an image, one without."""
+    image = write_image(tmp_path / "image.png")
+    csv = tmp_path / "prompts.csv"
+    csv.write_text(f"prompt,ref_image_path\n{CAPTIONS[0]},{image}\n{CAPTIONS[1]},\n")
+    return tiny_config.with_settings(
+        pretrained_model_root=str(root),
+        transformer_version="480p_i2v",
+        random_weights=False,
+        prompts_csv=str(csv),
+        height=32,
+        width=32,
+        cfg_scale=2.0,
+        mini_batch_size_per_update=4,
+    )
+
+
+def iterations(config, mesh, count=1):
+    trainer = Trainer(config, mesh, CPU)
+    metrics = []
+    for _ in range(count):
+        trainer.iteration += 1
+        metrics.append(trainer.run_iteration())
+    return trainer, metrics
+
+
+def test_rows_with_and_without_image_train_together(config, mesh):
+    trainer, (metrics,) = iterations(config, mesh)
+    assert metrics["policy/ratio_max_deviation"] < 1e-5
+    assert metrics["grad/norm"] > 0
+    trained = {name for name, p in trainer.policy.transformer.named_parameters() if p.requires_grad}
+    assert any(name.startswith("image_embedder.") for name in trained)
+    assert not any(name.startswith("context_embedder_2.") for name in trained)  # nothing is quoted
+
+
+def test_the_first_frame_of_a_rollout_is_told_to_the_policy(config, mesh):
+    trainer, _ = iterations(config, mesh)
+    with_image, without = (
+        trainer.encoder([request], height=32, width=32).image_channels(torch.zeros(1, 4, 2, 2, 2))
+        for request in trainer.requests
+    )
+    assert with_image[0, 4, 0].eq(1).all() and with_image[0, :4, 0].any() and not with_image[0, :, 1:].any()
+    assert not without.any()
+
+
+def test_a_text_to_video_version_refuses_images(config, mesh):
+    with pytest.raises(ValueError, match="for text-to-video and was given reference images"):
+        Trainer(config.with_settings(transformer_version="480p_t2v"), mesh, CPU)
+
+
+def test_a_size_that_the_models_cannot_make_is_refused_before_loading(config, mesh, monkeypatch):
+    monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
+    with pytest.raises(ValueError, match="multiples of 16, got 40 x 32"):
+        Trainer(config.with_settings(height=40), mesh, CPU)
+
+
+def test_a_missing_image_encoder_is_refused_before_loading(config, mesh, root, tmp_path):
+    for part in ("transformer", "vae", "text_encoder"):
+        (tmp_path / "ckpts").mkdir(exist_ok=True)
+        (tmp_path / "ckpts" / part).symlink_to(root / part)
+    with pytest.raises(ValueError, match="vision encoder .SigLIP, for reference images"):
+        Trainer(config.with_settings(pretrained_model_root=str(tmp_path / "ckpts")), mesh, CPU)
+
+
+def test_precomputed_conditions_train_the_same_and_let_the_encoders_go(config, mesh, monkeypatch):
+    _, expected = iterations(config, mesh, 2)
+    early = config.with_settings(precompute_conditions=True, output_dir=config.record.output_dir + "_early")
+    trainer, metrics = iterations(early, mesh, 2)
+    assert trainer.encoder._loaded == {}
+    for name in ("reward/mean", "loss/total", "grad/norm"):
+        assert [line[name] for line in metrics] == [line[name] for line in expected]
+    stored = list((Path(early.record.output_dir) / "conditions").iterdir())
+    assert sorted(path.name.split("-")[0] for path in stored) == ["image", "text", "text", "text"]
+
+    # A later run with the same folder reads no encoder at all.
+    def missing(*_, **__):
+        raise AssertionError("no encoder is needed")
+
+    monkeypatch.setattr(condition_encoder.TextEncoder, "__init__", missing)
+    monkeypatch.setattr(condition_encoder.ImageEncoder, "__init__", missing)
+    later = config.with_settings(conditions_dir=str(stored[0].parent), output_dir=config.record.output_dir + "_later")
+    _, metrics = iterations(later, mesh, 1)
+    assert metrics[0]["grad/norm"] == expected[0]["grad/norm"]
+
+
+def test_other_weights_of_an_encoder_are_another_identity(config, tmp_path):
+    from hyvideo.training.model_setup import load_encoder
+
+    first, _ = load_encoder(config, CPU)
+    changed = write_original(tmp_path / "changed", ("480p_i2v",), seed=1)
+    second, _ = load_encoder(config.with_settings(pretrained_model_root=str(changed)), CPU)
+    assert first.identity != second.identity
+    again, _ = load_encoder(config, CPU)
+    assert first.identity == again.identity

@@ -1,0 +1,175 @@
+"""The on-policy gate: silent while rollout and update agree, and names a planted fault of each kind."""
+
+import pytest
+import torch
+from torch import nn
+
+from hyvideo.trainer import Trainer
+from hyvideo.training.on_policy_check import OffPolicy
+from tests.distributed.launch import launch
+
+CPU = torch.device("cpu")
+TRAINED = {"random_weights": False}  # random ones make little of a timestep of 752 in the place of 750
+
+
+def in_training(change):
+    """A hook that changes what the training path sees only."""
+
+    def hook(_module, _inputs, output):
+        return change(output) if torch.is_grad_enabled() else None
+
+    return hook
+
+
+def with_dropout(trainer):
+    trainer.policy.transformer.train()
+    for module in trainer.policy.transformer.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+
+
+def in_bf16(trainer):
+    trainer.pipeline.compute_dtype = torch.bfloat16
+
+
+def rollout_saw_rounded_timesteps(trainer):
+    def rounded(_module, arguments, options):
+        if not torch.is_grad_enabled():
+            return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
+        return None
+
+    trainer.policy.transformer.register_forward_pre_hook(rounded, with_kwargs=True)
+
+
+def depends_on_the_batch(trainer):
+    def hook(_module, _inputs, output):
+        return output + 0.3 * len(output) * torch.linspace(-1, 1, output.shape[-1])
+
+    trainer.policy.transformer.x_embedder.register_forward_hook(hook)
+
+
+def guides_one_by_one(trainer):
+    import dataclasses
+
+    trainer.pipeline.sampling = dataclasses.replace(trainer.pipeline.sampling, batch_guidance=False)
+
+
+def recomputes_something_else(trainer):
+    from torch.utils.checkpoint import checkpoint
+
+    def perturbed(module, image, *others):
+        return checkpoint(module, image * 1.01, *others, use_reentrant=False)
+
+    trainer.policy.transformer.enable_gradient_checkpointing(perturbed)
+
+
+def compiles_something_else(trainer):
+    block = trainer.policy.transformer.transformer_blocks[1]
+
+    def compiled(image, *others):
+        image, text = block.forward(image, *others)
+        return (image * 1.01 if torch.is_grad_enabled() else image), text
+
+    block._compiled_call_impl = compiled
+
+
+def fault_of(config, mesh, *, before=(), between=()):
+    """What the gate says of faults planted before the rollout and between it and the update."""
+    trainer = Trainer(config, mesh, CPU)
+    for plant in before:
+        plant(trainer)
+    train = trainer.updates.train
+
+    def planted(*arguments):
+        for plant in between:
+            plant(trainer)
+        return train(*arguments)
+
+    trainer.updates.train = planted
+    trainer.iteration = 1
+    weights = [parameter.detach().clone() for parameter in trainer.policy.parameters]
+    with pytest.raises(OffPolicy) as error:
+        trainer.run_iteration()
+    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.policy.parameters))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings, before, between, cause, module",
+    [
+        ({}, [], [with_dropout], "dropout or train mode", "context_embedder (HunyuanVideo15TokenRefiner)"),
+        ({}, [], [in_bf16], "dtype or autocast", "none"),
+        (TRAINED, [rollout_saw_rounded_timesteps], [], "timestep rounding", "time_embed"),
+        (TRAINED | {"mini_batch_size_per_update": 4}, [depends_on_the_batch], [], "batch shape", "x_embedder"),
+        (TRAINED | {"cfg_scale": 2.0}, [depends_on_the_batch], [guides_one_by_one], "guidance batching", "none"),
+        ({}, [], [recomputes_something_else], "activation checkpointing", "transformer_blocks.0"),
+        ({}, [], [compiles_something_else], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
+    ],
+)
+def test_a_planted_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
+    told = fault_of(tiny_config.with_settings(**settings), mesh, before=before, between=between)
+    assert "what iteration 1 trains is not the policy that was sampled from: on rank 0" in told
+    assert f"cause: {cause}" in told, told
+    assert f"first module that differs: {module}" in told, told
+
+
+def test_a_fault_of_no_known_kind_is_followed_to_its_module(tiny_config, mesh):
+    def plant(trainer):
+        part = trainer.policy.transformer.context_embedder
+        part.register_forward_hook(in_training(lambda output: output * 1.01))
+
+    told = fault_of(tiny_config, mesh, between=[plant])
+    assert "first module that differs: context_embedder (HunyuanVideo15TokenRefiner), by " in told
+
+
+@pytest.mark.parametrize(
+    "settings, stops",
+    [({"gate_interval": 2}, False), ({"gate_interval": 0}, False), ({"gate_tolerance": 10.0}, False), ({}, True)],
+)
+def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, stops):
+    trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
+    train = trainer.updates.train
+
+    def planted(*arguments):
+        in_bf16(trainer)
+        return train(*arguments)
+
+    trainer.updates.train = planted
+    trainer.iteration = 1
+    if stops:
+        with pytest.raises(OffPolicy):
+            trainer.run_iteration()
+    else:
+        assert trainer.run_iteration()["policy/ratio_first_deviation"] > 1e-6
+
+
+def split_wrongly(settings):
+    """What the gate of each rank says of a fault in what joins the parts of a video."""
+    from hyvideo.config.settings import load_config
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.sequence_parallel import SplitSequence
+
+    mesh = ranks.start(2, CPU)
+    trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
+    join = SplitSequence.join
+
+    def wrong(self, tokens, num_tokens):
+        joined = join(self, tokens, num_tokens)
+        return joined * 1.01 if torch.is_grad_enabled() else joined
+
+    SplitSequence.join = wrong
+    trainer.iteration = 1
+    try:
+        trainer.run_iteration()
+    except OffPolicy as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
+    settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "sp_size": 2, "enable_fsdp": shard}
+    settings |= {"log_video_interval": 0, "num_threads": 1}
+    told = launch("tests.training.test_on_policy_check:split_wrongly", 2, settings)
+    assert all("cause: sequence parallelism" in one for one in told), told
+    assert "on rank 0" in told[0] and "on rank 1" in told[1]

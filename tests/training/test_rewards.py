@@ -1,0 +1,110 @@
+"""Which rewards the settings ask for, and that one which cannot be trained with is said so before a run."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.training.rewards import make_judge, refuse_too_many_missing, try_scorers
+
+CPU = torch.device("cpu")
+PROMPT = "a red circle moves up"
+
+
+class Fixed:
+    """Always the same scores."""
+
+    def __init__(self, **scores):
+        self.scores = scores
+
+    def score(self, videos, prompts, *, fps):
+        return [dict(self.scores) for _ in videos]
+
+    def check_prompts(self, prompts):
+        pass
+
+    def held_out(self, videos, prompts):
+        return {}
+
+
+@pytest.fixture
+def judge_of(tiny_config):
+    judges = []
+
+    def make(scorers=None, **settings):
+        config = tiny_config.with_settings(**settings)
+        judges.append(make_judge(config, CPU, scorers))
+        return config, judges[-1]
+
+    yield make
+    for judge in judges:
+        judge.close()
+
+
+def test_the_settings_name_scorers_and_their_options(judge_of, tmp_path):
+    _, judge = judge_of()
+    assert list(judge.scorers) == ["miniature"] and judge.weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+    options = tmp_path / "rewards.yaml"
+    options.write_text("miniature: {path: nowhere}\n")
+    _, judge = judge_of(reward_config=str(options))
+    assert judge.scorers["miniature"].reference is None
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("videoalign: {}", "options for miniature, got 'videoalign'"),
+        ("miniature: 3", "options for miniature, got 'miniature'"),
+        ("- a", "options for miniature, got ''"),
+        ("miniature: {device: cuda}", "has device for miniature, which the run decides"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_options_of_no_scorer_are_refused(judge_of, tmp_path, text, said):
+    options = tmp_path / "rewards.yaml"
+    options.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        judge_of(reward_config=str(options))
+
+
+def test_an_option_that_a_scorer_does_not_have_is_refused(judge_of, tmp_path):
+    options = tmp_path / "rewards.yaml"
+    options.write_text("miniature: {beauty: 1}\n")
+    with pytest.raises(ValueError, match="miniature has no option beauty"):
+        judge_of(reward_config=str(options))
+
+
+def test_a_good_scorer_passes(judge_of):
+    config, judge = judge_of()
+    try_scorers(config, judge, PROMPT)
+
+
+@pytest.mark.parametrize(
+    "scorer, said",
+    [
+        (Fixed(VQ=1.0, MQ=1.0), "TA"),
+        (Fixed(VQ=1.0, MQ=math.nan, TA=1.0), "MQ"),
+    ],
+)
+def test_a_scorer_without_a_dimension_that_counts_is_refused(judge_of, scorer, said):
+    config, judge = judge_of({"bad": scorer})
+    with pytest.raises(ValueError, match=f"(?s)reward bad cannot be trained with.*{said}"):
+        try_scorers(config, judge, PROMPT)
+
+
+def test_a_scorer_that_does_not_repeat_itself_is_refused(judge_of):
+    class Random(Fixed):
+        def score(self, videos, prompts, *, fps):
+            return [{name: torch.rand(()).item() for name in ("VQ", "MQ", "TA")} for _ in videos]
+
+    config, judge = judge_of({"random": Random()})
+    with pytest.raises(ValueError, match="reward random cannot be trained with"):
+        try_scorers(config, judge, PROMPT)
+
+
+def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_config):
+    rewards = [Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3
+    refuse_too_many_missing(tiny_config, {"reward/missing": 1.0}, rewards, 4, 7)
+    with pytest.raises(RuntimeError, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
+        refuse_too_many_missing(tiny_config, {"reward/missing": 2.0}, rewards, 4, 7)

@@ -1,0 +1,148 @@
+"""A run that was interrupted is the run that was not, bit for bit; and it is not gone on with as another run."""
+
+import json
+
+import pytest
+import torch
+
+import post_train
+from hyvideo.config.settings import load_config
+from hyvideo.records.metrics_file import whole_lines
+from hyvideo.trainer import Trainer
+from hyvideo.training.run_state import differences, refuse_changes
+from tests.test_trainer import CPU, TIMING, Redness
+
+SETTINGS = {
+    "batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 2,
+    "grpo_sampling_steps": 3,
+    "num_updates_per_rollout": 2,
+    "mini_batch_size_per_update": 2,
+    "learning_rate": 1e-3,
+    "ema_decay": 0.9,
+    "kl_weight": 1e-2,
+    "kl_schedule": "adaptive",
+    "kl_warmup_updates": 2,
+    "kl_window": 3,
+    "kl_target": 1e-4,
+    "update_ref_model_step": 6,  # after two rounds the anchor is four updates old, in the third it moves
+    "warmup_steps": 3,
+    "num_threads": 1,
+}
+LORA = {"lora_rank": 2}
+BF16 = {"dtype": "bf16"}
+CASES = {
+    "none": {"kl_weight": 0.0},
+    "fixed, LoRA": {"kl_strategy": "fixed", **LORA},
+    "stepwise, bf16": {"kl_strategy": "stepwise", **BF16},
+    "moving, a window": {"kl_strategy": "moving", "sde_window": "random:1"},
+    "dual_moving, bf16 throughout": {"kl_strategy": "dual_moving", **BF16, "master_weight_type": "bf16"},
+    "dual_moving, LoRA, bf16, Muon": {"kl_strategy": "dual_moving", **LORA, **BF16, "use_muon": True},
+    "dual_fixed, Muon, guidance": {"kl_strategy": "dual_fixed", "use_muon": True, "cfg_scale": 2.0},
+}
+
+
+def go_on(trainer, iterations):
+    """Metrics without times."""
+    lines = []
+    for _ in range(iterations):
+        trainer.iteration += 1
+        metrics = trainer.run_iteration()
+        lines.append({name: repr(value) for name, value in metrics.items() if not name.startswith(TIMING)})
+    return lines
+
+
+def held(trainer):
+    """All that a run is."""
+    anchor = trainer.policy.anchor
+    tensors = {name: tensor.detach().clone() for name, tensor in trainer.policy.tensors().items()}
+    numbers = {
+        "update": trainer.updates.update_count,
+        "age": anchor.age if anchor else None,
+        "kl": trainer.updates.kl_coefficient.state_dict(),
+        "health": trainer.updates.health.state_dict(),
+    }
+    return tensors, numbers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_goes_on_is_the_unbroken_one_bit_for_bit(tiny_config, mesh, case):
+    config = tiny_config.with_settings(**SETTINGS | CASES[case])
+    unbroken = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    go_on(unbroken, 2)
+    folder = unbroken.save()
+    unbroken.checkpoints.wait()
+    expected = go_on(unbroken, 2)
+
+    again = config.with_settings(resume_from_checkpoint=str(folder))
+    resumed = Trainer(again, mesh, CPU, scorers={"test": Redness()})
+    assert resumed.iteration == 2 and resumed.changed_settings == []
+    assert go_on(resumed, 2) == expected
+    (tensors, numbers), (expected_tensors, expected_numbers) = held(resumed), held(unbroken)
+    assert numbers == expected_numbers
+    assert numbers["update"] == numbers["kl"]["num_updates"] == len(numbers["health"]["norms"]) == 8
+    assert len(numbers["kl"]["recent"]) >= 3
+    assert tensors.keys() == expected_tensors.keys()
+    assert {name.split(".")[0] for name in tensors} >= {"policy", "optimizer", "average"}
+    for name, tensor in tensors.items():
+        assert tensor.dtype == expected_tensors[name].dtype and torch.equal(tensor, expected_tensors[name]), name
+
+
+# --- settings that changed ------------------------------------------------------------------------------------------
+
+
+def differ(config, **changes):
+    saved = json.loads(json.dumps(config.flat()))
+    return differences(saved, config.with_settings(**changes), saved_rollouts=8, rollouts=8)
+
+
+def test_no_setting_differs_from_what_json_keeps_of_it(tiny_config):
+    found = differ(tiny_config, resume_from_checkpoint="latest", allow_changed_settings=True)
+    assert found.free == found.of_the_method == []
+
+
+def test_settings_of_the_machine_are_free_and_those_of_the_method_are_not(tiny_config):
+    found = differ(tiny_config, save_interval=7, max_steps=99, sp_size=2, learning_rate=1.0, seed=3)
+    assert sorted(sentence.split()[0] for sentence in found.free) == ["max_steps", "save_interval", "sp_size"]
+    assert sorted(sentence.split()[0] for sentence in found.of_the_method) == ["learning_rate", "seed"]
+    assert "learning_rate is 1.0 and was 0.0001" in found.of_the_method
+    with pytest.raises(ValueError, match="would become another run:\n.*\n.*\nset them as they were"):
+        refuse_changes(found)
+
+
+def test_another_layout_of_as_many_rollouts_is_free_and_of_more_is_not(tiny_config):
+    saved, config = tiny_config.flat(), tiny_config.with_settings(batch_size=4)
+    assert not differences(saved, config, saved_rollouts=8, rollouts=8).of_the_method
+    assert differences(saved, config, saved_rollouts=8, rollouts=4).of_the_method == ["batch_size is 4 and was 8"]
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_program_refuses_another_method_lists_what_is_free_and_goes_on_if_told_to(
+    tiny_config, mesh, tmp_path, monkeypatch, capsys
+):
+    def program(*command):
+        monkeypatch.setattr("sys.argv", list(command))
+        return post_train.main(), *capsys.readouterr()
+
+    out = tmp_path / "run"
+    given = SETTINGS | {"valid_video_csv": "", "report_to": "none", "output_dir": str(out), "cfg_scale": 1.0, **LORA}
+    config = load_config("configs/smoke.yaml", **given | {"report_to": ["none"], "max_steps": 1})
+    Trainer(config, mesh, CPU).train()
+    before = files(out)
+    flags = [f"--{name}={value}" for name, value in given.items()]
+    command = ["post_train.py", "--config", "configs/smoke.yaml", *flags, "--resume_from_checkpoint=latest"]
+    changed = ["--max_steps=2", "--save_interval=2", "--learning_rate=1e-4", "--clip_range=0.5"]
+    code, _, refusal = program(*command, *changed)
+    assert code == 2
+    assert "learning_rate is 0.0001 and was 0.001" in refusal and "clip_range is 0.5" in refusal
+    assert "save_interval" not in refusal and "allow_changed_settings" in refusal
+    assert files(out) == before
+    code, told, _ = program(*command, *changed, "--allow_changed_settings=true")
+    assert code == 0
+    for name in ("max_steps is 2 and was 1", "save_interval", "learning_rate is 0.0001 and was 0.001", "clip_range"):
+        assert f"changed since then     {name}" in told
+    assert [iteration for iteration, _ in whole_lines(out / "metrics.jsonl")] == [1, 2]

@@ -10,7 +10,7 @@ import yaml
 
 from hyvideo.config.run_plan import check, describe, make_plan
 from hyvideo.config.settings import Config, parse
-from hyvideo.config.without_effect import idle_settings
+from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.plain_text import brief
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking
@@ -32,7 +32,7 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
             print(yaml.safe_dump(config.flat(), sort_keys=False))
             plan = make_plan(config, ranks.world_size())
             print(describe(config, plan))
-            print_idle(idle_settings(config, plan, ranks.world_size()))
+            print_idle(settings_without_effect(config, plan, ranks.world_size()))
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback

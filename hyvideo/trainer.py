@@ -26,19 +26,32 @@ from hyvideo.evaluation.validation import Validation
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
 from hyvideo.models.lora import save_lora
-from hyvideo.models.reward_models.async_scorer import Judge
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward, Scorer
 from hyvideo.pipelines.conditions import Conditions
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
 from hyvideo.records.metrics import MetricsWriter, ProgressBar
 from hyvideo.records.run_files import StageTimer, evenly_spaced, peak_memory_gib, write_config
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.training.model_setup import Needs, check_checkpoint, empty_condition, load_encoder, make_pipeline
+from hyvideo.training.model_setup import (
+    RequiredEncoders,
+    check_checkpoint,
+    empty_condition,
+    load_encoder,
+    make_pipeline,
+)
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdates
-from hyvideo.training.preemption import Stopped, StopRequests
-from hyvideo.training.rewards import make_judge, refuse_too_many_missing, try_scorers
-from hyvideo.training.rollout_batch import Place, Round, initial_noise, places_of_replica, step_noise, visiting_orders
+from hyvideo.training.preemption import PreemptionSignals, Stopped
+from hyvideo.training.rewards import make_async_scorer, refuse_too_many_missing, try_scorers
+from hyvideo.training.rollout_batch import (
+    RolloutBatch,
+    RolloutIndex,
+    initial_noise,
+    places_of_replica,
+    step_noise,
+    timestep_permutations,
+)
 from hyvideo.training.rollout_records import keep_round
 from hyvideo.training.run_state import contents, differences, refuse_changes
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
@@ -82,8 +95,8 @@ class Trainer:
             config.record.validation_width or config.data.width,
         )
         sizes = [rollout_size, validation_size] if validated else [rollout_size]
-        check_checkpoint(config, Needs.of(self.requests + validated), sizes)
-        self.judge: Judge = make_judge(config, device, scorers)
+        check_checkpoint(config, RequiredEncoders.of(self.requests + validated), sizes)
+        self.judge: AsyncScorer = make_async_scorer(config, device, scorers)
         self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
         self.judge.check_prompts([request.prompt for request in self.requests + validated])
         if config.reward.check_reward and scorers is None:
@@ -93,7 +106,7 @@ class Trainer:
             self._precompute_conditions([(self.requests, *rollout_size), (validated, *validation_size)])
         unconditional = empty_condition(config, self.encoder, device)
         anchor_moves = config.kl_strategy.endswith("moving") if needs_anchor(config) else None
-        self.policy = Policy(config, mesh, device, Needs.of(self.requests), anchor_moves=anchor_moves)
+        self.policy = Policy(config, mesh, device, RequiredEncoders.of(self.requests), anchor_moves=anchor_moves)
         self.pipeline = make_pipeline(config, self.policy.transformer, vae, unconditional)
         self.latent_shape = self.pipeline.latent_shape(
             config.data.sample_n_frames, config.data.height, config.data.width
@@ -114,7 +127,7 @@ class Trainer:
         if config.data.valid_video_csv:
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.judge, self._enter)
         self.saved_iteration = 0
-        self.stop = StopRequests(mesh)
+        self.stop = PreemptionSignals(mesh)
         self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
         self.resumed = self._resume()
         if self.resumed and self.iteration >= config.optimizer.max_steps:
@@ -216,8 +229,8 @@ class Trainer:
             conditions = self.encoder(requests, **size).to(self.device)
         prompts = [request.prompt for request in requests]
         rollout, videos, pending = self._sample_and_submit(places, conditions, prompts, timer)
-        visits = visiting_orders(self.config, self.iteration, places, steps, self.plan.trained_steps)
-        return Round(places, prompts, conditions, rollout, visits), videos, pending
+        visits = timestep_permutations(self.config, self.iteration, places, steps, self.plan.trained_steps)
+        return RolloutBatch(places, prompts, conditions, rollout, visits), videos, pending
 
     def _steps_with_noise(self) -> list[int]:
         """Of this iteration; the others become steps of the ODE."""
@@ -225,19 +238,21 @@ class Trainer:
             return self.stochastic_steps
         steps = self.window.steps(self.stochastic_steps, self.config.data.seed, self.iteration)
         self.pipeline.scheduler.restrict_noise(steps)
-        self.updates.weigh_steps()
+        self.updates.refresh_step_weights()
         return steps
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[RolloutIndex]:
         """Of this replica's rollouts in the round."""
         batches = range(self.config.rollout.gradient_accumulation_steps)
         return [place for batch in batches for place in places_of_replica(self.config, self.mesh, batch)]
 
-    def _requests(self, places: list[Place]) -> list[Request]:
+    def _requests(self, places: list[RolloutIndex]) -> list[Request]:
         indices = self.order.indices(self.iteration)
         return [self.requests[indices[place.group]] for place in places]
 
-    def _sample_and_submit(self, places: list[Place], conditions: Conditions, prompts: list[str], timer: StageTimer):
+    def _sample_and_submit(
+        self, places: list[RolloutIndex], conditions: Conditions, prompts: list[str], timer: StageTimer
+    ):
         """Rollouts, videos by row and their pending rewards: a batch is scored while the next is sampled.
 
         Ranks that share a batch by sequence parallelism share its videos too: each decodes and scores some.
@@ -261,11 +276,11 @@ class Trainer:
                 decoded = self.pipeline.decode(latents, batch_size=self.config.rollout.decode_batch_size)
             pending.append(self._submit(spool, batch, decoded, [prompts[row] for row in own]))
             videos |= zip(own, decoded)
-        return Rollout.cat(parts), videos, pending
+        return Trajectories.cat(parts), videos, pending
 
     def _spooled_or_sampled(
-        self, spool: Spool, batch: int, places: list[Place], conditions: Conditions, rows: list[int]
-    ) -> Rollout:
+        self, spool: Spool, batch: int, places: list[RolloutIndex], conditions: Conditions, rows: list[int]
+    ) -> Trajectories:
         # Of those found in the spool too: the run has paid for them, in an iteration that left no metrics.
         self.updates.cost.forwards += len(places) * self.updates.branches * self.config.rollout.grpo_sampling_steps
         found = spool.rollout(batch)
@@ -297,7 +312,7 @@ class Trainer:
 
     # --- rollout ------------------------------------------------------------------------------------------------
 
-    def sample(self, places: list[Place], conditions: Conditions) -> Rollout:
+    def sample(self, places: list[RolloutIndex], conditions: Conditions) -> Trajectories:
         """A batch of rollouts; noise is drawn for each rollout, never per batch."""
         noise = self._stack_noise([initial_noise(self.config, self.iteration, p, self.latent_shape) for p in places])
 
@@ -307,7 +322,7 @@ class Trainer:
 
         return self.pipeline.sample(conditions, noise, draw)
 
-    def advantages(self, places: list[Place], rewards: dict[int, Reward]) -> tuple[Tensor, dict[str, float]]:
+    def advantages(self, places: list[RolloutIndex], rewards: dict[int, Reward]) -> tuple[Tensor, dict[str, float]]:
         """Advantages of this replica's rollouts (rollouts,), normalised over the whole groups of all replicas.
 
         Args:
@@ -411,7 +426,11 @@ class Trainer:
         )
 
     def _keep_videos(
-        self, round_: Round, videos: dict[int, Tensor | None], metrics: dict[str, float], writer: MetricsWriter | None
+        self,
+        round_: RolloutBatch,
+        videos: dict[int, Tensor | None],
+        metrics: dict[str, float],
+        writer: MetricsWriter | None,
     ) -> None:
         """Every so often, and when a reward is missing, some videos and all scores go to rollouts/<iteration>/."""
         interval = self.config.record.log_video_interval

@@ -44,7 +44,13 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours
     from hyvideo.models.attention import use_fastest_kernels
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
-    from hyvideo.training.model_setup import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
+    from hyvideo.training.model_setup import (
+        RequiredEncoders,
+        check_checkpoint,
+        choose_device,
+        load_encoder,
+        load_pipeline,
+    )
 
     settings = {
         "pretrained_model_root": options.model_path,
@@ -62,7 +68,9 @@ def run(options: argparse.Namespace) -> None:
     )
     request = Request(options.prompt, options.image_path)
     size = (options.height, options.width)
-    needs = Needs(glyphs=True, images=options.image_path is not None)  # diffusers' pipeline has no choice about glyphs
+    needs = RequiredEncoders(
+        glyphs=True, images=options.image_path is not None
+    )  # diffusers' pipeline has no choice about glyphs
     check_checkpoint(config, needs, [size])
     device = choose_device(config.model.device)
     kernels = use_fastest_kernels()

@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.config.run_plan import make_plan
 from hyvideo.trainer import Trainer
-from hyvideo.training.rollout_batch import Round
+from hyvideo.training.rollout_batch import RolloutBatch
 
 CPU = torch.device("cpu")
 TIMING = ("time/", "memory/")
@@ -119,7 +119,7 @@ def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
     rollout = trainer.sample(places, conditions)
     visits = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
     advantages = torch.linspace(-2, 2, 8)
-    round_ = Round(places, [], conditions, rollout, visits, advantages=advantages)
+    round_ = RolloutBatch(places, [], conditions, rollout, visits, advantages=advantages)
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))

@@ -16,7 +16,7 @@ from hyvideo.schedulers.transitions import log_prob_grad_norm, schedule, shifted
 _WEAK = 1e-3
 
 
-def idle_settings(config: Config, plan: Plan, world_size: int) -> list[str]:
+def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
     """A sentence for each setting, or group of them, that cannot change this run."""
     return [*_of_the_method(config, plan), *_without_their_partner(config, world_size)]
 

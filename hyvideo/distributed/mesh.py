@@ -50,12 +50,12 @@ class Mesh:
 
 
 def world_size() -> int:
-    """Number of processes that torchrun started, 1 without it. Needs no process group."""
+    """Number of processes that torchrun started, 1 without it. RequiredEncoders no process group."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Number of this process among all, 0 without torchrun. Needs no process group."""
+    """Number of this process among all, 0 without torchrun. RequiredEncoders no process group."""
     return int(os.environ.get("RANK", "0"))
 
 

@@ -25,7 +25,7 @@ from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records.run_files import peak_memory_gib, write_json
 from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
+from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
     root, version = config.model.pretrained_model_root, config.model.transformer_version
-    needs = Needs.of(video.request for video in videos)
+    needs = RequiredEncoders.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
     if source.checkpoint:
         saved_policy.check_policy(root, version, source.checkpoint)
@@ -85,10 +85,10 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
         vae=vae,
         trained=needs,
         weights_dtype=dtype,
-        is_overwritten=source.checkpoint is not None and saved_policy.has_all_weights(source.checkpoint),
+        is_overwritten=source.checkpoint is not None and saved_policy.is_full_checkpoint(source.checkpoint),
     )
     if source.checkpoint:
-        saved_policy.put_into(pipeline.transformer, source.checkpoint)
+        saved_policy.load_into(pipeline.transformer, source.checkpoint)
     if lora:
         add_lora(pipeline.transformer, lora, scale=source.lora_scale)
     pipeline = pipeline.with_steps(config.record.validation_steps)

@@ -23,8 +23,8 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.records.run_files import score_entry
 from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import Needs, check_checkpoint, choose_device, load_encoder, load_pipeline
-from hyvideo.training.rewards import make_judge
+from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
+from hyvideo.training.rewards import make_async_scorer
 
 
 class Evaluator:
@@ -46,7 +46,7 @@ class Evaluator:
             config.record.validation_height or config.data.height,
             config.record.validation_width or config.data.width,
         )
-        self.judge = make_judge(config, self.device)
+        self.judge = make_async_scorer(config, self.device)
         self.judge.check_prompts([request.prompt for request in self.requests])
         self._loaded: tuple[ConditionEncoder, nn.Module] | None = None
 
@@ -58,7 +58,7 @@ class Evaluator:
         config = self.config
         if not self.requests:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
-        needs = Needs.of(self.requests)
+        needs = RequiredEncoders.of(self.requests)
         check_checkpoint(config, needs, [self.size])
         self._check(source)
         if self._loaded is None:
@@ -72,10 +72,10 @@ class Evaluator:
             vae=vae,
             trained=needs,
             weights_dtype=dtype,
-            is_overwritten=source.checkpoint is not None and saved_policy.has_all_weights(source.checkpoint),
+            is_overwritten=source.checkpoint is not None and saved_policy.is_full_checkpoint(source.checkpoint),
         )
         if source.checkpoint:
-            saved_policy.put_into(pipeline.transformer, source.checkpoint)
+            saved_policy.load_into(pipeline.transformer, source.checkpoint)
         if source.lora:
             add_lora(pipeline.transformer, read_lora(source.lora), scale=source.lora_scale)
         validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.judge)

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 from hyvideo.config.run_plan import describe
-from hyvideo.config.without_effect import idle_settings
+from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.records.metrics_file import whole_lines
 
@@ -14,7 +14,7 @@ def print_start(trainer) -> None:
     trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
     print(describe(trainer.config, trainer.plan))
     print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
-    print_idle(idle_settings(trainer.config, trainer.plan, trainer.mesh.world_size))
+    print_idle(settings_without_effect(trainer.config, trainer.plan, trainer.mesh.world_size))
     begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
     for sentence in trainer.changed_settings:
         print(f"changed since then     {sentence}")

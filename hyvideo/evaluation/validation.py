@@ -17,8 +17,8 @@ from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import gather_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, is_made_with, measure_all, numbers_of, record
-from hyvideo.evaluation.reward_hacking.rule import Seen, Spread
-from hyvideo.models.reward_models.async_scorer import Judge
+from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditions import Conditions
@@ -45,7 +45,7 @@ class Validation:
         mesh: Mesh,
         pipeline: HunyuanVideoGRPOPipeline,
         encoder: ConditionEncoder,
-        judge: Judge,
+        judge: AsyncScorer,
         on_stage: Callable[[str], None] = lambda stage: None,
     ):
         self.on_stage = on_stage
@@ -78,7 +78,7 @@ class Validation:
         groups = [row // self.config.record.validation_repeats for row in range(len(self.prompts))]
         means, spreads = measure_all(videos, own, self.prompts, groups, self.judge, self.mesh)
         measures = means | summarise(rewards) | self._held_out(list(videos.values()), prompts)
-        seen = Seen(iteration, measures, spreads | spread_of_reward(rewards))
+        seen = ValidationStats(iteration, measures, spreads | spread_of_reward(rewards))
         hacking = self.watch.look(seen)
         names = self._keep(iteration, videos)
         with told_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
@@ -208,10 +208,10 @@ def summarise(rewards: list[Reward]) -> dict[str, float]:
     }
 
 
-def spread_of_reward(rewards: list[Reward]) -> dict[str, Spread]:
+def spread_of_reward(rewards: list[Reward]) -> dict[str, Dispersion]:
     """By its name; nothing where no video was scored."""
     totals = [reward.total for reward in rewards if not reward.is_missing]
-    return {"reward": Spread(statistics.pstdev(totals), len(totals))} if totals else {}
+    return {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
 
 
 def _mean(values: list[float]) -> float:

@@ -37,7 +37,7 @@ from hyvideo.models.original_checkpoint import (
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.condition_encoder import TextEncoder
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
-from hyvideo.training.model_setup import Needs, load_encoder, load_pipeline, prepare_transformer
+from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline, prepare_transformer
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.
 KL_WEIGHT = 5e-2
@@ -117,7 +117,7 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
     torch.manual_seed(seed)
     transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(TRANSFORMER_CONFIG))
     _draw_unused_parts(transformer, seed)
-    prepare_transformer(transformer, Needs(glyphs=False, images=False))
+    prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
     rng = generator(seed, "base")
@@ -205,7 +205,7 @@ def build_reference_statistics(out: Path, seed: int) -> None:
 def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     """Trains the miniature's VideoAlign on rendered clips and on those of the base policy in ``out``."""
     config = load_config("configs/miniature.yaml", pretrained_model_root=str(out))
-    device, untrained = torch.device("cpu"), Needs(glyphs=False, images=False)
+    device, untrained = torch.device("cpu"), RequiredEncoders(glyphs=False, images=False)
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=untrained)
     clips = policy_clips(pipeline, encoder, count=num_clips, seed=seed)

@@ -19,7 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Trajectories:
     """What sampling a batch of videos left behind: enough to give every step's probability again."""
 
     latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to what is decoded
@@ -32,8 +32,8 @@ class Rollout:
         return self.latents[:, -1]
 
     @staticmethod
-    def cat(parts: list["Rollout"]) -> "Rollout":
-        return Rollout(
+    def cat(parts: list["Trajectories"]) -> "Trajectories":
+        return Trajectories(
             torch.cat([part.latents for part in parts]),
             torch.cat([part.means for part in parts]),
             torch.cat([part.log_probs for part in parts]),
@@ -41,7 +41,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplerSettings:
     """How the sampler walks, besides the schedule."""
 
     sde_type: str = "sage_grpo"
@@ -64,7 +64,7 @@ class HunyuanVideoGRPOPipeline:
         vae: nn.Module,
         scheduler: FlowMatchDiscreteScheduler,
         *,
-        sampling: Sampling,
+        sampling: SamplerSettings,
         unconditional: Condition | None = None,
         compute_dtype: torch.dtype = torch.float32,
     ):
@@ -112,7 +112,7 @@ class HunyuanVideoGRPOPipeline:
         step_noise: Callable[[int], Tensor],
         *,
         with_progress=iter,
-    ) -> Rollout:
+    ) -> Trajectories:
         """Draws one rollout per condition, without gradient.
 
         Args:
@@ -125,7 +125,7 @@ class HunyuanVideoGRPOPipeline:
             latents.append(step.prev_sample)
             means.append(step.prev_sample_mean)
             log_probs.append(step.log_prob)
-        return Rollout(torch.stack(latents, 1), torch.stack(means, 1), torch.stack(log_probs, 1))
+        return Trajectories(torch.stack(latents, 1), torch.stack(means, 1), torch.stack(log_probs, 1))
 
     def sample_ode(self, conditions: Conditions, noise: Tensor, *, with_progress=iter) -> Tensor:
         """The final latents of sampling without noise, keeping no trajectory. Shape: that of ``noise``."""

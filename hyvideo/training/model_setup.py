@@ -24,23 +24,23 @@ from hyvideo.pipelines.condition_encoder import (
     glyph_text,
 )
 from hyvideo.pipelines.conditions import Condition
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, Sampling
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 RANDOM_WEIGHTS_SEED = 0
 
 
 @dataclass(frozen=True)
-class Needs:
+class RequiredEncoders:
     """Which encoders the requests of a run need beside the language model."""
 
     glyphs: bool  # text in quotes
     images: bool
 
     @staticmethod
-    def of(requests: Iterable[Request]) -> "Needs":
+    def of(requests: Iterable[Request]) -> "RequiredEncoders":
         requests = list(requests)
-        return Needs(
+        return RequiredEncoders(
             glyphs=any(glyph_text(request.prompt) for request in requests),
             images=any(request.image is not None for request in requests),
         )
@@ -84,7 +84,7 @@ def load_pipeline(
     *,
     encoder: ConditionEncoder,
     vae: nn.Module,
-    trained: Needs,
+    trained: RequiredEncoders,
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
 ) -> HunyuanVideoGRPOPipeline:
@@ -133,7 +133,7 @@ def make_pipeline(
         transformer,
         vae,
         scheduler,
-        sampling=Sampling(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
+        sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
         unconditional=unconditional,
         compute_dtype=DTYPES[model.dtype],
     )
@@ -143,7 +143,7 @@ def _seed(config: Config) -> int | None:
     return RANDOM_WEIGHTS_SEED if config.model.random_weights else None
 
 
-def check_checkpoint(config: Config, needs: Needs, sizes: Iterable[tuple[int, int]]) -> None:
+def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tuple[int, int]]) -> None:
     """Raises ValueError that lists what is wrong with the checkpoint folder for this run; reads headers only.
 
     Args:
@@ -227,7 +227,7 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
     vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
 
 
-def prepare_transformer(transformer: nn.Module, trained: Needs) -> None:
+def prepare_transformer(transformer: nn.Module, trained: RequiredEncoders) -> None:
     """Our forward pass, and no gradient where none can arrive."""
     install(transformer)
     freeze_dead_parameters(transformer)

@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.run_files import write_json
-from hyvideo.training.rollout_batch import Round
+from hyvideo.training.rollout_batch import RolloutBatch
 
 FOLDER = "bad_updates"
 _REMEMBERED = 50  # gradient norms that a new one is compared with
 _SPIKE = 10.0
 
 
-class Health:
+class NonFiniteUpdates:
     """Of a run's updates.
 
     Args:
@@ -37,7 +37,7 @@ class Health:
     def good(self) -> None:
         self.bad_in_a_row = 0
 
-    def bad(self, round_: Round, *, ranks: list[int], iteration: int) -> None:
+    def bad(self, round_: RolloutBatch, *, ranks: list[int], iteration: int) -> None:
         """An update was skipped. Raises FloatingPointError, on all ranks alike, when there were too many in a row."""
         self.bad_in_a_row += 1
         self._keep(round_, ranks, iteration)
@@ -66,7 +66,7 @@ class Health:
         self.bad_in_a_row = state["bad_in_a_row"]
         self.norms = deque(state["norms"], maxlen=_REMEMBERED)
 
-    def _keep(self, round_: Round, ranks: list[int], iteration: int) -> None:
+    def _keep(self, round_: RolloutBatch, ranks: list[int], iteration: int) -> None:
         name = f"{iteration:06d}-rank{self.mesh.rank}"
         tensors = {
             "latents": round_.rollout.latents,

@@ -43,7 +43,7 @@ class Transitions:
         return (self.replay().detach() - self.log_probs).abs().max().item()
 
 
-class OffPolicy(RuntimeError):
+class OffPolicyError(RuntimeError):
     """Rollout and update do not compute the same log-probability."""
 
 

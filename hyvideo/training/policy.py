@@ -22,7 +22,7 @@ from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor
-from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED, Needs, load_transformer, prepare_transformer
+from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED, RequiredEncoders, load_transformer, prepare_transformer
 from hyvideo.training.optimizers import Optimizers, make_optimizers
 from hyvideo.training.weight_copy import WeightCopy
 
@@ -37,7 +37,9 @@ class Policy:
     Raises: ValueError for checkpoints and settings that do not go together.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device, needs: Needs, *, anchor_moves: bool | None):
+    def __init__(
+        self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders, *, anchor_moves: bool | None
+    ):
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
@@ -133,7 +135,7 @@ class Policy:
         return {f"{kind}.{name}": tensor for name, tensor in copy.targets().items()}
 
 
-def _load(config: Config, mesh: Mesh, device: torch.device, needs: Needs, *, shard: bool) -> nn.Module:
+def _load(config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders, *, shard: bool) -> nn.Module:
     """The transformer on this rank, made ready to be trained."""
     model, distributed, optimizer = config.model, config.distributed, config.optimizer
     is_lora = optimizer.lora_rank > 0

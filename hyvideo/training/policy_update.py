@@ -27,11 +27,11 @@ from hyvideo.grpo.loss import clipped_policy_loss
 from hyvideo.grpo.metrics import SUMMED, Terms, UpdateResult, average
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights, position_kl, velocity_kl
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.training.nonfinite_updates import Health
-from hyvideo.training.on_policy_check import OffPolicy, Transitions, explain, tolerance_of
+from hyvideo.training.nonfinite_updates import NonFiniteUpdates
+from hyvideo.training.on_policy_check import OffPolicyError, Transitions, explain, tolerance_of
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.policy import Policy
-from hyvideo.training.rollout_batch import Round
+from hyvideo.training.rollout_batch import RolloutBatch
 
 
 @dataclass
@@ -60,7 +60,7 @@ class PolicyUpdates:
         self.config, self.mesh, self.device, self.on_stage = config, mesh, device, on_stage
         self.pipeline, self.policy = pipeline, policy
         self.plan = make_plan(config, mesh.world_size)
-        self.weigh_steps()
+        self.refresh_step_weights()
         settings = config.trust_region
         self.kl_weights = kl_weights(
             config.kl_strategy,
@@ -70,10 +70,12 @@ class PolicyUpdates:
         self.kl_coefficient = KLCoefficient(kl_schedule(config))
         self.update_count = 0
         self.cost = Cost()
-        self.health = Health(Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates)
+        self.health = NonFiniteUpdates(
+            Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
+        )
         self.branches = 2 if config.rollout.cfg_scale > 1 else 1
 
-    def weigh_steps(self) -> None:
+    def refresh_step_weights(self) -> None:
         """Takes the weights of the steps from the scheduler, whose stochastic steps a window may have changed."""
         rollout = self.config.rollout
         sampler = {"eta": rollout.eta, "sde_type": rollout.sde_type}
@@ -83,7 +85,7 @@ class PolicyUpdates:
 
     # --- trust region ---------------------------------------------------------------------------------------------
 
-    def anchor_means(self, round_: Round) -> Tensor | None:
+    def anchor_means(self, round_: RolloutBatch) -> Tensor | None:
         """The anchor's means at the visited transitions, or None where they are not needed or not needed yet.
 
         An anchor that equals the rollout policy has the rollout's means: no forward is made for them.
@@ -106,13 +108,13 @@ class PolicyUpdates:
         return means
 
     @torch.no_grad()
-    def _mean(self, round_: Round, rows: list[int], visit: int) -> Tensor:
+    def _mean(self, round_: RolloutBatch, rows: list[int], visit: int) -> Tensor:
         self.cost.forwards += self.branches * len(rows)
         return self.replay(round_, rows, visit).prev_sample_mean
 
     # --- update -----------------------------------------------------------------------------------------------------
 
-    def train(self, round_: Round, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
+    def train(self, round_: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
         """The round's optimizer updates; gives their metrics, averaged over the terms they trained on."""
         num_updates = self.plan.updates
         rows_of = [round_.rows_of_update(update, num_updates, iteration) for update in range(num_updates)]
@@ -134,7 +136,7 @@ class PolicyUpdates:
 
     def _one_update(
         self,
-        round_: Round,
+        round_: RolloutBatch,
         batches: list[list[int]],
         num_rollouts: int,
         anchor_means: Tensor | None,
@@ -190,7 +192,7 @@ class PolicyUpdates:
         self.policy.after_update()
         return UpdateResult(metrics, num_terms)
 
-    def _anchor_mean(self, round_: Round, rows: list[int], visit: int, means: Tensor | None) -> Tensor | None:
+    def _anchor_mean(self, round_: RolloutBatch, rows: list[int], visit: int, means: Tensor | None) -> Tensor | None:
         """Of the rows at their visit: made before, made now, or not needed."""
         if means is not None or self.policy.anchor is None:
             return None if means is None else _at(means[:, visit], rows)
@@ -202,7 +204,7 @@ class PolicyUpdates:
                     self._velocity_of_nothing(round_)
         return None
 
-    def terms(self, round_: Round, rows: list[int], visit: int, anchor_mean: Tensor | None) -> Terms:
+    def terms(self, round_: RolloutBatch, rows: list[int], visit: int, anchor_mean: Tensor | None) -> Terms:
         """Loss and metrics of one training forward: each row at the step of its ``visit``-th visit."""
         steps = round_.visits[rows, visit]
         step = self.replay(round_, rows, visit)
@@ -235,11 +237,11 @@ class PolicyUpdates:
         sums = torch.stack([term.detach().double().sum() for term in summed])
         return Terms(loss, sums, (policy.ratio - 1).abs().amax())
 
-    def replay(self, round_: Round, rows: list[int], visit: int):
+    def replay(self, round_: RolloutBatch, rows: list[int], visit: int):
         """The visited transition of each row, under the model as it is now."""
         return self._replay_at(round_, rows, round_.visits[rows, visit])
 
-    def _replay_at(self, round_: Round, rows: list[int], steps: Tensor):
+    def _replay_at(self, round_: RolloutBatch, rows: list[int], steps: Tensor):
         latents = round_.rollout.latents
         return self.pipeline.replay(
             _at(latents, rows, steps),
@@ -253,9 +255,9 @@ class PolicyUpdates:
         return interval > 0 and iteration % interval == 0
 
     def _pass_gate(
-        self, round_: Round, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
+        self, round_: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
     ) -> None:
-        """Raises OffPolicy, on all ranks alike, where passes over fresh rollouts are off their policy on any."""
+        """Raises OffPolicyError, on all ranks alike, where passes over fresh rollouts are off their policy on any."""
         tolerance = tolerance_of(self.config)
         own = torch.stack(deviations)
         everyone = gather_ranks(own.amax(), self.mesh)
@@ -271,9 +273,9 @@ class PolicyUpdates:
             log_probs=round_.rollout.log_probs[rows, steps],
         )
         told = explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)
-        raise OffPolicy(told if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {told}")
+        raise OffPolicyError(told if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {told}")
 
-    def _worst_last(self, round_: Round, rows: list[int], visit: int) -> list[int]:
+    def _worst_last(self, round_: RolloutBatch, rows: list[int], visit: int) -> list[int]:
         """The rows, that with the largest deviation in the end."""
         with torch.no_grad():
             found = (
@@ -282,7 +284,7 @@ class PolicyUpdates:
         worst = rows[int(found.abs().argmax())]
         return [row for row in rows if row != worst] + [worst]
 
-    def _replay_as_rollout(self, round_: Round, row: int, step: int) -> Tensor:
+    def _replay_as_rollout(self, round_: RolloutBatch, row: int, step: int) -> Tensor:
         """Log-probability of a row in the batch in which it was sampled. Shape: ()."""
         size = self.config.rollout.batch_size
         first = row // size * size
@@ -292,19 +294,19 @@ class PolicyUpdates:
         with torch.no_grad():
             return self._replay_at(round_, batch, torch.full((len(batch),), step)).log_prob[-1]
 
-    def _empty_pass(self, round_: Round) -> None:
+    def _empty_pass(self, round_: RolloutBatch) -> None:
         """A forward and a backward pass that add nothing, beside ranks whose passes do, if they are made together."""
         if self.policy.is_sharded:
             (self._velocity_of_nothing(round_).sum() * 0.0).backward()
 
-    def _velocity_of_nothing(self, round_: Round) -> Tensor:
+    def _velocity_of_nothing(self, round_: RolloutBatch) -> Tensor:
         """On zeros: what a rollout without a reward holds may not be finite."""
         nothing = torch.zeros_like(round_.rollout.latents[:1, 0])
         timestep = self.pipeline.scheduler.timesteps[round_.visits[0, :1]]
         return self.pipeline.velocity(nothing, timestep, round_.conditions.select([0]))
 
     def _step_optimizer(
-        self, rate: float, sums: Tensor, deviations: Tensor, round_: Round, iteration: int
+        self, rate: float, sums: Tensor, deviations: Tensor, round_: RolloutBatch, iteration: int
     ) -> float | None:
         """Averages and clips the gradients and applies them; gives their norm before clipping.
 

@@ -19,7 +19,7 @@ class Stopped(RuntimeError):
     """The run was asked to leave, and is as it was after its last finished iteration."""
 
 
-class StopRequests:
+class PreemptionSignals:
     """Listens for signals while it is entered."""
 
     def __init__(self, mesh: Mesh):
@@ -27,7 +27,7 @@ class StopRequests:
         self.received: str | None = None
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> "StopRequests":
+    def __enter__(self) -> "PreemptionSignals":
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             self._before[number] = signal.signal(number, self._take)
         return self

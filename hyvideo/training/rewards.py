@@ -6,19 +6,19 @@ import warnings
 import torch
 
 from hyvideo.config.settings import Config
-from hyvideo.models.reward_models.async_scorer import Judge
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Scorer, check_options, make_scorer
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 
 
-def make_judge(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> Judge:
+def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
     """The judge of a run; its scorers are loaded on ``device``, or are services, unless they are given.
 
     Raises: ValueError for scorers or options that cannot be used.
     """
     settings = config.reward
-    return Judge(
+    return AsyncScorer(
         _make_scorers(config, device) if scorers is None else scorers,
         config.reward_weights,
         retries=settings.reward_retries,
@@ -43,7 +43,7 @@ def _make_scorers(config: Config, device: torch.device) -> dict[str, Scorer]:
     return {name: make_scorer(name, root, device=device, **opts) for name, opts in config.reward_options.items()}
 
 
-def try_scorers(config: Config, judge: Judge, prompt: str) -> None:
+def try_scorers(config: Config, judge: AsyncScorer, prompt: str) -> None:
     """Scores one clip of the run's size a few times: complete, finite, repeatable, a batch like a clip alone.
 
     Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.

@@ -10,11 +10,11 @@ from hyvideo.data.randomness import normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.conditions import Conditions
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
 
 
 @dataclass(frozen=True)
-class Place:
+class RolloutIndex:
     """Of one rollout in the round, whatever rank holds it."""
 
     group: int
@@ -22,13 +22,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Round:
+class RolloutBatch:
     """The rollouts that this replica holds. Lists and first dimensions are (rollouts,): by row."""
 
-    places: list[Place]
+    places: list[RolloutIndex]
     prompts: list[str]
     conditions: Conditions
-    rollout: Rollout
+    rollout: Trajectories
     visits: Tensor  # (rollouts, trained steps): places in the schedule, in the order of training, on the CPU
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, those that this rank has scored
     advantages: Tensor = torch.empty(0)  # NaN where the rollout is left out of the loss
@@ -46,25 +46,27 @@ class Round:
         ]
 
 
-def places_of_replica(config: Config, mesh: Mesh, batch: int) -> list[Place]:
+def places_of_replica(config: Config, mesh: Mesh, batch: int) -> list[RolloutIndex]:
     """Rollouts of this replica in the ``batch``-th batch of the round. Neighbours in number share a group."""
     size, group_size = config.rollout.batch_size, config.rollout.num_generations
     first = (batch * mesh.num_replicas + mesh.replica) * size
-    return [Place(*divmod(number, group_size)) for number in range(first, first + size)]
+    return [RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)]
 
 
-def initial_noise(config: Config, iteration: int, place: Place, shape: tuple[int, ...]) -> Tensor:
+def initial_noise(config: Config, iteration: int, place: RolloutIndex, shape: tuple[int, ...]) -> Tensor:
     """What a rollout starts from; shared by its group with ``use_same_noise``. Shape: ``shape``."""
     member = 0 if config.rollout.use_same_noise else place.member
     return normal(shape, config.data.seed, "initial noise", iteration, place.group, member)
 
 
-def step_noise(config: Config, iteration: int, place: Place, step: int, shape: tuple[int, ...]) -> Tensor:
+def step_noise(config: Config, iteration: int, place: RolloutIndex, step: int, shape: tuple[int, ...]) -> Tensor:
     """The noise of one denoising step of a rollout. Shape: ``shape``."""
     return normal(shape, config.data.seed, "step noise", iteration, place.group, place.member, step)
 
 
-def visiting_orders(config: Config, iteration: int, places: list[Place], steps: list[int], count: int) -> Tensor:
+def timestep_permutations(
+    config: Config, iteration: int, places: list[RolloutIndex], steps: list[int], count: int
+) -> Tensor:
     """Which stochastic steps of each rollout are trained, and in which order. Shape: (rollouts, count)."""
     if not config.loss.enable_timestep_permutation:
         return torch.tensor([steps[:count]] * len(places))

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from hyvideo.config.settings import Config
 from hyvideo.records.run_files import score_entry, told_if_unwritable, write_json, write_videos
-from hyvideo.training.rollout_batch import Round
+from hyvideo.training.rollout_batch import RolloutBatch
 
 
 def keep_round(
     config: Config,
     folder: Path,
-    round_: Round,
+    round_: RolloutBatch,
     videos: dict[int, Tensor | None],
     wanted: set[int],
     gather: Callable[[list[dict]], list[list[dict]]],

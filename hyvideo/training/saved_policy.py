@@ -43,12 +43,12 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         loading.check_transformer_weights(root, version, transformer_folder(folder))
 
 
-def has_all_weights(folder: Path) -> bool:
-    """Claims that `put_into` gives every weight its value; an adapter leaves the base model's."""
+def is_full_checkpoint(folder: Path) -> bool:
+    """Claims that `load_into` gives every weight its value; an adapter leaves the base model's."""
     return not _is_lora(folder)
 
 
-def put_into(transformer: nn.Module, folder: Path) -> None:
+def load_into(transformer: nn.Module, folder: Path) -> None:
     """Gives a transformer the policy's weights, or adds its adapter. Raises ValueError where they do not fit."""
     if _is_lora(folder):
         add_lora(transformer, read_lora(folder / LORA_FOLDER))
@@ -63,7 +63,7 @@ def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -
     if _is_lora(folder):
         # In float32: the base model rounded to bf16 first would swallow most of the adapter's change.
         transformer = loading.load_transformer(root, version, dtype=torch.float32)
-        put_into(transformer, folder)
+        load_into(transformer, folder)
         merge(transformer)
         return transformer.type(dtype)
     if not _is_checkpoint(folder):

@@ -27,7 +27,7 @@ from hyvideo.distributed.collectives import everywhere, gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import local
 from hyvideo.models.reward_models.rewards import Reward
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
 
 FOLDER = "spool"
 # What a rollout or its reward does not depend on.
@@ -56,19 +56,19 @@ class Spool:
         self.root = Path(config.record.output_dir) / FOLDER
         self.folder = self.root / _key(config, mesh, iteration, trained, contents) if self.num_rounds else self.root
 
-    def rollout(self, batch: int) -> Rollout | None:
+    def rollout(self, batch: int) -> Trajectories | None:
         """A batch's rollouts, if every rank finds its own."""
         if not self.num_rounds:
             return None
         try:
-            found = Rollout(
+            found = Trajectories(
                 **{name: tensor.to(self.device) for name, tensor in _read(self._rollouts_of(batch)).items()}
             )
         except (OSError, SafetensorError, TypeError, ValueError):
             found = None
         return found if everywhere(found is not None, self.mesh) else None
 
-    def keep_rollout(self, batch: int, rollout: Rollout) -> None:
+    def keep_rollout(self, batch: int, rollout: Trajectories) -> None:
         """The first of the ranks that share it writes."""
         if self.num_rounds and self.mesh.sp_rank == 0:
             tensors = {name: getattr(rollout, name).contiguous().cpu() for name in ("latents", "means", "log_probs")}

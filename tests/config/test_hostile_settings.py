@@ -23,7 +23,7 @@ from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint import read_state
 from hyvideo.models.weight_files import Folder, weight_paths
 from hyvideo.training.model_setup import choose_device
-from hyvideo.training.rewards import make_judge
+from hyvideo.training.rewards import make_async_scorer
 from tests.refusals import ODD, contents, fuzzed, outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,7 @@ def test_what_scorers_and_adapters_are_given_is_looked_at(folder, flags, said):
         (folder / "reward.yaml").write_text(flags[1])
         flags = [flags[0], str(folder / "reward.yaml")]
     with pytest.raises(ValueError, match=said):
-        make_judge(checked([*SMOKE, "--output_dir", str(folder / "run"), *flags]), torch.device("cpu"))
+        make_async_scorer(checked([*SMOKE, "--output_dir", str(folder / "run"), *flags]), torch.device("cpu"))
 
 
 def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch):

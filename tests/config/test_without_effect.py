@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.without_effect import _strength_of_kl, idle_settings
+from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
 from hyvideo.grpo.trust_region import position_kl
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 
 def told(config, world_size=1):
-    return idle_settings(config, make_plan(config, world_size), world_size)
+    return settings_without_effect(config, make_plan(config, world_size), world_size)
 
 
 def mentions(sentences, words):

@@ -184,8 +184,8 @@ def test_heads_are_shared_as_evenly_as_they_can_be():
 
 def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
     from hyvideo.config.settings import load_config
-    from hyvideo.training.model_setup import Needs, check_checkpoint
+    from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint
 
     config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(ValueError, match="at most the 3 attention heads.*got 4; 1, 3 give every rank the same"):
-        check_checkpoint(config, Needs(glyphs=False, images=False), [(16, 16)])
+        check_checkpoint(config, RequiredEncoders(glyphs=False, images=False), [(16, 16)])

@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.training.model_setup import Needs, load_encoder, load_pipeline
+from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline
 
 REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left slowly")]
 
@@ -17,7 +17,7 @@ def parts(tiny_config):
     """A pipeline with guidance 3, conditions of two prompts and their initial noise."""
     config, device = tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu")
     encoder, vae = load_encoder(config, device)
-    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=Needs.of(REQUESTS))
+    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=RequiredEncoders.of(REQUESTS))
     noise = normal((2, *pipeline.latent_shape(5, 16, 16)), "test")
     return pipeline, encoder(REQUESTS), noise
 

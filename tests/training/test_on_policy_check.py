@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hyvideo.trainer import Trainer
-from hyvideo.training.on_policy_check import OffPolicy
+from hyvideo.training.on_policy_check import OffPolicyError
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def fault_of(config, mesh, *, before=(), between=()):
     trainer.updates.train = planted
     trainer.iteration = 1
     weights = [parameter.detach().clone() for parameter in trainer.policy.parameters]
-    with pytest.raises(OffPolicy) as error:
+    with pytest.raises(OffPolicyError) as error:
         trainer.run_iteration()
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.policy.parameters))
     return str(error.value)
@@ -137,7 +137,7 @@ def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, 
     trainer.updates.train = planted
     trainer.iteration = 1
     if stops:
-        with pytest.raises(OffPolicy):
+        with pytest.raises(OffPolicyError):
             trainer.run_iteration()
     else:
         assert trainer.run_iteration()["policy/ratio_first_deviation"] > 1e-6
@@ -161,7 +161,7 @@ def split_wrongly(settings):
     trainer.iteration = 1
     try:
         trainer.run_iteration()
-    except OffPolicy as error:
+    except OffPolicyError as error:
         return str(error)
     return None
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import Reward
-from hyvideo.training.rewards import make_judge, refuse_too_many_missing, try_scorers
+from hyvideo.training.rewards import make_async_scorer, refuse_too_many_missing, try_scorers
 
 CPU = torch.device("cpu")
 PROMPT = "a red circle moves up"
@@ -34,7 +34,7 @@ def judge_of(tiny_config):
 
     def make(scorers=None, **settings):
         config = tiny_config.with_settings(**settings)
-        judges.append(make_judge(config, CPU, scorers))
+        judges.append(make_async_scorer(config, CPU, scorers))
         return config, judges[-1]
 
     yield make

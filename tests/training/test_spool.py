@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import Reward
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
 from hyvideo.training.spool import Spool
 
 CPU = torch.device("cpu")
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2)}
-ROLLOUT = Rollout(torch.randn(2, 4, 3), torch.randn(2, 3, 3), torch.randn(2, 3))
+ROLLOUT = Trajectories(torch.randn(2, 4, 3), torch.randn(2, 3, 3), torch.randn(2, 3))
 
 
 @pytest.fixture

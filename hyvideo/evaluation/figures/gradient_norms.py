@@ -33,7 +33,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.policy_update import PolicyUpdates, chunks
-from hyvideo.training.rollout_batch import Round
+from hyvideo.training.rollout_batch import RolloutBatch
 
 
 def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
@@ -76,7 +76,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
     )
 
 
-def norms_per_visit(updates: PolicyUpdates, round_: Round) -> list[float]:
+def norms_per_visit(updates: PolicyUpdates, round_: RolloutBatch) -> list[float]:
     """Norm of the gradient of each visit's term, with the weights of ``updates``; changes no parameter.
 
     Every rank must call, with as many rollouts as the others, all of them scored.

@@ -21,16 +21,16 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import NAMES, THUMBNAIL, diversity, measure_video, thumbnail
 from hyvideo.evaluation.reward_hacking.rule import (
     MARKER,
-    Departure,
+    Dispersion,
+    MetricShift,
     RewardHacking,
-    Seen,
-    Spread,
+    ValidationStats,
     base_of,
     departures,
     describe,
     last_clean,
 )
-from hyvideo.models.reward_models.async_scorer import Judge
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import write_json
 
@@ -40,9 +40,9 @@ def measure_all(
     rewards: Mapping[int, Reward],
     prompts: Sequence[str],
     groups: Sequence[Hashable],
-    judge: Judge,
+    judge: AsyncScorer,
     mesh: Mesh,
-) -> tuple[dict[str, float], dict[str, Spread]]:
+) -> tuple[dict[str, float], dict[str, Dispersion]]:
     """Means and spreads of everything that is measured of single videos and not rewarded, over those of all ranks.
 
     Args:
@@ -70,7 +70,7 @@ def measure_all(
     columns["held_out/diversity"] = diversity(table[:, len(names) :], groups).tolist()
     finite = {name: [value for value in column if math.isfinite(value)] for name, column in columns.items()}
     finite = {name: values for name, values in finite.items() if values}
-    spreads = {name: Spread(statistics.pstdev(values), len(values)) for name, values in finite.items()}
+    spreads = {name: Dispersion(statistics.pstdev(values), len(values)) for name, values in finite.items()}
     return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
 
 
@@ -91,10 +91,10 @@ class HackingWatch:
         self.action, self.threshold = settings.on_reward_hacking, settings.hacking_threshold
         self.mesh, self.samples, self.made_with = mesh, samples, made_with
         self.marker = Path(settings.output_dir) / MARKER
-        self.found: list[Departure] = []  # by the last look
+        self.found: list[MetricShift] = []  # by the last look
         self.reason, self.clean_iteration = "", None
 
-    def look(self, now: Seen) -> float:
+    def look(self, now: ValidationStats) -> float:
         """Judges a validation against those before it; 1 if it shows reward hacking, else 0, NaN without a base."""
         verdict = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
         is_judged, self.found, self.reason, self.clean_iteration = verdict
@@ -112,7 +112,7 @@ class HackingWatch:
         """
         raise RewardHacking(from_main(self._leave_note(saved) if self.mesh.is_main else None, self.mesh))
 
-    def _judge(self, now: Seen) -> tuple[bool, list[Departure], str, int | None]:
+    def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, int | None]:
         self.marker.unlink(missing_ok=True)  # the run went on
         history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
         found = departures(history, self.threshold)
@@ -142,7 +142,7 @@ class HackingWatch:
         )
 
 
-def read_history(samples: Path, made_with: dict, *, before: int) -> list[Seen]:
+def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:
     """The recorded validations of earlier iterations that were made alike, in order."""
     folders = sorted(path for path in samples.glob("[0-9]*") if path.name.isdigit() and int(path.name) < before)
     return [read_seen(path) for path in folders if is_made_with(path, made_with)]
@@ -154,10 +154,10 @@ def is_made_with(folder: Path, made_with: dict) -> bool:
     return path.is_file() and json.loads(path.read_text()).get("made_with", made_with) == made_with
 
 
-def read_seen(folder: Path) -> Seen:
+def read_seen(folder: Path) -> ValidationStats:
     recorded = json.loads((folder / "measures.json").read_text())
-    spreads = {name: Spread(*pair) for name, pair in recorded.get("spreads", {}).items()}
-    return Seen(int(folder.name), numbers_of(recorded), spreads)
+    spreads = {name: Dispersion(*pair) for name, pair in recorded.get("spreads", {}).items()}
+    return ValidationStats(int(folder.name), numbers_of(recorded), spreads)
 
 
 def numbers_of(recorded: dict) -> dict[str, float]:
@@ -166,7 +166,7 @@ def numbers_of(recorded: dict) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in numbers.items()}
 
 
-def record(folder: Path, seen: Seen, found: Sequence[Departure], made_with: dict) -> None:
+def record(folder: Path, seen: ValidationStats, found: Sequence[MetricShift], made_with: dict) -> None:
     """Writes measures.json: the means, the spreads as [std, count], the departures, and how the videos were made."""
     means = {name: value if math.isfinite(value) else None for name, value in seen.means.items()}
     others = {"spreads": seen.spreads, "hacking": [*map(asdict, found)], "made_with": made_with}

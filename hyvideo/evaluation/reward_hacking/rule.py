@@ -25,14 +25,14 @@ class RewardHacking(RuntimeError):
     """The run ended because its reward rose while what is not rewarded got worse."""
 
 
-class Spread(NamedTuple):
+class Dispersion(NamedTuple):
     """Of a measure over the videos of a validation, or over the prompts for diversity."""
 
     std: float
     count: int
 
 
-class Watched(NamedTuple):
+class WatchedMetric(NamedTuple):
     """What of a measure is bad, and the smallest spread that is believed of a base whose videos are all alike."""
 
     bad: Literal["up", "down", "either"]
@@ -40,31 +40,31 @@ class Watched(NamedTuple):
 
 
 WATCHED = {
-    "held_out/exposure": Watched("either", 0.02),
-    "held_out/saturation": Watched("either", 0.02),
-    "held_out/clipped": Watched("up", 0.02),
-    "held_out/motion": Watched("either", 0.002),
-    "held_out/sharpness": Watched("either", 0.001),
-    "held_out/frozen": Watched("up", 0.1),
-    "held_out/diversity": Watched("down", 0.005),
-    "frechet_distance": Watched("up"),
+    "held_out/exposure": WatchedMetric("either", 0.02),
+    "held_out/saturation": WatchedMetric("either", 0.02),
+    "held_out/clipped": WatchedMetric("up", 0.02),
+    "held_out/motion": WatchedMetric("either", 0.002),
+    "held_out/sharpness": WatchedMetric("either", 0.001),
+    "held_out/frozen": WatchedMetric("up", 0.1),
+    "held_out/diversity": WatchedMetric("down", 0.005),
+    "frechet_distance": WatchedMetric("up"),
 }
-OTHERS = Watched("down")  # what a scorer says of each video: true measures, CLIPScore, a dimension without weight
+OTHERS = WatchedMetric("down")  # what a scorer says of each video: true measures, CLIPScore, a dimension without weight
 RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
 SET_MEASURES = ("frechet_distance",)  # one number of all videos: its unit is the base's value
 
 
 @dataclass(frozen=True)
-class Seen:
+class ValidationStats:
     """The numbers of one validation, by measure."""
 
     iteration: int
     means: Mapping[str, float]
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    spreads: Mapping[str, Dispersion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Departure:
+class MetricShift:
     """A measure that left the base's range."""
 
     name: str
@@ -77,12 +77,12 @@ class Departure:
         return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} spreads, {self.allowed:.2f} allowed)"
 
 
-def base_of(history: Sequence[Seen]) -> Seen | None:
+def base_of(history: Sequence[ValidationStats]) -> ValidationStats | None:
     """The validation of the policy before training, if it was recorded with the spread of its reward."""
     return next((seen for seen in history if seen.iteration == 0 and REWARD in seen.spreads), None)
 
 
-def departures(history: Sequence[Seen], threshold: float) -> list[Departure]:
+def departures(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
     """What the last validation of ``history`` shows of reward hacking; nothing without a validation of the base.
 
     Args:
@@ -102,11 +102,11 @@ def departures(history: Sequence[Seen], threshold: float) -> list[Departure]:
         shift = _shift(name, base, now, watched)
         allowed = max(threshold, ERRORS * _standard_error(name, base, now))
         if shift is not None and _badness(shift, watched) > allowed:
-            found.append(Departure(name, base.means[name], now.means[name], shift, allowed))
+            found.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
     return sorted(found, key=lambda departure: -abs(departure.shift))
 
 
-def last_clean(history: Sequence[Seen], threshold: float) -> int | None:
+def last_clean(history: Sequence[ValidationStats], threshold: float) -> int | None:
     """Iteration of the newest validation before the last one that showed nothing; None without the base's."""
     if base_of(history) is None:
         return None
@@ -114,7 +114,7 @@ def last_clean(history: Sequence[Seen], threshold: float) -> int | None:
     return clean[-1] if clean else None
 
 
-def describe(history: Sequence[Seen], found: Sequence[Departure]) -> str:
+def describe(history: Sequence[ValidationStats], found: Sequence[MetricShift]) -> str:
     """One line: the reward's rise and every departure with its numbers."""
     base, now = base_of(history), history[-1]
     rise = _rise(base, now)
@@ -124,12 +124,12 @@ def describe(history: Sequence[Seen], found: Sequence[Departure]) -> str:
     )
 
 
-def _rise(base: Seen, now: Seen) -> float | None:
+def _rise(base: ValidationStats, now: ValidationStats) -> float | None:
     """Of the reward, in spreads of the base; its zero may lie anywhere, so its mean says nothing of its spread."""
     return _ratio(now.means.get(REWARD, math.nan) - base.means[REWARD], base.spreads[REWARD].std)
 
 
-def _shift(name: str, base: Seen, now: Seen, watched: Watched) -> float | None:
+def _shift(name: str, base: ValidationStats, now: ValidationStats, watched: WatchedMetric) -> float | None:
     """In spreads of the base; None where that is no number."""
     before, after = base.means.get(name, math.nan), now.means.get(name, math.nan)
     std = abs(before) if name in SET_MEASURES else base.spreads[name].std
@@ -140,11 +140,11 @@ def _ratio(difference: float, unit: float) -> float | None:
     return difference / unit if unit > 0 and math.isfinite(difference) else None
 
 
-def _badness(shift: float, watched: Watched) -> float:
+def _badness(shift: float, watched: WatchedMetric) -> float:
     return {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
 
 
-def _standard_error(name: str, base: Seen, now: Seen) -> float:
+def _standard_error(name: str, base: ValidationStats, now: ValidationStats) -> float:
     """Of a shift; 0 for a measure of the whole set."""
     if name in SET_MEASURES:
         return 0.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, what_is_measured, write_evaluation
-from hyvideo.evaluation.table2.runs import Cell, Study, progress
+from hyvideo.evaluation.table2.runs import Study, TableRun, progress
 from hyvideo.evaluation.table2.table import Table, make_table
 from hyvideo.evaluation.table2.table_files import write_table
 from hyvideo.records.run_files import write_json
@@ -28,7 +28,7 @@ class Evaluations:
     def base(self) -> Evaluation:
         return self._of("base", None)
 
-    def cell(self, cell: Cell) -> Evaluation | None:
+    def cell(self, cell: TableRun) -> Evaluation | None:
         """Of a cell's last checkpoint; None for a cell that is not finished."""
         checkpoint = progress(self.study.folder(cell), self.study.config(cell)).checkpoint
         return self._of(cell.name, checkpoint) if checkpoint else None
@@ -55,7 +55,7 @@ class Evaluations:
             self._evaluator.close()
 
 
-def evaluate_cells(study: Study, cells: list[Cell]) -> tuple[Evaluation, dict[Cell, Evaluation]]:
+def evaluate_cells(study: Study, cells: list[TableRun]) -> tuple[Evaluation, dict[TableRun, Evaluation]]:
     """Evaluations of the base and of the finished cells."""
     evaluations = Evaluations(study)
     try:
@@ -66,7 +66,7 @@ def evaluate_cells(study: Study, cells: list[Cell]) -> tuple[Evaluation, dict[Ce
     return base, {cell: evaluation for cell, evaluation in found.items() if evaluation is not None}
 
 
-def write_results(study: Study, cells: list[Cell]) -> Table:
+def write_results(study: Study, cells: list[TableRun]) -> Table:
     """Evaluates what is finished and writes the table and results.json."""
     base, found = evaluate_cells(study, cells)
     table = make_table(base, cells, found)
@@ -75,7 +75,7 @@ def write_results(study: Study, cells: list[Cell]) -> Table:
     return table
 
 
-def results(study: Study, base: Evaluation, found: dict[Cell, Evaluation], table: Table) -> dict:
+def results(study: Study, base: Evaluation, found: dict[TableRun, Evaluation], table: Table) -> dict:
     """The table's numbers and the scores of every video, for programs."""
     return {
         "config": study.config_file,

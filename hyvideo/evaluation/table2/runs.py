@@ -1,6 +1,6 @@
 """A cell of Table 2 is one training run: reward setting, sampler, trust region, with the equalizer or not, seed.
 
-    Cell -> flags of post_train.py -> <out>/cells/A-sage_grpo-none-eq-seed0/
+    TableRun -> flags of post_train.py -> <out>/cells/A-sage_grpo-none-eq-seed0/
 
 A cell that has begun goes on where it stopped, and a finished one is not run again; one that was begun with other
 settings is refused.
@@ -29,7 +29,7 @@ OF_THE_CELL = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableRun:
     """One training run of the table."""
 
     setting: str
@@ -46,11 +46,11 @@ class Cell:
 
 def grid(
     settings: Iterable[str], methods: Iterable[str], kls: Iterable[str], seeds: Iterable[int], *, no_equalizer: bool
-) -> list[Cell]:
+) -> list[TableRun]:
     """All cells, seed by seed, so that a study that is stopped has whole tables of fewer seeds."""
     equalizer = (True, False) if no_equalizer else (True,)
     cells = [
-        Cell(setting, method, kl, has_equalizer, seed)
+        TableRun(setting, method, kl, has_equalizer, seed)
         for seed, setting, method, kl, has_equalizer in itertools.product(seeds, settings, methods, kls, equalizer)
     ]
     return list(dict.fromkeys(cells))
@@ -80,10 +80,10 @@ class Study:
             if word.startswith("--") and name in OF_THE_CELL:
                 raise ValueError(f"--extra cannot set {name}, which differs between the cells or belongs to them")
 
-    def folder(self, cell: Cell) -> Path:
+    def folder(self, cell: TableRun) -> Path:
         return self.out / "cells" / cell.name
 
-    def flags(self, cell: Cell) -> list[str]:
+    def flags(self, cell: TableRun) -> list[str]:
         """The command line of post_train.py for a cell, which goes on if it has begun."""
         flags = ["--config", self.config_file, "--output_dir", str(self.folder(cell)), "--seed", str(cell.seed)]
         flags += ["--reward_weights", SETTINGS[cell.setting], "--sde_type", cell.method]
@@ -96,7 +96,7 @@ class Study:
         # The trust region last: an extra kl_weight is of the cells that have one, and gives none to those without.
         return flags + self.extra + KL_FLAGS[cell.kl]
 
-    def config(self, cell: Cell) -> Config:
+    def config(self, cell: TableRun) -> Config:
         """The cell's settings. Ends the program with one message for a flag that does not exist."""
         return parse(self.flags(cell)).config
 

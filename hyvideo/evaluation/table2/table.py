@@ -12,7 +12,7 @@ import numpy as np
 from hyvideo.config.settings import REWARD_PRESETS
 from hyvideo.evaluation.scores_file import Evaluation, by_prompt
 from hyvideo.evaluation.table2.bootstrap import Interval, bootstrap_interval
-from hyvideo.evaluation.table2.runs import METHODS, SETTINGS, Cell
+from hyvideo.evaluation.table2.runs import METHODS, SETTINGS, TableRun
 
 TRUE = "true/"
 
@@ -63,7 +63,7 @@ class RowKey:
         return METHODS[self.method] if self.method else "Base model"
 
     @staticmethod
-    def of(cell: Cell) -> "RowKey":
+    def of(cell: TableRun) -> "RowKey":
         return RowKey(cell.method, cell.kl, cell.has_equalizer)
 
 
@@ -77,7 +77,7 @@ class Table:
     values: dict[tuple[RowKey, str, str], Interval]  # by row, setting and column
     num_seeds: dict[tuple[RowKey, str], int]
     num_videos: int  # of one evaluation
-    unfinished: list[Cell]
+    unfinished: list[TableRun]
 
     @property
     def shows_equalizer(self) -> bool:
@@ -95,7 +95,9 @@ class Table:
         return choose(finite, key=finite.get) if finite else None
 
 
-def make_table(base: Evaluation, cells: list[Cell], evaluations: dict[Cell, Evaluation], *, seed: int = 0) -> Table:
+def make_table(
+    base: Evaluation, cells: list[TableRun], evaluations: dict[TableRun, Evaluation], *, seed: int = 0
+) -> Table:
     """The table of all planned cells; those without an evaluation are named, and take no part in the means.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hyvideo.config.run_plan import check, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.table2.runs import Cell, Study, progress
+from hyvideo.evaluation.table2.runs import Study, TableRun, progress
 from hyvideo.models.reward_models.rewards import SCORERS
 
 POST_TRAIN = Path(__file__).resolve().parents[3] / "post_train.py"
@@ -22,7 +22,7 @@ POST_TRAIN = Path(__file__).resolve().parents[3] / "post_train.py"
 class CellPlan:
     """A cell, where it stands, and what all of it costs, its validations included."""
 
-    cell: Cell
+    cell: TableRun
     saved: int  # iteration after which it goes on
     max_steps: int
     is_finished: bool
@@ -35,7 +35,7 @@ class CellPlan:
         return 0.0 if self.is_finished else 1 - self.saved / self.max_steps
 
 
-def plan_cells(study: Study, cells: Iterable[Cell]) -> list[CellPlan]:
+def plan_cells(study: Study, cells: Iterable[TableRun]) -> list[CellPlan]:
     """Every cell's state and cost.
 
     Raises: ValueError for settings that break a rule, and for a cell begun with other settings, before any is trained.
@@ -43,7 +43,7 @@ def plan_cells(study: Study, cells: Iterable[Cell]) -> list[CellPlan]:
     return [_plan(study, cell) for cell in cells]
 
 
-def _plan(study: Study, cell: Cell) -> CellPlan:
+def _plan(study: Study, cell: TableRun) -> CellPlan:
     config = study.config(cell)
     world_size = max(1, study.num_gpus)
     check(config, world_size)
@@ -91,7 +91,7 @@ def describe(study: Study, plans: list[CellPlan]) -> str:
     return "\n".join(lines)
 
 
-def command(study: Study, cell: Cell) -> list[str]:
+def command(study: Study, cell: TableRun) -> list[str]:
     """What trains a cell."""
     start = [sys.executable]
     if study.num_gpus:
@@ -99,14 +99,14 @@ def command(study: Study, cell: Cell) -> list[str]:
     return [*start, str(POST_TRAIN), *study.flags(cell)]
 
 
-def train_cells(study: Study, cells: list[Cell], *, jobs: int) -> dict[Cell, Path]:
+def train_cells(study: Study, cells: list[TableRun], *, jobs: int) -> dict[TableRun, Path]:
     """Trains cells, ``jobs`` at a time; gives the logs of those that failed. Stopping this stops them."""
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def train(cell: Cell) -> int:
+    def train(cell: TableRun) -> int:
         with open(logs / f"{cell.name}.log", "ab") as log:
             process = subprocess.Popen(command(study, cell), stdout=log, stderr=log, env=environment)
             running.add(process)
@@ -115,7 +115,7 @@ def train_cells(study: Study, cells: list[Cell], *, jobs: int) -> dict[Cell, Pat
             finally:
                 running.discard(process)
 
-    failed: dict[Cell, Path] = {}
+    failed: dict[TableRun, Path] = {}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
     pool = ThreadPoolExecutor(jobs)
     try:

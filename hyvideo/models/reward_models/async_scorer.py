@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import read_video, write_video
-from hyvideo.models.reward_models.rewards import Reward, Scorer, ScorerUnavailable, Scores, Verdict, weighted
+from hyvideo.models.reward_models.rewards import Reward, Scorer, ScoreResult, ScorerUnavailable, Scores, weighted
 
 
 @dataclass
-class JudgeTimes:
+class ScoringTimes:
     """Seconds since they were last taken."""
 
     scoring: float = 0.0  # in the background
     waiting: float = field(default=0.0)  # of who wanted the result
 
 
-class Judge:
+class AsyncScorer:
     """All scorers of a run.
 
     Args:
@@ -57,7 +57,7 @@ class Judge:
     ):
         self.scorers, self.weights = dict(scorers), dict(weights)
         self.retries, self.through_file, self.offload = retries, through_file, offload
-        self.times = JudgeTimes()
+        self.times = ScoringTimes()
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(device)  # the weights have arrived
@@ -82,8 +82,8 @@ class Judge:
         """The rewards of a batch, waited for."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
 
-    def take_times(self) -> JudgeTimes:
-        taken, self.times = self.times, JudgeTimes()
+    def take_times(self) -> ScoringTimes:
+        taken, self.times = self.times, ScoringTimes()
         return taken
 
     def check_prompts(self, prompts: list[str]) -> None:
@@ -119,7 +119,7 @@ class Judge:
             self._move(None)
         reasons = ["the decoded video has values that are not finite" if v is None else None for v in videos]
         shown = self._through_files(videos, reasons, fps) if self.through_file else videos
-        verdicts = [Verdict({}, reason) for reason in reasons]
+        verdicts = [ScoreResult({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
         for name, scorer in self.scorers.items() if rows else ():
             said = score_safely(
@@ -132,11 +132,11 @@ class Judge:
         self.times.scoring += time.perf_counter() - start
         return [self._reward(verdict) for verdict in verdicts]
 
-    def _reward(self, verdict: Verdict) -> Reward:
+    def _reward(self, verdict: ScoreResult) -> Reward:
         total = weighted(verdict.scores, self.weights)
         if verdict.reason is None and not math.isfinite(total):
             lacking = [name for name, weight in self.weights.items() if weight and not _is_number(verdict.scores, name)]
-            verdict = Verdict(verdict.scores, f"no finite score for {', '.join(lacking)}")
+            verdict = ScoreResult(verdict.scores, f"no finite score for {', '.join(lacking)}")
         return Reward(math.nan if verdict.reason else total, verdict.scores, verdict.reason)
 
     def _through_files(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
@@ -162,38 +162,42 @@ class Judge:
 
 def score_safely(
     scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float, retries: int = 1
-) -> list[Verdict]:
+) -> list[ScoreResult]:
     """One verdict for each video, whatever the scorer does."""
     for attempt in range(retries + 1):
         said = _attempt(lambda: scorer.score(videos, prompts, fps=fps), len(videos))
         if isinstance(said, list):
-            return [one if isinstance(one, Verdict) else Verdict(one) for one in said]
+            return [one if isinstance(one, ScoreResult) else ScoreResult(one) for one in said]
         if isinstance(said, ScorerUnavailable):
-            return [Verdict({}, _told(said))] * len(videos)
+            return [ScoreResult({}, _told(said))] * len(videos)
         if len(videos) > 1 and attempt == retries:
             return [
                 verdict
                 for video, prompt in zip(videos, prompts)
                 for verdict in score_safely(scorer, [video], [prompt], fps=fps, retries=0)
             ]
-    return [Verdict({}, _told(said))] * len(videos)
+    return [ScoreResult({}, _told(said))] * len(videos)
 
 
-def _attempt(score: Callable[[], list[Scores | Verdict]], count: int) -> list[Scores | Verdict] | Exception:
+def _attempt(score: Callable[[], list[Scores | ScoreResult]], count: int) -> list[Scores | ScoreResult] | Exception:
     # Whatever a scorer raises is its failure and not the run's: it becomes the reason of a missing reward.
     try:
         scores = score()
     except Exception as error:
         return error
-    if not isinstance(scores, list) or len(scores) != count or not all(isinstance(s, (dict, Verdict)) for s in scores):
+    if (
+        not isinstance(scores, list)
+        or len(scores) != count
+        or not all(isinstance(s, (dict, ScoreResult)) for s in scores)
+    ):
         shown = f"{len(scores)} results" if isinstance(scores, list) else type(scores).__name__
         return RuntimeError(f"the scorer must give a dict for each of {count} videos, it gave {shown}")
     return scores
 
 
-def _joined(before: Verdict, new: Verdict, name: str) -> Verdict:
+def _joined(before: ScoreResult, new: ScoreResult, name: str) -> ScoreResult:
     reason = before.reason or (f"{name}: {new.reason}" if new.reason else None)
-    return Verdict(before.scores | new.scores, reason)
+    return ScoreResult(before.scores | new.scores, reason)
 
 
 def _told(error: Exception) -> str:

@@ -58,7 +58,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScoreResult:
     """What a scorer said of one video, or why it said nothing."""
 
     scores: Scores

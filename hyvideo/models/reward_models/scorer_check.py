@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import Scorer, Scores, Verdict
+from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
 
 State = Literal["ok", "warning", "failed"]
@@ -356,7 +356,7 @@ def _apart(a: float | None, b: float | None) -> float:
 
 def _scores_of(answer: object) -> object:
     """The scores of a verdict; what is no verdict as it is. Raises Broken for a verdict without scores."""
-    if not isinstance(answer, Verdict):
+    if not isinstance(answer, ScoreResult):
         return answer
     if answer.reason:
         raise Broken(f"score gave no scores: {answer.reason}")

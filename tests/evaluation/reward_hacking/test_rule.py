@@ -6,7 +6,14 @@ import statistics
 
 import pytest
 
-from hyvideo.evaluation.reward_hacking.rule import Seen, Spread, base_of, departures, describe, last_clean
+from hyvideo.evaluation.reward_hacking.rule import (
+    Dispersion,
+    ValidationStats,
+    base_of,
+    departures,
+    describe,
+    last_clean,
+)
 
 NAMES = ("reward", "held_out/exposure", "held_out/motion", "held_out/frozen", "true/VQ", "frechet_distance")
 BASE = {
@@ -22,11 +29,11 @@ BASE = {
 def seen(iteration, count=96, **changes):
     """A validation whose means are the base's, but for those given, in spreads of the base."""
     means = {name: mean for name, (mean, _) in BASE.items()}
-    spreads = {name: Spread(std, count) for name, (_, std) in BASE.items() if std is not None}
+    spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items() if std is not None}
     for key, by in changes.items():
         (name,) = (one for one in BASE if one.rpartition("/")[2] == key)
         means[name] += by * (BASE[name][1] or 1)
-    return Seen(iteration, means, spreads)
+    return ValidationStats(iteration, means, spreads)
 
 
 def names(found):
@@ -71,7 +78,7 @@ def test_the_furthest_is_named_first_and_the_threshold_counts_base_spreads():
 def test_a_base_without_spread_needs_more_than_a_trifle():
     def frozen(share):
         now = seen(10, reward=1)
-        return Seen(10, now.means | {"held_out/frozen": share}, now.spreads)
+        return ValidationStats(10, now.means | {"held_out/frozen": share}, now.spreads)
 
     assert judge(seen(0), frozen(0.1)) == []
     assert judge(seen(0), frozen(0.5)) == ["held_out/frozen"]
@@ -86,7 +93,9 @@ def test_a_distance_of_the_whole_set_counts_in_its_base_value():
 def drawn(rng, iteration, count):
     values = {name: [rng.gauss(mean, std) for _ in range(count)] for name, (mean, std) in BASE.items() if std}
     means = {name: statistics.fmean(some) for name, some in values.items()}
-    return Seen(iteration, means, {name: Spread(statistics.pstdev(some), count) for name, some in values.items()})
+    return ValidationStats(
+        iteration, means, {name: Dispersion(statistics.pstdev(some), count) for name, some in values.items()}
+    )
 
 
 @pytest.mark.parametrize("count", [4, 16, 96])
@@ -96,7 +105,7 @@ def test_noise_does_not_fire_however_few_the_videos_are(count):
     fired = 0
     for _ in range(300):
         base, now = drawn(rng, 0, count), drawn(rng, 10, count)
-        now = Seen(10, now.means | {"reward": base.means["reward"] + 10}, now.spreads)
+        now = ValidationStats(10, now.means | {"reward": base.means["reward"] + 10}, now.spreads)
         fired += bool(departures([base, now], 1e-9))
     assert fired <= (30 if count == 4 else 9)  # of 300 with three measures each
 
@@ -110,17 +119,17 @@ def test_the_default_threshold_is_stricter_with_few_videos_only():
 
 def test_what_could_not_be_measured_says_nothing():
     now = seen(10, reward=1, VQ=-3)
-    unknown = Seen(10, now.means | {"true/VQ": math.nan}, now.spreads)
+    unknown = ValidationStats(10, now.means | {"true/VQ": math.nan}, now.spreads)
     assert judge(seen(0), unknown) == []
-    assert judge(seen(0), Seen(10, now.means | {"reward": math.nan}, now.spreads)) == []
-    other = Seen(10, now.means | {"new": 3.0}, now.spreads | {"new": Spread(1.0, 96)})
+    assert judge(seen(0), ValidationStats(10, now.means | {"reward": math.nan}, now.spreads)) == []
+    other = ValidationStats(10, now.means | {"new": 3.0}, now.spreads | {"new": Dispersion(1.0, 96)})
     assert judge(seen(0), other) == ["true/VQ"]
 
 
 def test_without_the_base_nothing_is_said():
     history = [seen(10), seen(20, reward=2, VQ=-3)]
     assert base_of(history) is None and departures(history, 1.5) == [] and last_clean(history, 1.5) is None
-    old = Seen(0, seen(0).means)  # recorded before there were spreads
+    old = ValidationStats(0, seen(0).means)  # recorded before there were spreads
     assert departures([old, seen(20, reward=2, VQ=-3)], 1.5) == []
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import yaml
 
-from hyvideo.evaluation.table2.runs import KL_FLAGS, Cell, Study, grid, progress, split_extra
+from hyvideo.evaluation.table2.runs import KL_FLAGS, Study, TableRun, grid, progress, split_extra
 from hyvideo.evaluation.table2.train_runs import (
     check_scorers,
     command,
@@ -13,7 +13,7 @@ from hyvideo.evaluation.table2.train_runs import (
     validation_forwards,
 )
 
-CELL = Cell("B", "flow_grpo", "fixed", False, 2)
+CELL = TableRun("B", "flow_grpo", "fixed", False, 2)
 SMOKE = "configs/smoke.yaml"
 
 
@@ -47,7 +47,7 @@ def test_a_cell_becomes_the_settings_that_its_name_says(study):
 
 @pytest.mark.parametrize("kl", KL_FLAGS)
 def test_every_trust_region_is_reached_and_breaks_no_rule(study, kl):
-    cell = Cell("A", "sage_grpo", kl, True, 0)
+    cell = TableRun("A", "sage_grpo", kl, True, 0)
     assert study.config(cell).kl_strategy == kl
     assert plan_cells(study, [cell])[0].left == 1.0
 
@@ -92,7 +92,7 @@ def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(t
 
 def test_an_extra_kl_weight_gives_no_trust_region_to_the_cells_without(tmp_path, tiny_config):
     study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
-    without, fixed = (study.config(Cell("A", "sage_grpo", kl, True, 0)) for kl in ("none", "fixed"))
+    without, fixed = (study.config(TableRun("A", "sage_grpo", kl, True, 0)) for kl in ("none", "fixed"))
     assert without.kl_strategy == "none"
     assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
 
@@ -124,7 +124,7 @@ def test_a_cell_that_went_further_is_refused(study):
 
 
 def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
-    cells = [Cell("A", "sage_grpo", kl, True, 0) for kl in ("none", "fixed")]
+    cells = [TableRun("A", "sage_grpo", kl, True, 0) for kl in ("none", "fixed")]
     without, with_anchor = plan_cells(study, cells)
     # 8 rollouts of 4 steps in 2 branches, 3 of them trained at 3 each, the anchor once more at those; 2 validations.
     validation = validation_forwards(study.evaluation_config())

@@ -3,12 +3,12 @@ import csv
 import pytest
 
 from hyvideo.evaluation.scores_file import Evaluation
-from hyvideo.evaluation.table2.runs import Cell
+from hyvideo.evaluation.table2.runs import TableRun
 from hyvideo.evaluation.table2.table import RowKey, make_table
 from hyvideo.evaluation.table2.table_files import as_latex, as_markdown, write_table
 
-SAGE = [Cell("A", "sage_grpo", "dual_moving", True, seed) for seed in (0, 1)]
-FLOW = [Cell("A", "flow_grpo", "none", False, seed) for seed in (0, 1)]
+SAGE = [TableRun("A", "sage_grpo", "dual_moving", True, seed) for seed in (0, 1)]
+FLOW = [TableRun("A", "flow_grpo", "none", False, seed) for seed in (0, 1)]
 
 
 def evaluation(scores, *, frechet=None, **more):
@@ -69,7 +69,7 @@ def test_cells_without_a_run_are_named(table):
     [(1, "over prompts alone", "narrow"), (3, "too narrow", "alone"), (5, "5 train", "narrow")],
 )
 def test_intervals_of_few_seeds_are_said_to_be_too_narrow(num_seeds, said, unsaid):
-    cells = [Cell("A", "cps", "none", True, seed) for seed in range(num_seeds)]
+    cells = [TableRun("A", "cps", "none", True, seed) for seed in range(num_seeds)]
     text = as_markdown(make_table(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
     assert said in text and unsaid not in text
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.async_scorer import Judge, score_safely
+from hyvideo.models.reward_models.async_scorer import AsyncScorer, score_safely
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
@@ -54,7 +54,7 @@ def judge_of():
 
     def make(scorers, weights=WEIGHTS, **options):
         scorers = scorers if isinstance(scorers, dict) else {"test": scorers}
-        made.append(Judge(scorers, weights, **options))
+        made.append(AsyncScorer(scorers, weights, **options))
         return made[-1]
 
     yield make

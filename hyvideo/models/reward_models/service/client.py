@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import ScorerUnavailable, Scores, Verdict
+from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable, Scores
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     check_texts,
@@ -78,7 +78,7 @@ class RemoteScorer:
         self._out_until = dict.fromkeys(self.urls, 0.0)
         self._turn = 0
 
-    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Verdict]:
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
         """One verdict for each video.
 
         Raises: ScorerUnavailable when no service gave an answer in time, RequestRefused when one refused.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hyvideo.data.plain_text import parse_json
 from hyvideo.data.videos import read_video
-from hyvideo.models.reward_models.rewards import Verdict
+from hyvideo.models.reward_models.rewards import ScoreResult
 
 _MAX_HEADER = 2**20  # bytes
 
@@ -91,7 +91,7 @@ def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
     return ScoreRequest(videos, prompts, rates.pop())
 
 
-def encode_answer(verdicts: list[Verdict]) -> dict:
+def encode_answer(verdicts: list[ScoreResult]) -> dict:
     """JSON for verdicts; what is not a finite number is null."""
     scores = [None if v.reason else {name: _finite(x) for name, x in v.scores.items()} for v in verdicts]
     reasons = [v.reason and printable(v.reason) for v in verdicts]
@@ -107,7 +107,7 @@ def _finite(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def decode_answer(body: bytes, num_videos: int) -> list[Verdict]:
+def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
     """Verdicts of an answer. Raises ValueError for what is no answer to a request of so many videos."""
     answer = parse_json(body)
     if not isinstance(answer, dict):
@@ -118,12 +118,12 @@ def decode_answer(body: bytes, num_videos: int) -> list[Verdict]:
     return [_verdict(one, reason) for one, reason in zip(scores, reasons)]
 
 
-def _verdict(scores: object, reason: object) -> Verdict:
+def _verdict(scores: object, reason: object) -> ScoreResult:
     if scores is None:
-        return Verdict({}, printable(str(reason or "the service gave no score and no reason")))
+        return ScoreResult({}, printable(str(reason or "the service gave no score and no reason")))
     if not isinstance(scores, dict):
         raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
-    return Verdict({name: _number(value) for name, value in scores.items()})
+    return ScoreResult({name: _number(value) for name, value in scores.items()})
 
 
 def _number(value: object) -> float:

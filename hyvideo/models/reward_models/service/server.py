@@ -24,7 +24,7 @@ from fastapi.responses import PlainTextResponse
 from starlette.requests import ClientDisconnect
 
 from hyvideo.models.reward_models.async_scorer import score_safely
-from hyvideo.models.reward_models.rewards import Scorer, Verdict
+from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service.protocol import (
     BadRequest,
     Limits,
@@ -43,10 +43,10 @@ class _Waiting:
     """A request and the verdicts on the first of its videos; the answer is there when all are."""
 
     request: ScoreRequest
-    answer: "Future[list[Verdict]]" = field(default_factory=Future)
-    verdicts: list[Verdict] = field(default_factory=list)
+    answer: "Future[list[ScoreResult]]" = field(default_factory=Future)
+    verdicts: list[ScoreResult] = field(default_factory=list)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: ScoreResult) -> None:
         self.verdicts.append(verdict)
         if len(self.verdicts) == len(self.request.videos) and self.answer.set_running_or_notify_cancel():
             self.answer.set_result(self.verdicts)
@@ -84,7 +84,7 @@ class Batcher:
         """Seconds that the videos in the queue will take, going by those before."""
         return self._queue.qsize() * self.seconds / max(1, self.counts["videos"])
 
-    def submit(self, request: ScoreRequest) -> "Future[list[Verdict]]":
+    def submit(self, request: ScoreRequest) -> "Future[list[ScoreResult]]":
         assert request.videos, "a request has videos"
         waiting = _Waiting(request)
         self.counts["requests"] += 1
@@ -135,7 +135,7 @@ class Batcher:
             batch.append(video)
         return batch
 
-    def _count(self, verdicts: list[Verdict], seconds: float) -> None:
+    def _count(self, verdicts: list[ScoreResult], seconds: float) -> None:
         failures = sum(verdict.reason is not None for verdict in verdicts)
         for name, value in (("batches", 1), ("videos", len(verdicts)), ("failures", failures)):
             self.counts[name] += value
@@ -231,7 +231,7 @@ def create_app(
     return app
 
 
-async def _answer(answer: "Future[list[Verdict]]", request: Request) -> list[Verdict]:
+async def _answer(answer: "Future[list[ScoreResult]]", request: Request) -> list[ScoreResult]:
     """The answer, waited for without a thread; it is cancelled when the client goes."""
     waited, gone = asyncio.wrap_future(answer), asyncio.ensure_future(_until_gone(request))
     try:

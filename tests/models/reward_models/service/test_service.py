@@ -28,8 +28,8 @@ from safetensors.torch import save
 from hyvideo.data.videos import read_video, to_uint8, write_video
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.models.reward_models.async_scorer import Judge
-from hyvideo.models.reward_models.rewards import ScorerUnavailable, Verdict
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable
 from hyvideo.models.reward_models.service import protocol as wire
 from hyvideo.models.reward_models.service.client import RemoteScorer, RequestRefused
 from hyvideo.models.reward_models.service.protocol import (
@@ -185,7 +185,7 @@ def test_half_a_surrogate_pair_is_a_clear_error_to_the_client(service):
 
 def test_a_run_can_be_rewarded_by_the_service(service):
     videos, prompts = clips(3)
-    judge = Judge({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
+    judge = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
     rewards = judge.score([videos[0], None, videos[2]], prompts, fps=8)
     judge.close()
     assert [reward.is_missing for reward in rewards] == [False, True, False]
@@ -342,7 +342,7 @@ def test_a_connection_is_left_when_its_answer_is_too_long(misbehaving):
 
 @pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
 def test_a_value_that_is_no_number_is_missing(misbehaving, text):
-    judge = Judge({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
+    judge = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
     (reward,) = judge.score(CLIP, ["a"], fps=8)
     judge.close()
     assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
@@ -350,7 +350,7 @@ def test_a_value_that_is_no_number_is_missing(misbehaving, text):
 
 def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
     start = time.monotonic()
-    judge = Judge({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
+    judge = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
     rewards = judge.score(CLIP * 4, ["a"] * 4, fps=8)
     judge.close()
     assert all(reward.is_missing and "no reward service gave an answer" in reward.reason for reward in rewards)
@@ -717,7 +717,7 @@ def test_limits_hold_before_anything_is_made_of_the_body(limits, said):
 
 
 def test_answers_keep_what_is_missing():
-    verdicts = [Verdict({"VQ": 1.5}), Verdict({"VQ": math.nan}), Verdict({}, "broken")]
+    verdicts = [ScoreResult({"VQ": 1.5}), ScoreResult({"VQ": math.nan}), ScoreResult({}, "broken")]
     first, second, third = decode_answer(json.dumps(encode_answer(verdicts)).encode(), 3)
     assert first == verdicts[0] and math.isnan(second.scores["VQ"]) and third == verdicts[2]
 

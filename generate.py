@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.config.settings import Config, load_config
-from hyvideo.data.plain_text import BriefErrors, brief, shown
+from hyvideo.data.outside import BriefErrors, brief, shown
 from hyvideo.models.versions import version_defaults
 
 MINIATURE = "configs/miniature.yaml"

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 
 import yaml
 
+from hyvideo.config import processes
 from hyvideo.config.run_plan import check, describe, make_plan
 from hyvideo.config.settings import Config, parse
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.data.plain_text import brief
+from hyvideo.data.outside import brief
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking
 from hyvideo.evaluation.run_summary import print_idle, print_start, print_summary
@@ -27,12 +28,12 @@ def main() -> int:
 def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
     """Gives the exit code."""
     try:
-        check(config, ranks.world_size())
+        check(config, processes.world_size())
         if print_config:
             print(yaml.safe_dump(config.flat(), sort_keys=False))
-            plan = make_plan(config, ranks.world_size())
+            plan = make_plan(config, processes.world_size())
             print(describe(config, plan))
-            print_idle(settings_without_effect(config, plan, ranks.world_size()))
+            print_idle(settings_without_effect(config, plan, processes.world_size()))
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
@@ -64,10 +65,10 @@ def build(config: Config, at_end: ExitStack):
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
-    device = choose_device(config.model.device, ranks.local_rank())
+    device = choose_device(config.model.device, processes.local_rank())
     settings = config.distributed
-    if ranks.world_size() > 1:  # before a rank that hangs would let the others wait
-        preflight(config, ranks.Mesh(ranks.rank(), ranks.world_size(), settings.sp_size), device)
+    if processes.world_size() > 1:  # before a rank that hangs would let the others wait
+        preflight(config, ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size), device)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

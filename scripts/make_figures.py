@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 
 def read_measured(path: Path) -> dict:
     """What measure_gradient_norms wrote. Raises ValueError for another file."""
-    from hyvideo.data.plain_text import parse_json
+    from hyvideo.data.outside import parse_json
 
     try:
         content = parse_json(path.read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ from pathlib import Path
 # So that the file can be run by its path, too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hyvideo.config import processes
 from hyvideo.config.run_plan import check
 from hyvideo.config.settings import Config, parse
 from hyvideo.distributed import mesh as ranks
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"measure_gradient_norms.py: {error}", file=sys.stderr)
         return 2
     finally:
-        if ranks.rank() == 0:
+        if processes.rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
     ranks.stop()
     return 0
@@ -64,12 +65,12 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
         raise ValueError(f"--rounds must be at least 1, got {num_rounds}")
     if not out.parent.is_dir():
         raise ValueError(f"--out must lie in a folder that is there, got {str(out)!r}")
-    replicas = max(1, ranks.world_size() // distributed.sp_size)
+    replicas = max(1, processes.world_size() // distributed.sp_size)
     config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
-    check(config, ranks.world_size())
+    check(config, processes.world_size())
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
-    device = choose_device(config.model.device, ranks.local_rank())
+    device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(
         distributed.sp_size, device, dp_replicate=distributed.dp_replicate, timeout=distributed.collective_timeout
     )

@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from hyvideo.config import processes
 from hyvideo.config.run_plan import check
 from hyvideo.config.settings import parse
 from hyvideo.distributed import mesh as ranks
@@ -25,11 +26,11 @@ def main() -> int:
     from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks
     from hyvideo.training.model_setup import choose_device  # slow to import; wrong flags are told before
 
-    mesh = ranks.Mesh(ranks.rank(), ranks.world_size(), config.distributed.sp_size)
+    mesh = ranks.Mesh(processes.rank(), processes.world_size(), config.distributed.sp_size)
     device, problem = torch.device("cpu"), ""
     try:  # told by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
-        device = choose_device(config.model.device, ranks.local_rank())
+        device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)
     silent: tuple[int, ...] = ()

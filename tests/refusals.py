@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from hyvideo.data.plain_text import brief
+from hyvideo.data.outside import brief
 
 LONGEST = 5_000  # characters of a message
 ODD = [

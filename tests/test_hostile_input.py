@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import generate
-from hyvideo.data.plain_text import MAX_PROMPT_BYTES, text_problem
+from hyvideo.data.outside import MAX_PROMPT_BYTES, text_problem
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from tests.refusals import LONGEST, ODD, contents, fuzzed, outcome
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import file_problem, folder_problem, unwritable
-from hyvideo.data.plain_text import shown
+from hyvideo.data.outside import file_problem, folder_problem, shown, unwritable
 from hyvideo.evaluation.reward_hacking.rule import MARKER as HACKING_MARKER
 
 _MAX_METRICS_BYTES = 2**32

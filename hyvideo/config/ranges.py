@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from hyvideo.config.settings import Config
-from hyvideo.data.plain_text import MAX_SETTING_BYTES, shown, text_problem
+from hyvideo.data.outside import MAX_SETTING_BYTES, shown, text_problem
 
 GREATEST = 10**9  # of any number that has no bound of its own
 _MOST = (

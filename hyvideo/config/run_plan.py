@@ -12,8 +12,7 @@ from pathlib import Path
 from hyvideo.config.input_files import checkpoint_folder_problems, path_problems
 from hyvideo.config.ranges import GREATEST, range_problems
 from hyvideo.config.settings import REWARD_PRESETS, Config, flat_weights
-from hyvideo.data.outside import unwritable
-from hyvideo.data.plain_text import parse_json, shown
+from hyvideo.data.outside import parse_json, shown, unwritable
 from hyvideo.distributed.layout import layout_problem
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels

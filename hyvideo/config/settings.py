@@ -14,7 +14,7 @@ from typing import Literal
 
 from hyvideo.config.settings_file import flags_of_file
 from hyvideo.config.yaml_files import read_yaml
-from hyvideo.data.plain_text import BriefErrors, shown
+from hyvideo.data.outside import BriefErrors, shown
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyvideo.config.yaml_files import read_yaml
-from hyvideo.data.plain_text import shown
+from hyvideo.data.outside import shown
 
 _LISTS = ("report_to", "reward_model")
 

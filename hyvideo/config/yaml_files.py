@@ -10,8 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.data.outside import file_problem
-from hyvideo.data.plain_text import shown
+from hyvideo.data.outside import file_problem, shown
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 16

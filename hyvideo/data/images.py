@@ -17,8 +17,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from hyvideo.data.outside import file_problem
-from hyvideo.data.plain_text import shown
+from hyvideo.data.outside import file_problem, shown
 
 RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # pixels, side of the square of equal area
 STRIDE = 16  # pixels of the clip per latent pixel

@@ -8,8 +8,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import file_problem, is_file
-from hyvideo.data.plain_text import MAX_PROMPT_BYTES, shown, text_problem
+from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, is_file, shown, text_problem
 from hyvideo.data.randomness import permutation
 
 MAX_CSV_BYTES = 2**28

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.data.plain_text import parse_json, shown
+from hyvideo.data.outside import parse_json, shown
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes, single_process
 from hyvideo.distributed.mesh import Mesh

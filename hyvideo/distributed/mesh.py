@@ -7,7 +7,6 @@
 Without dp_replicate parameters are sharded over all ranks.
 """
 
-import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hyvideo.config.processes import rank, world_size
 from hyvideo.distributed.layout import layout_problem
 
 
@@ -47,21 +47,6 @@ class Mesh:
     def own_share(self, rows: list[int]) -> list[int]:
         """Which of a replica's rows this rank decodes and scores."""
         return rows[self.sp_rank :: self.sp_size]
-
-
-def world_size() -> int:
-    """Number of processes that torchrun started, 1 without it. RequiredEncoders no process group."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    """Number of this process among all, 0 without torchrun. RequiredEncoders no process group."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def local_rank() -> int:
-    """Number of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:

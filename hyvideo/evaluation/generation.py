@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from hyvideo.config import processes
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
-from hyvideo.distributed import mesh as ranks
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.pipelines.conditions import Conditions
@@ -65,10 +65,10 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     lora = read_lora(source.lora) if source.lora else None
     if lora:
         check_lora(loading.transformer_without_memory(root, version), lora)
-    device = choose_device(config.model.device, ranks.local_rank())
+    device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         folder.mkdir(parents=True, exist_ok=True)
-    own = videos[ranks.rank() :: ranks.world_size()]
+    own = videos[processes.rank() :: processes.world_size()]
 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
@@ -93,7 +93,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
         add_lora(pipeline.transformer, lora, scale=source.lora_scale)
     pipeline = pipeline.with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
-    for video, condition in zip(tqdm(own, unit="video", disable=ranks.rank() > 0), conditions):
+    for video, condition in zip(tqdm(own, unit="video", disable=processes.rank() > 0), conditions):
         _make(pipeline, config, video, condition, seed=seed, is_stochastic=is_stochastic)
         write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
     _report(own, loaded - start, time.perf_counter() - loaded, device)
@@ -118,7 +118,7 @@ def _make(
     conditions = conditions.to(device)
 
     def with_progress(steps):
-        is_shown = ranks.rank() == 0 and len(steps) > 1
+        is_shown = processes.rank() == 0 and len(steps) > 1
         return tqdm(steps, desc=video.path.name, unit="step", leave=False, disable=not is_shown)
 
     def step_noise(step: int) -> torch.Tensor:
@@ -160,7 +160,7 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
 
 
 def _report(videos: list[Video], loading: float, sampling: float, device: torch.device) -> None:
-    if ranks.rank() == 0 and videos:
+    if processes.rank() == 0 and videos:
         print(
             f"{len(videos)} videos in {videos[0].path.parent}: {sampling / len(videos):.2f} s each "
             f"after {loading:.1f} s of loading, {peak_memory_gib(device):.2f} GiB at most"

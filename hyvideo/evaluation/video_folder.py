@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.data.plain_text import parse_json
+from hyvideo.data.outside import parse_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import mp4_factor, read_video
 

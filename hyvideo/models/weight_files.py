@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.data.plain_text import parse_json, shown
+from hyvideo.data.outside import parse_json, shown
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.plain_text import parse_json
+from hyvideo.data.outside import parse_json
 
 
 def iteration_of(line: bytes) -> int | None:

@@ -34,13 +34,14 @@ def main() -> None:
 
     import torch
 
+    from hyvideo.config import processes
     from hyvideo.distributed import mesh as ranks
 
     torch.set_num_threads(1)
     module, _, function = sys.argv[1].partition(":")
     result = getattr(importlib.import_module(module), function)(*json.loads(sys.argv[2]))
     # One write, so that lines of several processes do not mix.
-    sys.stdout.write("\n" + MARK + json.dumps([ranks.rank(), result]) + "\n")
+    sys.stdout.write("\n" + MARK + json.dumps([processes.rank(), result]) + "\n")
     sys.stdout.flush()
     ranks.stop()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyvideo.data.plain_text import parse_json
+from hyvideo.data.outside import parse_json
 from hyvideo.models.versions import RELEASED, UNSUPPORTED
 
 _TIME_DIM = 256  # sinusoidal embedding of a timestep

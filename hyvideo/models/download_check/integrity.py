@@ -8,7 +8,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from hyvideo.data.plain_text import parse_json
+from hyvideo.data.outside import parse_json
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 # What `hf download`, `modelscope download`, browsers and aria2 call a file that is not finished.

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from hyvideo.data.plain_text import parse_json
+from hyvideo.data.outside import parse_json
 from hyvideo.models.download_check import fit
 from hyvideo.models.versions import PIPELINE_TASKS, RELEASED, UNSUPPORTED
 

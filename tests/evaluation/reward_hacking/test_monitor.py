@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import post_train
+from hyvideo.config import processes
 from hyvideo.config.run_plan import check
 from hyvideo.config.settings import load_config
 from hyvideo.distributed import mesh as ranks
@@ -197,7 +198,7 @@ ON_RANKS = {
 def watched_run(folder, settings):
     """What this rank measures of the base, and how its run ends."""
     config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
-    mesh = ranks.start(config.distributed.sp_size, CPU) if ranks.world_size() > 1 else Mesh(0, 1, 1)
+    mesh = ranks.start(config.distributed.sp_size, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
     numbers = trainer.validation.run(0)
     try:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hyvideo.data.plain_text import parse_json
+from hyvideo.data.outside import parse_json
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.rewards import ScoreResult
 

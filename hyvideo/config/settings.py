@@ -326,6 +326,21 @@ class Config:
             return config
 
     @property
+    def num_branches(self) -> int:
+        """Forward passes of a velocity: 2 with guidance, else 1."""
+        return 2 if self.rollout.cfg_scale > 1 else 1
+
+    @property
+    def rollout_size(self) -> tuple[int, int]:
+        """Height and width of a rollout in pixels."""
+        return self.data.height, self.data.width
+
+    @property
+    def validation_size(self) -> tuple[int, int]:
+        """Height and width of a validation video in pixels."""
+        return self.record.validation_height or self.data.height, self.record.validation_width or self.data.width
+
+    @property
     def matched_eta(self) -> float:
         """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
         rollout = self.rollout

@@ -16,7 +16,7 @@ def print_start(trainer) -> None:
     print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
     print_idle(settings_without_effect(trainer.config, trainer.plan, trainer.mesh.world_size))
     begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
-    for sentence in trainer.changed_settings:
+    for sentence in trainer.state.changed_settings:
         print(f"changed since then     {sentence}")
     print(f"output                 {trainer.output_dir}, {begin}", flush=True)
 

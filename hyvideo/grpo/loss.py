@@ -1,28 +1,103 @@
-"""The clipped policy loss of GRPO, weighted by the equalizer."""
+"""The loss of GRPO in its trust region: tensors in, terms out. It knows no model, no rank and no setting."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hyvideo.grpo.trust_region import KLWeights, position_kl, velocity_kl
+
 
 @dataclass(frozen=True)
-class PolicyLoss:
-    """Per-sample terms of one batch of (rollout, step) pairs; the caller divides by the number of terms."""
+class LossInputs:
+    """A batch of (rollout, step) pairs; what carries the gradient is ``log_prob`` and ``mean``."""
 
-    terms: Tensor  # (batch,), with gradient
-    ratio: Tensor  # (batch,), detached
-    is_clipped: Tensor  # (batch,), where the ratio is outside the clip range
+    log_prob: Tensor  # (batch,), of the drawn transition under the policy as it is now
+    mean: Tensor  # (batch, channels, frames, height, width), of that transition
+    std: Tensor  # (batch, 1, 1, 1, 1)
+    old_log_prob: Tensor  # (batch,), under the policy that drew it
+    advantages: Tensor  # (batch,), finite
+    step_weights: Tensor  # (batch,), of the equalizer
+    anchor_mean: Tensor | None = None  # as ``mean``; None where the position distance is not measured or exactly 0
+    rollout_mean: Tensor | None = None  # as ``mean``, for the closed form of the velocity distance; None: log-ratio
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Terms of each pair, (batch,) each; the caller divides their sum by the number of terms of the update."""
+
+    loss: Tensor  # with gradient
+    policy: Tensor
+    position: Tensor
+    velocity: Tensor
+    kl: Tensor
+    ratio: Tensor
+    is_clipped: Tensor  # where the ratio is outside the clip range
+    log_prob: Tensor
+
+    # Names of the sums in the metrics.
+    SUMMED = (
+        "loss/policy",
+        "loss/total",
+        "kl/position",
+        "kl/velocity",
+        "kl/total",
+        "policy/ratio_mean",
+        "policy/clip_fraction",
+        "policy/log_prob",
+    )
+
+    def sums(self) -> Tensor:
+        """Sums over the batch in the order of ``SUMMED``, float64, without gradient. Shape: (8,)."""
+        terms = (
+            self.policy,
+            self.loss,
+            self.position,
+            self.velocity,
+            self.kl,
+            self.ratio,
+            self.is_clipped,
+            self.log_prob,
+        )
+        return torch.stack([term.detach().double().sum() for term in terms])
+
+    def largest_deviation(self) -> Tensor:
+        """Largest ``|ratio - 1|``. Shape: ()."""
+        return (self.ratio - 1).abs().amax()
+
+
+def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
+    """``L = L_pol + beta (w_pos KL_pos + w_vel KL_vel)`` of each pair. Source: method.md, 6 to 8."""
+    policy, ratio = clipped_policy_loss(
+        inputs.log_prob, inputs.old_log_prob, inputs.advantages, inputs.step_weights, clip_range=clip_range
+    )
+    if inputs.rollout_mean is None:
+        velocity = velocity_kl(inputs.log_prob, inputs.old_log_prob)
+    else:
+        velocity = position_kl(inputs.mean, inputs.rollout_mean, inputs.std)
+    position = torch.zeros_like(velocity)
+    if inputs.anchor_mean is not None:
+        position = position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
+    kl = kl_weights.position * position + kl_weights.velocity * velocity
+    return LossTerms(
+        loss=policy + kl_coefficient * kl,
+        policy=policy,
+        position=position,
+        velocity=velocity,
+        kl=kl,
+        ratio=ratio,
+        is_clipped=(ratio - 1).abs() > clip_range,
+        log_prob=inputs.log_prob,
+    )
 
 
 def clipped_policy_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, step_weights: Tensor, *, clip_range: float
-) -> PolicyLoss:
-    """``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))`` with ``ratio = exp(log_prob - old_log_prob)``.
+) -> tuple[Tensor, Tensor]:
+    """``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))``, and the detached ``ratio = exp(log_prob - old)``.
 
-    Every argument has shape (batch,); ``log_prob`` carries the gradient. Source: method.md, 6.
+    Every argument and result has shape (batch,); ``log_prob`` carries the gradient. Source: method.md, 6.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clamped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    terms = step_weights * torch.maximum(-advantages * ratio, -advantages * clamped)
-    return PolicyLoss(terms, ratio.detach(), (ratio.detach() - 1).abs() > clip_range)
+    return step_weights * torch.maximum(-advantages * ratio, -advantages * clamped), ratio.detach()

@@ -8,29 +8,10 @@ from torch import Tensor
 
 DIMENSIONS = ("VQ", "MQ", "TA")
 
-# What is summed over the terms of an update, in the order of Terms.sums.
-SUMMED = (
-    "loss/policy",
-    "loss/total",
-    "kl/position",
-    "kl/velocity",
-    "kl/total",
-    "policy/ratio_mean",
-    "policy/clip_fraction",
-    "policy/log_prob",
-)
-
-
-@dataclass(frozen=True)
-class Terms:
-    loss: Tensor  # (batch,), with gradient
-    sums: Tensor  # (len(SUMMED),)
-    largest_deviation: Tensor  # () of a ratio from 1
-
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one optimizer update reports: means over the ranks, samples and steps it trained on."""
+    """Means of one optimizer update over the ranks, rollouts and steps that it trained on."""
 
     metrics: dict[str, float]
     num_terms: int  # (rollout, step) pairs
@@ -39,7 +20,7 @@ class UpdateResult:
 def reward_metrics(
     rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str] = DIMENSIONS
 ) -> dict[str, float]:
-    """Over the rollouts of the round that were scored.
+    """Means and spreads over the scored rollouts of an iteration.
 
     Args:
         rewards: The total and each dimension. Shape: (rollouts, 1 + dimensions).
@@ -63,9 +44,9 @@ def reward_metrics(
 
 
 def average(results: list[UpdateResult]) -> dict[str, float]:
-    """Means over the updates of a round, weighted by their terms; empty for a round without any.
+    """Means over the updates of an iteration, weighted by their terms; empty for one without any.
 
-    Of the ratio's deviation it is the largest, and that of the first update, which sees the policy that made the
+    The ratio's deviation is the largest of all, and that of the first update, which sees the policy that made the
     rollouts: it must be 0 but for rounding.
     """
     if not results:

@@ -10,6 +10,8 @@ from torch import nn
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
+from hyvideo.distributed.collectives import barrier
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
@@ -141,6 +143,27 @@ def make_pipeline(
 
 def _seed(config: Config) -> int | None:
     return RANDOM_WEIGHTS_SEED if config.model.random_weights else None
+
+
+def precompute_conditions(
+    encoder: ConditionEncoder,
+    requests_of_sizes: Iterable[tuple[list[Request], int, int]],
+    mesh: Mesh,
+    *,
+    with_empty_prompt: bool,
+) -> None:
+    """Encodes every request of the run into the store, a share on each rank, and lets the encoders go.
+
+    Args:
+        requests_of_sizes: Requests with the height and width of their videos.
+    """
+    for requests, height, width in requests_of_sizes:
+        for request in requests[mesh.rank :: mesh.world_size]:
+            encoder([request], height=height, width=width)
+    if with_empty_prompt and mesh.is_main:
+        encoder([Request("")])
+    encoder.release()
+    barrier(mesh)
 
 
 def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tuple[int, int]]) -> None:

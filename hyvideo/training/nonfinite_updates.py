@@ -1,6 +1,6 @@
-"""Numbers that break: updates that are not finite are skipped by all ranks, counted, and kept to be looked at.
+"""Updates whose loss or gradient is not finite: skipped by all ranks, counted, and kept to be looked at.
 
-bad_updates/000012-rank0.safetensors    what this rank trained on: latents, log-probabilities, visits, advantages
+bad_updates/000012-rank0.safetensors    what this rank trained on: latents, log-probabilities, trained steps, advantages
 bad_updates/000012-rank0.json           prompts, rewards, and which ranks had the first bad number
 """
 
@@ -23,7 +23,7 @@ _SPIKE = 10.0
 
 
 class NonFiniteUpdates:
-    """Of a run's updates.
+    """Counts the updates that were skipped, and compares gradient norms.
 
     Args:
         max_bad_updates: So many in a row end the run.
@@ -37,18 +37,18 @@ class NonFiniteUpdates:
     def good(self) -> None:
         self.bad_in_a_row = 0
 
-    def bad(self, round_: RolloutBatch, *, ranks: list[int], iteration: int) -> None:
+    def bad(self, rollouts: RolloutBatch, *, ranks: list[int], iteration: int) -> None:
         """An update was skipped. Raises FloatingPointError, on all ranks alike, when there were too many in a row."""
         self.bad_in_a_row += 1
-        self._keep(round_, ranks, iteration)
+        self._keep(rollouts, ranks, iteration)
         where = f"rank {', '.join(map(str, ranks))}" if ranks else "the gradient only"
-        told = f"an update of iteration {iteration} is not finite, first on {where}; it was skipped on all ranks"
+        message = f"an update of iteration {iteration} is not finite, first on {where}; it was skipped on all ranks"
         if self.mesh.is_main:
-            print(f"\n{told} and its rollouts are kept in {self.folder}", file=sys.stderr, flush=True)
+            print(f"\n{message} and its rollouts are kept in {self.folder}", file=sys.stderr, flush=True)
         if self.bad_in_a_row >= self.max_bad_updates:
             raise FloatingPointError(
-                f"{told}, and so were the {self.max_bad_updates - 1} before it (max_bad_updates). The policy is that "
-                f"of the last good update. Lower learning_rate, or look at what is kept in {self.folder}"
+                f"{message}, and so were the {self.max_bad_updates - 1} before it (max_bad_updates). The policy is "
+                f"that of the last good update. Lower learning_rate, or look at what is kept in {self.folder}"
             )
 
     def spike(self, norm: float) -> float:
@@ -66,22 +66,22 @@ class NonFiniteUpdates:
         self.bad_in_a_row = state["bad_in_a_row"]
         self.norms = deque(state["norms"], maxlen=_REMEMBERED)
 
-    def _keep(self, round_: RolloutBatch, ranks: list[int], iteration: int) -> None:
+    def _keep(self, rollouts: RolloutBatch, ranks: list[int], iteration: int) -> None:
         name = f"{iteration:06d}-rank{self.mesh.rank}"
         tensors = {
-            "latents": round_.rollout.latents,
-            "log_probs": round_.rollout.log_probs,
-            "visits": round_.visits,
-            "advantages": round_.advantages,
+            "latents": rollouts.trajectories.latents,
+            "log_probs": rollouts.trajectories.log_probs,
+            "visits": rollouts.trained_steps,
+            "advantages": rollouts.advantages,
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(
                 {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, self.folder / f"{name}.safetensors"
             )
-            rewards = {row: reward.scores | {"total": reward.total} for row, reward in round_.rewards.items()}
+            rewards = {row: reward.scores | {"total": reward.total} for row, reward in rollouts.rewards.items()}
             finite = {row: {k: v if _is_finite(v) else None for k, v in of.items()} for row, of in rewards.items()}
-            write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": round_.prompts, "rewards": finite})
+            write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": rollouts.prompts, "rewards": finite})
         except (OSError, SafetensorError) as error:  # a full disk is no reason to end what can go on
             print(f"\nthe rollouts of the skipped update could not be kept: {error}", file=sys.stderr)
 

@@ -1,219 +1,93 @@
-"""The on-policy gate: on fresh rollouts the training path must give the rollouts' own log-probabilities.
+"""The on-policy check: on fresh rollouts the training path must give the rollouts' own log-probabilities.
 
-Before the first update of a round the policy is what it was in the rollout, so every ratio is 1. Where it is not,
-rollout and update do not compute the same thing, and what is trained is not what was sampled. The gate looks at the
-passes of the first update, which are made anyway: after the first of them, and before the optimizer's step at all. If
-the log-ratio is beyond the bound, it stops the run and looks for the cause: it makes the worst pass again with one
-suspect switched at a time, and follows the tokens through the modules to the first one whose output differs.
+Before the first update of an iteration the policy is what it was in the rollout, so every ratio is 1. Where it is not,
+rollout and update do not compute the same thing, and what is trained is not what was sampled. The check reads the
+passes of the first update, which are made anyway: the first of them, and all before the optimizer's step.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.models.transformer import WholeSequence, install
+from hyvideo.distributed.collectives import gather_ranks
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.training.rollout_batch import RolloutBatch
 
 # In float32 only the order of additions may differ, where the batch shape does.
 FLOAT32_TOLERANCE = 1e-6
-_ROUNDING = 1e-4  # of an output's largest number
-
-
-def tolerance_of(config: Config) -> float:
-    """The bound of |log ratio|. In bf16 another batch shape rounds otherwise; beyond the clip range it would clip."""
-    if config.loss.gate_tolerance is not None:
-        return config.loss.gate_tolerance
-    return FLOAT32_TOLERANCE if config.model.dtype == "fp32" else config.loss.clip_range
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """Stored transitions as the training path and as the rollout see them."""
-
-    replay: Callable[[], Tensor]  # log-probabilities by the training path, with gradient (batch,)
-    replay_as_rollout: Callable[[], Tensor]  # of the last of them, in the rollout's own batch, without gradient ()
-    log_probs: Tensor  # that the rollout recorded (batch,)
-
-    def deviation(self) -> float:
-        """Of the training path, the largest |log ratio|."""
-        return (self.replay().detach() - self.log_probs).abs().max().item()
 
 
 class OffPolicyError(RuntimeError):
     """Rollout and update do not compute the same log-probability."""
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """Something that could differ between rollout and update, and how to switch it for one pass."""
-
-    name: str
-    switched: Callable[[], AbstractContextManager]
-    is_present: bool = True
+def tolerance_of(config: Config) -> float:
+    """Bound of |log ratio|. In bf16 another batch shape rounds otherwise; beyond the clip range it would clip."""
+    if config.loss.gate_tolerance is not None:
+        return config.loss.gate_tolerance
+    return FLOAT32_TOLERANCE if config.model.dtype == "fp32" else config.loss.clip_range
 
 
-def explain(
-    transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline, *, tolerance: float, rank: int, iteration: int
-) -> str:
-    """Why the gate stops the run: the deviation, the suspects that change it, the first module that differs.
+class OnPolicyCheck:
+    """Stops the run where fresh rollouts have a ratio other than 1, and says why."""
 
-    Every rank must call: the passes are made together.
-    """
-    measured = transitions.deviation()
-    lines = [
-        f"what iteration {iteration} trains is not the policy that was sampled from: on rank {rank} the log-ratio of "
-        f"fresh rollouts is off by {measured:.3g}, and may be by {tolerance:g}. The policy was not changed."
-    ]
-    found = []
-    with torch.no_grad():
-        same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
-    if same_batch <= tolerance < measured:
-        found.append(f"batch shape or gradient: without gradient, in the rollout's own batch, it is {same_batch:.3g}")
-    for suspect in suspects(pipeline):
-        if not suspect.is_present:
-            continue
-        with suspect.switched():
-            switched = transitions.deviation()
-        if switched <= tolerance:
-            found.append(f"{suspect.name}: with that switched it is {switched:.3g}")
-    lines += [f"  cause: {one}" for one in found] or ["  no single suspect explains it"]
-    where = first_difference(transitions, pipeline.transformer)
-    lines.append(f"  first module that differs: {where or 'none; look at what surrounds the transformer'}")
-    return "\n".join(lines)
+    def __init__(self, config: Config, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline):
+        self.mesh, self.pipeline = mesh, pipeline
+        self.interval, self.tolerance = config.loss.gate_interval, tolerance_of(config)
+        self.batch_size = config.rollout.batch_size
 
+    def is_due(self, iteration: int) -> bool:
+        """Claims that this iteration's first update is checked."""
+        return self.interval > 0 and iteration % self.interval == 0
 
-def suspects(pipeline: HunyuanVideoGRPOPipeline) -> list[Suspect]:
-    """All that is known to make the two differ, but for the batch shape."""
-    transformer = pipeline.transformer
-    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
-    other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
-    return [
-        Suspect("dropout or train mode", lambda: _in_mode(transformer, False), transformer.training or has_dropout),
-        Suspect("dtype or autocast", lambda: _with(pipeline, "compute_dtype", other)),
-        Suspect(
-            "guidance batching",
-            lambda: _with(
-                pipeline, "sampling", replace(pipeline.sampling, batch_guidance=not pipeline.sampling.batch_guidance)
-            ),
-            pipeline.sampling.guidance_scale > 1,
-        ),
-        Suspect("timestep rounding", lambda: _rounded_timesteps(transformer)),
-        Suspect(
-            "activation checkpointing",
-            lambda: _with(transformer, "gradient_checkpointing", False),
-            transformer.gradient_checkpointing,
-        ),
-        Suspect("compile", lambda: _not_compiled(transformer), _is_compiled(transformer)),
-        Suspect(
-            "sequence parallelism",
-            lambda: _whole_sequence(transformer),
-            type(transformer.sequence) is not WholeSequence,
-        ),
-    ]
+    def __call__(
+        self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
+    ) -> None:
+        """Raises OffPolicyError, on all ranks alike, where passes over fresh rollouts are off their policy on any.
 
+        Args:
+            passes: Rows and turn of each.
+            deviations: Largest deviation of a ratio from 1 in each of the passes made so far.
+        """
+        local = torch.stack(deviations)
+        of_ranks = gather_ranks(local.amax(), self.mesh)
+        if not (of_ranks > self.tolerance).any():
+            return
+        rows, turn = passes[int(local.argmax())]
+        message = self._diagnosis(rollouts, rows or [0], turn, iteration)
+        worst = int(of_ranks.argmax())
+        raise OffPolicyError(
+            message if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {message}"
+        )
 
-def first_difference(transitions: Transitions, transformer: nn.Module) -> str | None:
-    """Name and class of the first module whose output on the last row is another in the two paths.
+    def _diagnosis(self, rollouts: RolloutBatch, rows: list[int], turn: int, iteration: int) -> str:
+        from hyvideo.training.on_policy_diagnosis import Transitions, explain
 
-    One that is off by more than rounding goes before those that are not.
-    """
-    with torch.no_grad():
-        in_rollout = _outputs(transformer, transitions.replay_as_rollout)
-    in_training = _outputs(transformer, transitions.replay)
-    differences = [
-        (name, (expected - output).abs().max().item(), expected.abs().max().item())
-        for name, output in in_training.items()
-        if (expected := in_rollout.get(name)) is not None and expected.shape == output.shape
-    ]
-    beyond_rounding = [one for one in differences if one[1] > _ROUNDING * one[2]]
-    for name, off, _ in beyond_rounding or [one for one in differences if one[1] > 0]:
-        return f"{name} ({type(transformer.get_submodule(name)).__name__}), by {off:.3g}"
-    return None
+        rows = self._worst_last(rollouts, rows, turn)
+        steps = rollouts.trained_steps[rows, turn]
+        transitions = Transitions(
+            replay=lambda: rollouts.replay(self.pipeline, rows, steps).log_prob,
+            replay_as_rollout=lambda: self._replay_as_rollout(rollouts, rows[-1], int(steps[-1])),
+            log_probs=rollouts.trajectories.log_probs[rows, steps],
+        )
+        return explain(transitions, self.pipeline, tolerance=self.tolerance, rank=self.mesh.rank, iteration=iteration)
 
+    def _worst_last(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> list[int]:
+        """The rows, that with the largest deviation in the end."""
+        steps = rollouts.trained_steps[rows, turn]
+        with torch.no_grad():
+            log_ratio = (
+                rollouts.replay(self.pipeline, rows, steps).log_prob - rollouts.trajectories.log_probs[rows, steps]
+            )
+        worst = rows[int(log_ratio.abs().argmax())]
+        return [row for row in rows if row != worst] + [worst]
 
-def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """What each part gave for the last row of its batch, in the order of the first calls."""
-    kept: dict[str, Tensor] = {}
-
-    def hook(name: str):
-        def keep(_module, _inputs, output):
-            first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and first.ndim and first.numel():  # a part may be given no tokens at all
-                kept[name] = first[-1].detach().float().cpu()
-
-        return keep
-
-    parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
-    parts |= {f"transformer_blocks.{i}": block for i, block in enumerate(transformer.transformer_blocks)}
-    handles = [part.register_forward_hook(hook(name)) for name, part in parts.items()]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return kept
-
-
-@contextmanager
-def _with(owner: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _in_mode(transformer: nn.Module, training: bool) -> Iterator[None]:
-    before = [(module, module.training) for module in transformer.modules()]
-    transformer.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
-
-
-@contextmanager
-def _rounded_timesteps(transformer: nn.Module) -> Iterator[None]:
-    """As a transformer in bf16 sees them: 937 becomes 936."""
-
-    def rounded(_module, arguments, options):
-        return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
-
-    handle = transformer.register_forward_pre_hook(rounded, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _is_compiled(transformer: nn.Module) -> bool:
-    return any(block._compiled_call_impl is not None for block in transformer.transformer_blocks)
-
-
-@contextmanager
-def _not_compiled(transformer: nn.Module) -> Iterator[None]:
-    before = [block._compiled_call_impl for block in transformer.transformer_blocks]
-    for block in transformer.transformer_blocks:
-        block._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for block, compiled in zip(transformer.transformer_blocks, before):
-            block._compiled_call_impl = compiled
-
-
-@contextmanager
-def _whole_sequence(transformer: nn.Module) -> Iterator[None]:
-    before = transformer.sequence
-    install(transformer)
-    try:
-        yield
-    finally:
-        install(transformer, before)
+    def _replay_as_rollout(self, rollouts: RolloutBatch, row: int, step: int) -> Tensor:
+        """Log-probability of a row in the batch in which it was sampled. Shape: ()."""
+        first = row // self.batch_size * self.batch_size
+        batch = list(range(first, min(first + self.batch_size, len(rollouts))))
+        # That row last: it is the one whose way through the modules is compared.
+        batch = [other for other in batch if other != row] + [row]
+        with torch.no_grad():
+            return rollouts.replay(self.pipeline, batch, torch.full((len(batch),), step)).log_prob[-1]

@@ -21,10 +21,9 @@ from hyvideo.distributed.sharded_tensors import copy_whole, reshard, whole
 from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
-from hyvideo.training.anchor import Anchor
+from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED, RequiredEncoders, load_transformer, prepare_transformer
 from hyvideo.training.optimizers import Optimizers, make_optimizers
-from hyvideo.training.weight_copy import WeightCopy
 
 
 class Policy:

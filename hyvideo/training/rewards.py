@@ -1,19 +1,82 @@
-"""The rewards of a run: which scorers the settings ask for, and when too many of their rewards are missing."""
+"""The rewards of a run: its scorers, the advantages that follow, and when too many rewards are missing."""
 
+import math
 import os
 import warnings
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from hyvideo.config.settings import Config
+from hyvideo.distributed.collectives import merge_rows, share_reason
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.grpo.advantages import group_advantages
+from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Scorer, check_options, make_scorer
+from hyvideo.models.reward_models.rewards import Reward, Scorer, check_options, make_scorer
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
+from hyvideo.training.rollout_batch import RolloutIndex
+from hyvideo.training.rollout_collector import PendingRewards
+
+
+class TooManyMissingRewards(RuntimeError):
+    """More rewards of an iteration are missing than the settings allow; the policy was not changed."""
+
+
+class GroupRewards:
+    """Rewards and advantages of the rollouts, compared within their groups over all replicas.
+
+    Args:
+        num_rollouts: Of an iteration, over all replicas.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, scorer: AsyncScorer, *, num_rollouts: int):
+        self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
+        self.group_size, self.clip = config.rollout.num_generations, config.reward.advantage_clip
+        self.max_missing_fraction = config.reward.max_missing_fraction
+        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
+
+    def wait(self, pending: PendingRewards) -> dict[int, Reward]:
+        """Rewards of the videos that this rank has decoded, by row."""
+        return dict(zip(pending.videos, self.scorer.collect(pending.batches)))
+
+    def advantages(
+        self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Advantages of this replica's rollouts (rollouts,), normalised over whole groups, and reward metrics.
+
+        Args:
+            rewards: Of the rollouts that this rank has scored, by row of ``indices``.
+        """
+        numbers = [index.number(self.group_size) for index in indices]
+        local = {
+            numbers[row]: [reward.total, *(reward.scores.get(name, math.nan) for name in self.dimensions)]
+            for row, reward in rewards.items()
+        }
+        in_order = merge_rows(local, self.num_rollouts, 1 + len(self.dimensions), self.mesh)
+        advantages = group_advantages(in_order[:, 0], self.group_size, clip=self.clip)
+        metrics = reward_metrics(in_order, advantages, self.group_size, self.dimensions)
+        return advantages[numbers].float(), metrics
+
+    def refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int) -> None:
+        """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed."""
+        missing = metrics["reward/missing"]
+        if not missing:
+            return
+        local = next((reward.reason for reward in rewards.values() if reward.reason), None)
+        reason = share_reason(local, self.mesh)
+        if missing > self.max_missing_fraction * self.num_rollouts:
+            raise TooManyMissingRewards(
+                f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing, more than "
+                f"max_missing_fraction {self.max_missing_fraction} allows; the policy was not changed. One of them: "
+                f"{reason or 'no reason given'}"
+            )
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
-    """The judge of a run; its scorers are loaded on ``device``, or are services, unless they are given.
+    """The scorer of a run; its models are loaded on ``device``, or are services, unless they are given.
 
     Raises: ValueError for scorers or options that cannot be used.
     """
@@ -43,32 +106,23 @@ def _make_scorers(config: Config, device: torch.device) -> dict[str, Scorer]:
     return {name: make_scorer(name, root, device=device, **opts) for name, opts in config.reward_options.items()}
 
 
-def try_scorers(config: Config, judge: AsyncScorer, prompt: str) -> None:
+def try_scorers(config: Config, scorer: AsyncScorer, prompt: str) -> None:
     """Scores one clip of the run's size a few times: complete, finite, repeatable, a batch like a clip alone.
 
     Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
     """
     data = config.data
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
-    for name, scorer in judge.scorers.items():
+    for name, one in scorer.scorers.items():
         # One scorer must have every dimension that counts; of several each must have what it promises.
-        needed = [one for one, weight in config.reward_weights.items() if weight] if len(judge.scorers) == 1 else None
-        checks = check_scorer(scorer, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
-        told = "\n".join(lines([check for check in checks if check.state != "ok"]))
+        needed = (
+            [dimension for dimension, weight in config.reward_weights.items() if weight]
+            if len(scorer.scorers) == 1
+            else None
+        )
+        checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
+        problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
-            raise ValueError(f"reward {name} cannot be trained with; scripts/check_reward.py says more:\n{told}")
-        if told:
-            warnings.warn(f"reward {name}:\n{told}", stacklevel=2)
-
-
-def refuse_too_many_missing(
-    config: Config, metrics: dict[str, float], reason: str | None, num_rollouts: int, iteration: int
-) -> None:
-    """Raises RuntimeError, on all ranks alike, when more rewards of a round are missing than is allowed."""
-    missing, limit = metrics["reward/missing"], config.reward.max_missing_fraction
-    if missing <= limit * num_rollouts:
-        return
-    raise RuntimeError(
-        f"{missing:.0f} of {num_rollouts} rewards of iteration {iteration} are missing, more than "
-        f"max_missing_fraction {limit} allows; the policy was not changed. One of them: {reason or 'no reason given'}"
-    )
+            raise ValueError(f"reward {name} cannot be trained with; scripts/check_reward.py says more:\n{problems}")
+        if problems:
+            warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)

@@ -1,77 +1,115 @@
-"""A round of rollouts: which rollout sits where, what it was told, what it became, and how its steps are visited."""
+"""The rollouts of an iteration on one replica: which they are, what became of them, and which steps are trained."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.config.settings import DataSettings, LossSettings, RolloutSettings
 from hyvideo.data.randomness import normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.conditions import Conditions
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
+from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
 
 
 @dataclass(frozen=True)
 class RolloutIndex:
-    """Of one rollout in the round, whatever rank holds it."""
+    """Which rollout of the iteration it is, whatever rank holds it."""
 
     group: int
     member: int  # number within the group
+
+    def number(self, group_size: int) -> int:
+        """Number among all rollouts of the iteration, groups one after the other."""
+        return self.group * group_size + self.member
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
     """The rollouts that this replica holds. Lists and first dimensions are (rollouts,): by row."""
 
-    places: list[RolloutIndex]
+    indices: list[RolloutIndex]
     prompts: list[str]
     conditions: Conditions
-    rollout: Trajectories
-    visits: Tensor  # (rollouts, trained steps): places in the schedule, in the order of training, on the CPU
+    trajectories: Trajectories
+    trained_steps: Tensor  # (rollouts, trained steps): places in the schedule, in the order of training, on the CPU
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, those that this rank has scored
     advantages: Tensor = torch.empty(0)  # NaN where the rollout is left out of the loss
 
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def scored(self, rewards: dict[int, Reward], advantages: Tensor) -> "RolloutBatch":
+        """A copy with rewards and advantages."""
+        return replace(self, rewards=rewards, advantages=advantages)
+
     def rows_of_update(self, update: int, num_updates: int, iteration: int) -> list[int]:
-        """Scored rollouts that the ``update``-th optimizer update of the round trains on.
+        """Rows of the scored rollouts that the ``update``-th optimizer update of the iteration trains on.
 
         Groups take turns, so that every replica that holds several has work in each update.
         """
-        scored = self.advantages.isfinite().tolist()
+        is_scored = self.advantages.isfinite().tolist()
         return [
             row
-            for row, place in enumerate(self.places)
-            if scored[row] and (place.group + iteration) % num_updates == update
+            for row, index in enumerate(self.indices)
+            if is_scored[row] and (index.group + iteration) % num_updates == update
         ]
 
+    def replay(self, pipeline: HunyuanVideoGRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
+        """The stored transition of each row at its step, under the model as it is now.
 
-def places_of_replica(config: Config, mesh: Mesh, batch: int) -> list[RolloutIndex]:
-    """Rollouts of this replica in the ``batch``-th batch of the round. Neighbours in number share a group."""
-    size, group_size = config.rollout.batch_size, config.rollout.num_generations
+        Args:
+            steps: Places in the schedule. On the CPU. Shape: (rows,).
+        """
+        latents = self.trajectories.latents
+        return pipeline.replay(
+            select(latents, rows, steps),
+            select(latents, rows, steps + 1),
+            pipeline.scheduler.timesteps[steps],
+            self.conditions.select(rows),
+        )
+
+
+def select(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
+    """``values[indices]`` by indices on the CPU, without waiting for a GPU."""
+    whole = (torch.as_tensor(index, dtype=torch.long) for index in indices)  # an empty list would be of floats
+    return values[tuple(index.to(values.device, non_blocking=True) for index in whole)]
+
+
+def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> list[RolloutIndex]:
+    """Rollouts of this replica in the ``batch``-th batch of the iteration. Neighbours in number share a group."""
+    size, group_size = settings.batch_size, settings.num_generations
     first = (batch * mesh.num_replicas + mesh.replica) * size
     return [RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)]
 
 
-def initial_noise(config: Config, iteration: int, place: RolloutIndex, shape: tuple[int, ...]) -> Tensor:
-    """What a rollout starts from; shared by its group with ``use_same_noise``. Shape: ``shape``."""
-    member = 0 if config.rollout.use_same_noise else place.member
-    return normal(shape, config.data.seed, "initial noise", iteration, place.group, member)
+@dataclass(frozen=True)
+class RolloutNoise:
+    """The noise of a run's rollouts: each draw is a function of what it is for, so any rank draws the same."""
 
+    seed: int
+    shape: tuple[int, ...]  # of one rollout's latents
+    is_shared: bool = False  # the rollouts of a group share their initial noise
 
-def step_noise(config: Config, iteration: int, place: RolloutIndex, step: int, shape: tuple[int, ...]) -> Tensor:
-    """The noise of one denoising step of a rollout. Shape: ``shape``."""
-    return normal(shape, config.data.seed, "step noise", iteration, place.group, place.member, step)
+    def initial(self, iteration: int, index: RolloutIndex) -> Tensor:
+        """Latents that a rollout starts from. Shape: ``shape``."""
+        member = 0 if self.is_shared else index.member
+        return normal(self.shape, self.seed, "initial noise", iteration, index.group, member)
+
+    def of_step(self, iteration: int, index: RolloutIndex, step: int) -> Tensor:
+        """Noise of one denoising step of a rollout. Shape: ``shape``."""
+        return normal(self.shape, self.seed, "step noise", iteration, index.group, index.member, step)
 
 
 def timestep_permutations(
-    config: Config, iteration: int, places: list[RolloutIndex], steps: list[int], count: int
+    loss: LossSettings, data: DataSettings, iteration: int, indices: list[RolloutIndex], steps: list[int], count: int
 ) -> Tensor:
-    """Which stochastic steps of each rollout are trained, and in which order. Shape: (rollouts, count)."""
-    if not config.loss.enable_timestep_permutation:
-        return torch.tensor([steps[:count]] * len(places))
+    """Stochastic steps of each rollout that are trained, in the order of training. Shape: (rollouts, count)."""
+    if not loss.enable_timestep_permutation:
+        return torch.tensor([steps[:count]] * len(indices))
     orders = [
-        permutation(len(steps), config.data.seed, "visiting order", iteration, place.group, place.member)
-        for place in places
+        permutation(len(steps), data.seed, "visiting order", iteration, index.group, index.member) for index in indices
     ]
     return torch.tensor([[steps[i] for i in order[:count]] for order in orders])

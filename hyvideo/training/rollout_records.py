@@ -1,55 +1,85 @@
-"""What is kept of a round of rollouts: some videos, every video without a reward, and all scores."""
+"""What is kept of an iteration's rollouts: some videos, every video without a reward, and all scores."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.records.run_files import score_entry, told_if_unwritable, write_json, write_videos
+from hyvideo.distributed.collectives import gather_objects
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.records.metrics import MetricsWriter
+from hyvideo.records.run_files import evenly_spaced, score_entry, told_if_unwritable, write_json, write_videos
 from hyvideo.training.rollout_batch import RolloutBatch
 
+FOLDER = "rollouts"
 
-def keep_round(
-    config: Config,
-    folder: Path,
-    round_: RolloutBatch,
-    videos: dict[int, Tensor | None],
-    wanted: set[int],
-    gather: Callable[[list[dict]], list[list[dict]]],
-) -> dict[int, str]:
-    """Writes this rank's part; gives the names of its video files by row.
+
+class RolloutRecorder:
+    """Writes rollouts/<iteration>/ every so often, and whenever a reward is missing.
 
     Args:
-        videos: Those that this rank has, by row.
-        wanted: Numbers in the round of the videos to keep, besides those whose reward is missing.
-        gather: Gives the main rank the lists of all ranks, the others an empty list.
+        num_rollouts: Of an iteration, over all replicas.
     """
-    group_size = config.rollout.num_generations
-    numbers = {row: round_.places[row].group * group_size + round_.places[row].member for row in videos}
-    kept = {
-        row: video
-        for row, video in videos.items()
-        if video is not None and (numbers[row] in wanted or round_.rewards[row].is_missing)
-    }
-    files: dict[int, str] = {}
-    with told_if_unwritable(f"VIDEOS OF {folder}"):
-        files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, config.data.fps)
-    entries = [
-        score_entry(
-            round_.prompts[row],
-            config.data.seed,
-            round_.places[row].group,
-            round_.rewards[row],
-            file=files.get(number),
-            advantage=round_.advantages[row].item(),
-            number=number,
-        )
-        for row, number in numbers.items()
-    ]
-    everyone = gather(entries)
-    if everyone:
-        in_order = sorted((entry for part in everyone for entry in part), key=lambda entry: entry["number"])
-        with told_if_unwritable(f"SCORES OF {folder}"):
-            write_json(folder / "scores.json", in_order)
-    return {row: files[numbers[row]] for row in kept if numbers[row] in files}
+
+    def __init__(self, config: Config, mesh: Mesh, *, num_rollouts: int):
+        self.mesh, self.num_rollouts = mesh, num_rollouts
+        self.interval, self.num_videos = config.record.log_video_interval, config.record.log_num_videos
+        self.group_size, self.seed, self.fps = config.rollout.num_generations, config.data.seed, config.data.fps
+        self.folder = Path(config.record.output_dir) / FOLDER
+
+    def keep(
+        self,
+        rollouts: RolloutBatch,
+        videos: dict[int, Tensor | None],
+        iteration: int,
+        *,
+        num_missing: float,
+        writer: MetricsWriter | None,
+    ) -> None:
+        """Writes this rank's part of what is due, if anything is; every rank calls it.
+
+        Args:
+            videos: Those that this rank has decoded, by row.
+            num_missing: Rewards that are missing over all ranks.
+            writer: Of the main rank, which shows the videos too.
+        """
+        is_due = self.interval and iteration % self.interval == 0
+        if not self.interval or not (is_due or num_missing):
+            return
+        folder = self.folder / f"{iteration:06d}"
+        numbers = {row: rollouts.indices[row].number(self.group_size) for row in videos}
+        due = set(evenly_spaced(self.num_videos if is_due else 0, self.num_rollouts))
+        kept = {
+            row: video
+            for row, video in videos.items()
+            if video is not None and (numbers[row] in due or rollouts.rewards[row].is_missing)
+        }
+        files: dict[int, str] = {}
+        with told_if_unwritable(f"VIDEOS OF {folder}"):
+            files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, self.fps)
+        self._write_scores(folder, rollouts, numbers, files)
+        for row in kept if writer else ():
+            if file := files.get(numbers[row]):
+                writer.add_video(f"rollout/{row}", videos[row], self.fps, iteration, file=folder / file)
+
+    def _write_scores(
+        self, folder: Path, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]
+    ) -> None:
+        """The main rank writes the scores of all ranks."""
+        entries = [
+            score_entry(
+                rollouts.prompts[row],
+                self.seed,
+                rollouts.indices[row].group,
+                rollouts.rewards[row],
+                file=files.get(number),
+                advantage=rollouts.advantages[row].item(),
+                number=number,
+            )
+            for row, number in numbers.items()
+        ]
+        gathered = gather_objects(entries, self.mesh)
+        if gathered:
+            in_order = sorted((entry for part in gathered for entry in part), key=lambda entry: entry["number"])
+            with told_if_unwritable(f"SCORES OF {folder}"):
+                write_json(folder / "scores.json", in_order)

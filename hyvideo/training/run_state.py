@@ -6,11 +6,127 @@ may not, unless that is said.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from hyvideo.config.settings import SECTIONS, Config
+from hyvideo.distributed import checkpoint
+from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.models.lora import save_lora
+from hyvideo.training.policy import Policy
+from hyvideo.training.policy_update import PolicyUpdate
+from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
+
+# Needed of state.json, to go on with.
+STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": dict, "health": dict, "settings": dict}
+
+
+class Progress:
+    """The iteration that the run is in, and a report of every stage that it comes to.
+
+    Args:
+        on_stage: Is called with the stage and the iteration.
+    """
+
+    def __init__(self, on_stage: Callable[[str, int], None] = lambda stage, iteration: None):
+        self.iteration, self._on_stage = 0, on_stage
+
+    def enter(self, stage: str) -> None:
+        """Reports a stage of the current iteration."""
+        self._on_stage(stage, self.iteration)
+
+
+class RunState:
+    """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and taken up from them.
+
+    Args:
+        num_rollouts: Of an iteration, over all replicas.
+        contents: Hashes of the files that settings name, as of the run's start.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        update: PolicyUpdate,
+        checkpoints: CheckpointWriter,
+        progress: Progress,
+        *,
+        num_rollouts: int,
+        contents: Mapping[str, str],
+    ):
+        self.config, self.policy, self.update = config, policy, update
+        self.checkpoints, self.progress = checkpoints, progress
+        self.num_rollouts, self.contents = num_rollouts, contents
+        self.saved_iteration = 0
+        self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
+
+    def save(self) -> Path:
+        """Begins to write a checkpoint of the run as it stands; every rank calls it."""
+        self.progress.enter("save")
+        anchor = self.policy.anchor
+        state = {
+            "iteration": self.progress.iteration,
+            "update": self.update.update_count,
+            "anchor_age": anchor.age if anchor else 0,
+            "kl_coefficient": self.update.kl_coefficient.state_dict(),
+            "health": self.update.nonfinite.state_dict(),
+            "rollouts": self.num_rollouts,
+            "settings": self.config.flat(),
+            "contents": self.contents,
+        }
+        lora = None
+        if self.policy.is_lora:
+            with self.policy.as_average():
+                lora = self.policy.lora()
+
+        def write_files(folder: Path) -> None:
+            write_model_file(self.policy.transformer, folder)
+            if lora:
+                save_lora(lora, folder / LORA_FOLDER)
+
+        self.saved_iteration = self.progress.iteration
+        return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
+
+    def save_unfinished(self) -> None:
+        """Saves the run as after its last finished iteration, where that is not saved yet; every rank calls it.
+
+        The iteration that was begun is made again by the run that goes on: its noise is derived, not remembered.
+        """
+        self.progress.iteration -= 1
+        self.checkpoints.wait()
+        if self.progress.iteration > self.saved_iteration or self.checkpoints.last_failed:
+            self.save()
+        self.checkpoints.wait()
+
+    def resume(self, folder: Path | None) -> bool:
+        """Takes a checkpoint up; claims that there was one. Raises ValueError where the run would become another."""
+        if folder is None:
+            return False
+        state = checkpoint.read_state(folder, needed=STATE)
+        changes = differences(
+            state["settings"],
+            self.config,
+            saved_rollouts=state.get("rollouts"),
+            rollouts=self.num_rollouts,
+            saved_contents=state.get("contents", {}),
+        )
+        if not self.config.record.allow_changed_settings:
+            refuse_changes(changes)
+        self.changed_settings = changes.free + changes.of_the_method
+        self.policy.load(folder, state["anchor_age"])
+        self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
+        self.update.nonfinite.load_state_dict(state["health"])
+        self.progress.iteration = self.saved_iteration = state["iteration"]
+        self.update.update_count = state["update"]
+        if self.progress.iteration >= self.config.optimizer.max_steps:
+            raise ValueError(
+                f"max_steps must be above the iteration to resume after, got {self.config.optimizer.max_steps} and "
+                f"{self.progress.iteration}; raise max_steps"
+            )
+        return True
+
 
 # Beside all of the sections "distributed" and "record".
 _FREE = frozenset(

@@ -1,0 +1,202 @@
+"""Why rollout and update differ: the worst pass is made again with one suspect switched at a time.
+
+Opened when the on-policy check has found a difference. The tokens are followed through the modules to the first one
+whose output is another one in training than in the rollout.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.models.transformer import WholeSequence, install
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+
+_ROUNDING = 1e-4  # of an output's largest number
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Stored transitions as the training path and as the rollout see them."""
+
+    replay: Callable[[], Tensor]  # log-probabilities by the training path, with gradient (batch,)
+    replay_as_rollout: Callable[[], Tensor]  # of the last of them, in the rollout's own batch, without gradient ()
+    log_probs: Tensor  # that the rollout recorded (batch,)
+
+    def deviation(self) -> float:
+        """Largest |log ratio| of the training path."""
+        return (self.replay().detach() - self.log_probs).abs().max().item()
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Something that could differ between rollout and update, and how to switch it for one pass."""
+
+    name: str
+    switched: Callable[[], AbstractContextManager]
+    is_present: bool = True
+
+
+def explain(
+    transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline, *, tolerance: float, rank: int, iteration: int
+) -> str:
+    """The message that stops the run: the deviation, the suspects that change it, the first module that differs.
+
+    Every rank must call: the passes are made together.
+    """
+    measured = transitions.deviation()
+    lines = [
+        f"what iteration {iteration} trains is not the policy that was sampled from: on rank {rank} the log-ratio of "
+        f"fresh rollouts is off by {measured:.3g}, and may be by {tolerance:g}. The policy was not changed."
+    ]
+    causes = []
+    with torch.no_grad():
+        same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
+    if same_batch <= tolerance < measured:
+        causes.append(f"batch shape or gradient: without gradient, in the rollout's own batch, it is {same_batch:.3g}")
+    for suspect in suspects(pipeline):
+        if not suspect.is_present:
+            continue
+        with suspect.switched():
+            switched = transitions.deviation()
+        if switched <= tolerance:
+            causes.append(f"{suspect.name}: with that switched it is {switched:.3g}")
+    lines += [f"  cause: {cause}" for cause in causes] or ["  no single suspect explains it"]
+    where = first_difference(transitions, pipeline.transformer)
+    lines.append(f"  first module that differs: {where or 'none; look at what surrounds the transformer'}")
+    return "\n".join(lines)
+
+
+def suspects(pipeline: HunyuanVideoGRPOPipeline) -> list[Suspect]:
+    """Everything that is known to make the two differ, but for the batch shape."""
+    transformer = pipeline.transformer
+    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
+    other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
+    return [
+        Suspect("dropout or train mode", lambda: _in_mode(transformer, False), transformer.training or has_dropout),
+        Suspect("dtype or autocast", lambda: _with(pipeline, "compute_dtype", other)),
+        Suspect(
+            "guidance batching",
+            lambda: _with(
+                pipeline, "sampling", replace(pipeline.sampling, batch_guidance=not pipeline.sampling.batch_guidance)
+            ),
+            pipeline.sampling.guidance_scale > 1,
+        ),
+        Suspect("timestep rounding", lambda: _rounded_timesteps(transformer)),
+        Suspect(
+            "activation checkpointing",
+            lambda: _with(transformer, "gradient_checkpointing", False),
+            transformer.gradient_checkpointing,
+        ),
+        Suspect("compile", lambda: _not_compiled(transformer), _is_compiled(transformer)),
+        Suspect(
+            "sequence parallelism",
+            lambda: _whole_sequence(transformer),
+            type(transformer.sequence) is not WholeSequence,
+        ),
+    ]
+
+
+def first_difference(transitions: Transitions, transformer: nn.Module) -> str | None:
+    """Name and class of the first module whose output on the last row is another in the two paths.
+
+    One that is off by more than rounding goes before those that are not.
+    """
+    with torch.no_grad():
+        in_rollout = _outputs(transformer, transitions.replay_as_rollout)
+    in_training = _outputs(transformer, transitions.replay)
+    differences = [
+        (name, (expected - output).abs().max().item(), expected.abs().max().item())
+        for name, output in in_training.items()
+        if (expected := in_rollout.get(name)) is not None and expected.shape == output.shape
+    ]
+    beyond_rounding = [one for one in differences if one[1] > _ROUNDING * one[2]]
+    for name, off, _ in beyond_rounding or [one for one in differences if one[1] > 0]:
+        return f"{name} ({type(transformer.get_submodule(name)).__name__}), by {off:.3g}"
+    return None
+
+
+def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Output of each part for the last row of its batch, in the order of the first calls."""
+    kept: dict[str, Tensor] = {}
+
+    def hook(name: str):
+        def keep(_module, _inputs, output):
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and first.ndim and first.numel():  # a part may be given no tokens at all
+                kept[name] = first[-1].detach().float().cpu()
+
+        return keep
+
+    parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
+    parts |= {f"transformer_blocks.{i}": block for i, block in enumerate(transformer.transformer_blocks)}
+    handles = [part.register_forward_hook(hook(name)) for name, part in parts.items()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return kept
+
+
+@contextmanager
+def _with(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def _in_mode(transformer: nn.Module, training: bool) -> Iterator[None]:
+    before = [(module, module.training) for module in transformer.modules()]
+    transformer.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+@contextmanager
+def _rounded_timesteps(transformer: nn.Module) -> Iterator[None]:
+    """Context in which timesteps are rounded as a transformer in bf16 sees them: 937 becomes 936."""
+
+    def rounded(_module, arguments, options):
+        return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
+
+    handle = transformer.register_forward_pre_hook(rounded, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _is_compiled(transformer: nn.Module) -> bool:
+    return any(block._compiled_call_impl is not None for block in transformer.transformer_blocks)
+
+
+@contextmanager
+def _not_compiled(transformer: nn.Module) -> Iterator[None]:
+    before = [block._compiled_call_impl for block in transformer.transformer_blocks]
+    for block in transformer.transformer_blocks:
+        block._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for block, compiled in zip(transformer.transformer_blocks, before):
+            block._compiled_call_impl = compiled
+
+
+@contextmanager
+def _whole_sequence(transformer: nn.Module) -> Iterator[None]:
+    before = transformer.sequence
+    install(transformer)
+    try:
+        yield
+    finally:
+        install(transformer, before)

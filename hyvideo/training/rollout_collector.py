@@ -1,0 +1,153 @@
+"""Prompts to rollouts, videos and pending rewards: a batch is scored while the next one is sampled."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import PromptOrder, Request
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.conditions import Conditions
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
+from hyvideo.records.run_files import StageTimer
+from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.training.rollout_batch import (
+    RolloutBatch,
+    RolloutIndex,
+    RolloutNoise,
+    indices_of_replica,
+    timestep_permutations,
+)
+
+
+@dataclass
+class Cost:
+    """Transformer evaluations of this replica in this iteration."""
+
+    forwards: float = 0.0
+
+
+@dataclass(frozen=True)
+class PendingRewards:
+    """Videos that this rank has decoded, and their rewards on the way, in the same order."""
+
+    videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None could not be decoded
+    batches: list["Future[list[Reward]]"] = field(default_factory=list)
+
+
+class RolloutCollector:
+    """Samples the rollouts of an iteration on this replica.
+
+    Args:
+        requests: Of the whole data set.
+        num_groups: Prompts of an iteration, over all replicas.
+        num_trained_steps: Of each rollout, in one update.
+        cost: Counts the transformer evaluations.
+        check: Is called before each batch, on every rank; raises where the run shall stop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        pipeline: HunyuanVideoGRPOPipeline,
+        encoder: ConditionEncoder,
+        scorer: AsyncScorer,
+        requests: list[Request],
+        *,
+        num_groups: int,
+        num_trained_steps: int,
+        cost: Cost,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.config, self.mesh = config, mesh
+        self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
+        self.num_trained_steps, self.cost, self.check = num_trained_steps, cost, check
+        data, rollout = config.data, config.rollout
+        self.order = PromptOrder(len(requests), num_groups, data.seed)
+        shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
+        self.noise = RolloutNoise(data.seed, shape, rollout.use_same_noise)
+        self.stochastic_steps = pipeline.scheduler.stochastic_steps(eta=rollout.eta, sde_type=rollout.sde_type)
+        self.window = parse_window(rollout.sde_window, len(self.stochastic_steps))
+
+    def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
+        """This iteration's rollouts without advantages, their videos and pending rewards."""
+        steps = self.noisy_steps(iteration)
+        indices = self.indices()
+        requests = self.requests_of(iteration, indices)
+        with timer("conditions"):
+            size = {"height": self.config.data.height, "width": self.config.data.width}
+            conditions = self.encoder(requests, **size).to(self.pipeline.device)
+        prompts = [request.prompt for request in requests]
+        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, timer)
+        trained = timestep_permutations(
+            self.config.loss, self.config.data, iteration, indices, steps, self.num_trained_steps
+        )
+        return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
+
+    def noisy_steps(self, iteration: int) -> list[int]:
+        """Steps with noise in this iteration; a window makes the others steps of the ODE."""
+        if self.window is None:
+            return self.stochastic_steps
+        steps = self.window.steps(self.stochastic_steps, self.config.data.seed, iteration)
+        self.pipeline.scheduler.restrict_noise(steps)
+        return steps
+
+    def indices(self) -> list[RolloutIndex]:
+        """Rollouts of this replica in an iteration."""
+        batches = range(self.config.rollout.gradient_accumulation_steps)
+        return [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
+
+    def requests_of(self, iteration: int, indices: list[RolloutIndex]) -> list[Request]:
+        """What each rollout is asked for."""
+        prompts = self.order.indices(iteration)
+        return [self.requests[prompts[index.group]] for index in indices]
+
+    def sample(self, iteration: int, indices: list[RolloutIndex], conditions: Conditions) -> Trajectories:
+        """A batch of rollouts; noise is drawn for each rollout, never per batch."""
+
+        def stack(parts: list[Tensor]) -> Tensor:
+            return torch.stack(parts).to(self.pipeline.device, non_blocking=True)
+
+        return self.pipeline.sample(
+            conditions,
+            stack([self.noise.initial(iteration, index) for index in indices]),
+            lambda step: stack([self.noise.of_step(iteration, index, step) for index in indices]),
+        )
+
+    def _sample_and_submit(
+        self,
+        iteration: int,
+        indices: list[RolloutIndex],
+        conditions: Conditions,
+        prompts: list[str],
+        timer: StageTimer,
+    ) -> tuple[Trajectories, PendingRewards]:
+        """Rollouts and their pending rewards.
+
+        Ranks that share a batch by sequence parallelism share its videos too: each decodes and scores some.
+        """
+        rollout = self.config.rollout
+        parts, pending = [], PendingRewards()
+        for start in range(0, len(indices), rollout.batch_size):
+            self.check()
+            rows = list(range(start, min(start + rollout.batch_size, len(indices))))
+            with timer("rollout"):
+                parts.append(self.sample(iteration, [indices[row] for row in rows], conditions.select(rows)))
+                self.cost.forwards += len(rows) * self.config.num_branches * rollout.grpo_sampling_steps
+            share = self.mesh.own_share(rows)
+            if not share:
+                continue
+            with timer("decode"):
+                latents = parts[-1].final[[row - start for row in share]]
+                decoded = self.pipeline.decode(latents, batch_size=rollout.decode_batch_size)
+            shared_prompts = [prompts[row] for row in share]
+            pending.batches.append(self.scorer.submit(decoded, shared_prompts, fps=self.config.data.fps))
+            pending.videos.update(zip(share, decoded))
+        return Trajectories.cat(parts), pending

@@ -1,0 +1,138 @@
+"""The parts of a run, built from its settings: what can be refused is refused before any weights are read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hyvideo.config.run_plan import Plan, make_plan, needs_anchor
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request, read_requests
+from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.grpo.trust_region import kl_weights
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.training.model_setup import (
+    RequiredEncoders,
+    check_checkpoint,
+    empty_condition,
+    load_encoder,
+    make_pipeline,
+    precompute_conditions,
+)
+from hyvideo.training.policy import Policy
+from hyvideo.training.policy_update import PolicyUpdate
+from hyvideo.training.preemption import PreemptionSignals
+from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_scorers
+from hyvideo.training.rollout_collector import Cost, RolloutCollector
+from hyvideo.training.rollout_records import RolloutRecorder
+from hyvideo.training.run_state import Progress, RunState, contents
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What the trainer plays on."""
+
+    plan: Plan
+    signals: PreemptionSignals
+    cost: Cost
+    encoder: ConditionEncoder
+    policy: Policy
+    pipeline: HunyuanVideoGRPOPipeline
+    collector: RolloutCollector
+    scorer: AsyncScorer
+    rewards: GroupRewards
+    recorder: RolloutRecorder
+    update: PolicyUpdate
+    checkpoints: CheckpointWriter
+    state: RunState
+
+
+def build_parts(
+    config: Config,
+    mesh: Mesh,
+    device: torch.device,
+    progress: Progress,
+    *,
+    scorers: dict[str, Scorer] | None = None,
+) -> RunParts:
+    """Checks what a run needs, loads its models and joins them.
+
+    Args:
+        scorers: The rewards by name; by default those that the settings name.
+
+    Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
+    """
+    plan = make_plan(config, mesh.world_size)
+    requests, hashes = read_requests(config.data.prompts_csv), contents(config)
+    validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
+    sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
+    check_checkpoint(config, RequiredEncoders.of(requests + validated), sizes)
+    scorer = _checked_scorer(config, device, scorers, requests + validated)
+    encoder, vae = load_encoder(config, device)
+    if config.model.precompute_conditions:
+        precompute_conditions(
+            encoder,
+            [(requests, *config.rollout_size), (validated, *config.validation_size)],
+            mesh,
+            with_empty_prompt=config.num_branches == 2,
+        )
+    unconditional = empty_condition(config, encoder, device)
+    anchor_moves = kl_weights(config.kl_strategy).anchor_moves if needs_anchor(config) else None
+    policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
+    pipeline = make_pipeline(config, policy.transformer, vae, unconditional)
+    cost, signals = Cost(), PreemptionSignals(mesh)
+    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
+    checkpoints = _checkpoint_writer(config, mesh)
+    return RunParts(
+        plan=plan,
+        signals=signals,
+        cost=cost,
+        encoder=encoder,
+        policy=policy,
+        pipeline=pipeline,
+        collector=RolloutCollector(
+            config,
+            mesh,
+            pipeline,
+            encoder,
+            scorer,
+            requests,
+            num_groups=plan.groups,
+            num_trained_steps=plan.trained_steps,
+            cost=cost,
+            check=signals.check,
+        ),
+        scorer=scorer,
+        rewards=GroupRewards(config, mesh, scorer, num_rollouts=plan.rollouts),
+        recorder=RolloutRecorder(config, mesh, num_rollouts=plan.rollouts),
+        update=update,
+        checkpoints=checkpoints,
+        state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),
+    )
+
+
+def _checked_scorer(
+    config: Config, device: torch.device, scorers: dict[str, Scorer] | None, requests: list[Request]
+) -> AsyncScorer:
+    """The scorer of a run, which has been tried on a clip unless it is given."""
+    scorer = make_async_scorer(config, device, scorers)
+    scorer.check_prompts([request.prompt for request in requests])
+    if config.reward.check_reward and scorers is None:
+        try_scorers(config, scorer, requests[0].prompt)
+    return scorer
+
+
+def _checkpoint_writer(config: Config, mesh: Mesh) -> CheckpointWriter:
+    record = config.record
+    return CheckpointWriter(
+        Path(record.output_dir),
+        mesh,
+        keep=record.save_total_limit,
+        keep_every=record.keep_every,
+        is_asynchronous=record.save_asynchronously,
+        timeout=config.distributed.collective_timeout,
+    )

@@ -22,8 +22,8 @@ def bare_calls(trainer: Trainer, with_anchor: bool) -> None:
     """The model calls of one iteration, with nothing around them."""
     config, pipeline = trainer.config, trainer.pipeline
     batch, part = config.rollout.batch_size, config.loss.mini_batch_size_per_update
-    conditions = trainer.encoder([trainer.requests[0]] * batch)
-    latents = torch.zeros(batch, *trainer.latent_shape)
+    conditions = trainer.encoder([trainer.collector.requests[0]] * batch)
+    latents = torch.zeros(batch, *trainer.collector.noise.shape)
     timestep = torch.full((batch,), 500.0)
     few, few_conditions = latents[:part], conditions.select(list(range(part)))
     with torch.no_grad():

@@ -11,7 +11,6 @@ measured and what the fields are. Ends with 2 when it was called wrongly.
 """
 
 import argparse
-import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -75,24 +74,25 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
         distributed.sp_size, device, dp_replicate=distributed.dp_replicate, timeout=distributed.collective_timeout
     )
     trainer = Trainer(config, mesh, device)
-    rounds = [norms_per_visit(trainer.updates, scored_round(trainer)) for _ in range(num_rounds)]
+    rounds = [norms_per_visit(trainer.update, scored_round(trainer)) for _ in range(num_rounds)]
     if mesh.is_main:
-        result = summarise(config, trainer.pipeline.scheduler, trainer.updates.step_weights, rounds)
+        result = summarise(config, trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
         write_json(out, result | {"rollouts": rollouts})
         print(table(result))
         print(f"written to {out}")
 
 
 def scored_round(trainer):
-    """The next round of rollouts, with advantages."""
+    """The next iteration's rollouts, with advantages."""
     from hyvideo.records.run_files import StageTimer
 
     trainer.iteration += 1
-    round_, videos, pending = trainer.sample_round(StageTimer(trainer.device))
-    rewards = dict(zip(videos, trainer.judge.collect(pending)))
-    advantages, metrics = trainer.advantages(round_.places, rewards)
-    trainer.refuse_too_many_missing(metrics, rewards)
-    return dataclasses.replace(round_, rewards=rewards, advantages=advantages)
+    rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device))
+    rewards = trainer.rewards.wait(pending)
+    advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
+    trainer.rewards.refuse_too_many_missing(metrics, rewards, trainer.iteration)
+    trainer.update.refresh_step_weights()
+    return rollouts.scored(rewards, advantages.to(trainer.device))
 
 
 if __name__ == "__main__":

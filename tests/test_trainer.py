@@ -51,6 +51,11 @@ def weights(trainer):
     return [parameter.detach().clone() for parameter in trainer.policy.parameters]
 
 
+def first_prompt(trainer):
+    """Prompt of the first rollout of the iteration."""
+    return trainer.collector.requests_of(trainer.iteration, trainer.collector.indices())[0].prompt
+
+
 def without_times(line):
     return {name: value for name, value in line.items() if not name.startswith(TIMING)}
 
@@ -69,7 +74,7 @@ def test_the_first_ratio_of_fresh_rollouts_is_exactly_one(tiny_config, mesh, sde
 def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config, mesh):
     config = tiny_config.with_settings(num_updates_per_rollout=2, learning_rate=1e-3)
     history, trainer = run(config, mesh)
-    assert trainer.updates.update_count == 2
+    assert trainer.update.update_count == 2
     # The two updates train different groups: what one changes shows in the other.
     assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
 
@@ -114,38 +119,38 @@ def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
     """Clipped surrogate with the step's own weight, plus both distances, for rows that visit steps in other orders."""
     config = tiny_config.with_settings(kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3)
     _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
-    places = trainer._places()
-    conditions = trainer.encoder(trainer._requests(places))
-    rollout = trainer.sample(places, conditions)
-    visits = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
+    indices = trainer.collector.indices()
+    conditions = trainer.encoder(trainer.collector.requests_of(trainer.iteration, indices))
+    drawn = trainer.collector.sample(trainer.iteration, indices, conditions)
+    trained_steps = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
     advantages = torch.linspace(-2, 2, 8)
-    round_ = RolloutBatch(places, [], conditions, rollout, visits, advantages=advantages)
+    rollouts = RolloutBatch(indices, [], conditions, drawn, trained_steps, advantages=advantages)
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
-        anchor = rollout.means[torch.arange(8), visits[:, 0]] + 0.1
-        terms = trainer.updates.terms(round_, list(range(8)), 0, anchor)
+        anchor = drawn.means[torch.arange(8), trained_steps[:, 0]] + 0.1
+        terms = trainer.update.terms(rollouts, list(range(8)), 0, anchor)
         for row in range(8):
-            step = int(visits[row, 0])
-            new = trainer.updates.replay(round_, [row], 0)
-            ratio = (new.log_prob - rollout.log_probs[row, step]).exp()
+            step = int(trained_steps[row, 0])
+            new = rollouts.replay(trainer.pipeline, [row], trained_steps[[row], 0])
+            ratio = (new.log_prob - drawn.log_probs[row, step]).exp()
             clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
-            policy = trainer.updates.step_weights[step] * torch.maximum(
+            policy = trainer.update.step_weights[step] * torch.maximum(
                 -advantages[row] * ratio, -advantages[row] * clipped
             )
             variance = trainer.pipeline.scheduler.std_devs(eta=0.7)[step] ** 2
             position = ((new.prev_sample_mean - anchor[row]) ** 2).mean() / (2 * variance + 1e-6)
-            velocity = rollout.log_probs[row, step] - new.log_prob
+            velocity = drawn.log_probs[row, step] - new.log_prob
             expected = policy + 0.5 * (position + 0.3 * velocity)
             assert terms.loss[row].item() == pytest.approx(expected.item(), rel=1e-4), row
-    assert len(set(trainer.updates.step_weights[:3].tolist())) == 3  # a weight of the wrong step would show
+    assert len(set(trainer.update.step_weights[:3].tolist())) == 3  # a weight of the wrong step would show
 
 
 def test_learning_rate_and_coefficient_are_those_that_were_used(tiny_config, mesh):
     config = tiny_config.with_settings(warmup_steps=4, learning_rate=1e-3, kl_warmup_updates=4)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     for update in range(3):
-        coefficient = trainer.updates.kl_coefficient.value
+        coefficient = trainer.update.kl_coefficient.value
         trainer.iteration += 1
         metrics = trainer.run_iteration()
         assert (
@@ -159,7 +164,7 @@ def test_learning_rate_and_coefficient_are_those_that_were_used(tiny_config, mes
 def test_the_coefficient_is_fed_with_the_measured_distance(tiny_config, mesh):
     config = tiny_config.with_settings(kl_strategy="fixed", learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
-    assert list(trainer.updates.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
+    assert list(trainer.update.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
     assert history[2]["kl/position"] > 0
 
 
@@ -251,7 +256,7 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_con
         scorer = Moody()
         trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
         trainer.iteration = 1
-        scorer.fails_for = (trainer._requests(trainer._places())[0].prompt,)
+        scorer.fails_for = (first_prompt(trainer),)
         lines = [trainer.run_iteration()]
         scorer.fails_for = ()
         for _ in range(2):
@@ -260,7 +265,7 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_con
         return trainer, lines
 
     (trainer, at_rollout), (_, in_training) = history("rollout_phase"), history("training_phase")
-    assert at_rollout[0]["reward/missing"] == 4 and trainer.updates.update_count == 5
+    assert at_rollout[0]["reward/missing"] == 4 and trainer.update.update_count == 5
     for one, other in zip(at_rollout, in_training):
         assert one["kl/position"] == pytest.approx(other["kl/position"], rel=1e-4, abs=1e-9)
 
@@ -270,7 +275,7 @@ def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_kept(tiny_co
     config = tiny_config.with_settings(log_video_interval=100, max_missing_fraction=0.25)
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
     trainer.iteration = 1
-    scorer.fails_for = (trainer._requests(trainer._places())[0].prompt,)
+    scorer.fails_for = (first_prompt(trainer),)
     before = weights(trainer)
     with pytest.raises(RuntimeError, match="4 of 8 rewards of iteration 1 are missing.*test: RuntimeError: no opinion"):
         trainer.run_iteration()
@@ -427,7 +432,7 @@ def test_the_scoring_of_a_validation_is_not_counted_as_the_next_iterations(tiny_
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
     scorer = Slow()
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
-    trainer._validate()
+    trainer.validate()
     scorer.is_slow = False
     trainer.iteration = 1
     assert 0 < trainer.run_iteration()["time/scoring"] < 0.5

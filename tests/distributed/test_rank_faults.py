@@ -63,14 +63,14 @@ def train_and_lose_a_rank(folder):
     """The second rank is killed in the third iteration, as it makes the anchor's means."""
     mesh = start()
     trainer = make(folder, mesh)
-    anchor_means = trainer.updates.anchor_means
+    anchor_means = trainer.update.anchor_means
 
-    def killed(round_):
+    def killed(rollouts):
         if trainer.iteration == 3 and mesh.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return anchor_means(round_)
+        return anchor_means(rollouts)
 
-    trainer.updates.anchor_means = killed
+    trainer.update.anchor_means = killed
     trainer.train()
 
 
@@ -134,14 +134,14 @@ def leave_and_go_on(folder, mesh):
     trainer, sampled, ended = make(folder, mesh), [], ""
 
     def counted(trainer):
-        def sample(places, conditions, sample=trainer.sample):
-            sampled.append([trainer.iteration, places[0].group])
-            rollout = sample(places, conditions)
+        def sample(iteration, indices, conditions, sample=trainer.collector.sample):
+            sampled.append([iteration, indices[0].group])
+            rollout = sample(iteration, indices, conditions)
             if len(sampled) == 4 and mesh.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             return rollout
 
-        trainer.sample = sample
+        trainer.collector.sample = sample
         return trainer
 
     try:
@@ -157,7 +157,7 @@ def leave_and_go_on(folder, mesh):
 def fill_disk(folder, mesh):
     """Rank 1 alone can write no byte in the second iteration: which saves failed, and which checkpoints there are."""
     trainer = make(folder, mesh, save_asynchronously=False)
-    run_iteration, save, failed = trainer.run_iteration, trainer.save, []
+    run_iteration, save, failed = trainer.run_iteration, trainer.state.save, []
 
     def run(writer=None):
         is_full = mesh.rank == 1 and trainer.iteration == 2
@@ -168,7 +168,7 @@ def fill_disk(folder, mesh):
         save()
         failed.append(trainer.checkpoints.last_failed)
 
-    trainer.run_iteration, trainer.save = run, watched
+    trainer.run_iteration, trainer.state.save = run, watched
     trainer.train()
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     return {"failed": failed, "names": names, "digest": digest(trainer)}
@@ -178,14 +178,14 @@ def plant_nan(folder, mesh, case):
     """Metrics of an iteration with a number that is not finite on rank 1, and of the next."""
     is_hit = mesh.rank == 1
     trainer = make(folder, mesh, max_missing_fraction=0.5, **(FSDP if "fsdp" in case else {}))
-    terms, average = trainer.updates.terms, trainer.updates._step_optimizer
+    terms, average = trainer.update.terms, trainer.update._step
     hits = []
 
     def bad_terms(*arguments):
         found = terms(*arguments)
         if is_hit and case == "loss" and not hits:
             hits.append(1)
-            return dataclasses.replace(found, loss=found.loss * NAN, largest_deviation=found.largest_deviation * NAN)
+            return dataclasses.replace(found, loss=found.loss * NAN, ratio=found.ratio * NAN)
         return found
 
     def bad_gradient(*arguments):
@@ -201,8 +201,8 @@ def plant_nan(folder, mesh, case):
                 [s | {"VQ": NAN} for s in scores] if is_hit and case == "reward" and trainer.iteration == 1 else scores
             )
 
-    trainer.judge.scorers["test"] = Lying()
-    trainer.updates.terms, trainer.updates._step_optimizer = bad_terms, bad_gradient
+    trainer.scorer.scorers["test"] = Lying()
+    trainer.update.terms, trainer.update._step = bad_terms, bad_gradient
     lines = []
     for _ in range(2):
         trainer.iteration += 1
@@ -211,7 +211,7 @@ def plant_nan(folder, mesh, case):
     whole = "" if "fsdp" in case else digest(trainer)
     dumps = sorted(path.name for path in (folder / "bad_updates").glob("*"))
     ranks = [json.loads(path.read_text())["ranks"] for path in sorted((folder / "bad_updates").glob("*.json"))]
-    updates = trainer.updates.update_count
+    updates = trainer.update.update_count
     return {"lines": lines, "digest": whole, "updates": updates, "dumps": dumps, "ranks": ranks}
 
 
@@ -219,14 +219,14 @@ def too_many(folder, mesh):
     """Every update is bad on rank 1: what ends the run, and whether the policy is what it was."""
     trainer = make(folder, mesh, max_bad_updates=3)
     before = digest(trainer)
-    step = trainer.updates._step_optimizer
+    step = trainer.update._step
 
     def bad(*arguments):
         if mesh.rank == 1:
             trainer.policy.parameters[0].grad = torch.full_like(trainer.policy.parameters[0], NAN)
         return step(*arguments)
 
-    trainer.updates._step_optimizer = bad
+    trainer.update._step = bad
     try:
         trainer.train()
     except FloatingPointError as error:
@@ -244,11 +244,11 @@ def test_a_run_that_lost_a_rank_goes_on_and_ends_as_the_unbroken_one(played):
         assert rank["lost rank"] == rank["unbroken"]
 
 
-def test_a_signal_to_one_rank_is_a_signal_to_all_and_no_rollout_is_made_again(played):
+def test_a_signal_to_one_rank_is_a_signal_to_all_and_its_iteration_is_made_again(played):
     for number, rank in enumerate(played):
         seen = rank["signal"]
         assert ("SIGTERM" if number == 1 else "a signal to another rank") in seen["ended"]
-        assert seen["last"] == "000001" and len(seen["sampled"]) == 6, seen
+        assert seen["last"] == "000001" and len(seen["sampled"]) == 8, seen
         assert seen["digest"] == rank["unbroken"]
 
 

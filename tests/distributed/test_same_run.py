@@ -99,15 +99,15 @@ def train(folder, settings, least, iterations=2):
     for _ in range(iterations):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-    places = trainer._places()
-    latents = trainer.sample(places, trainer.encoder(trainer._requests(places))).final
+    collector, indices = trainer.collector, trainer.collector.indices()
+    conditions = trainer.encoder(collector.requests_of(trainer.iteration, indices))
+    latents = collector.sample(trainer.iteration, indices, conditions).final
     tensors = {name: whole(tensor).contiguous().clone() for name, tensor in trainer.policy.tensors().items()}
     if mesh.is_main:
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(tensors, Path(folder) / "tensors.safetensors")
     rollouts = {
-        place.group * config.rollout.num_generations + place.member: row.double().sum().item()
-        for place, row in zip(places, latents)
+        index.number(config.rollout.num_generations): row.double().sum().item() for index, row in zip(indices, latents)
     }
     return {"metrics": metrics, "rollouts": rollouts}
 

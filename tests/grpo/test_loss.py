@@ -5,25 +5,43 @@ import math
 import pytest
 import torch
 
-from hyvideo.grpo.loss import clipped_policy_loss
+from hyvideo.grpo.loss import LossInputs, LossTerms, clipped_policy_loss, grpo_terms
+from hyvideo.grpo.trust_region import KLWeights
+
+MEAN = (1, 1, 1, 2, 2)  # shape of one transition's mean
+
+
+def terms_of(log_prob, old, advantages, weights, *, clip_range, kl=(0.0, 0.0), coefficient=0.0, **means):
+    """Terms of pairs whose means are 0 unless they are given."""
+    shape = (len(log_prob), *MEAN[1:])
+    inputs = LossInputs(
+        log_prob=log_prob,
+        mean=means.pop("mean", torch.zeros(shape, dtype=log_prob.dtype)),
+        std=torch.full((len(log_prob), 1, 1, 1, 1), 0.5, dtype=log_prob.dtype),
+        old_log_prob=old,
+        advantages=advantages,
+        step_weights=weights,
+        **means,
+    )
+    kl_weights = KLWeights(*kl, anchor_moves=False)
+    return grpo_terms(inputs, clip_range=clip_range, kl_weights=kl_weights, kl_coefficient=coefficient)
 
 
 def loss_of(log_ratio, advantage, *, weight=1.0, clip_range=0.2):
-    """The loss of one term at a log-ratio, and its gradient with respect to the new log-probability."""
+    """The terms of one pair at a log-ratio, and the gradient of the loss with respect to the new log-probability."""
     log_prob = torch.tensor([log_ratio - 1.5], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([-1.5], dtype=torch.float64)
-    loss = clipped_policy_loss(
-        log_prob, old, torch.tensor([advantage]).double(), torch.tensor([weight]).double(), clip_range=clip_range
-    )
-    (gradient,) = torch.autograd.grad(loss.terms.sum(), log_prob)
-    return loss, gradient.item()
+    advantages, weights = torch.tensor([advantage]).double(), torch.tensor([weight]).double()
+    terms = terms_of(log_prob, old, advantages, weights, clip_range=clip_range)
+    (gradient,) = torch.autograd.grad(terms.loss.sum(), log_prob)
+    return terms, gradient.item()
 
 
 @pytest.mark.parametrize("advantage", [2.0, -3.0, 0.0])
 def test_before_an_update_the_ratio_is_1_and_the_gradient_is_that_of_reinforce(advantage):
     loss, gradient = loss_of(0.0, advantage, weight=0.5)
     assert loss.ratio.item() == 1 and not loss.is_clipped.item()
-    assert loss.terms.item() == pytest.approx(-0.5 * advantage)
+    assert loss.policy.item() == pytest.approx(-0.5 * advantage)
     assert gradient == pytest.approx(-0.5 * advantage)
 
 
@@ -40,24 +58,64 @@ def test_before_an_update_the_ratio_is_1_and_the_gradient_is_that_of_reinforce(a
 )
 def test_terms_are_the_pessimistic_of_the_ratio_and_the_clamped_ratio(ratio, advantage, term, gradient):
     loss, found = loss_of(math.log(ratio), advantage)
-    assert loss.terms.item() == pytest.approx(term)
+    assert loss.policy.item() == pytest.approx(term)
     assert found == pytest.approx(gradient)
 
 
 def test_each_term_is_weighted_by_its_step():
     log_prob, old = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.1, -2.0, -2.9])
     advantages, weights = torch.tensor([1.0, -1.0, 2.0]), torch.tensor([0.0, 2.0, 5.0])
-    plain = clipped_policy_loss(log_prob, old, advantages, torch.ones(3), clip_range=1e-4)
-    weighted = clipped_policy_loss(log_prob, old, advantages, weights, clip_range=1e-4)
-    torch.testing.assert_close(weighted.terms, weights * plain.terms)
+    plain, _ = clipped_policy_loss(log_prob, old, advantages, torch.ones(3), clip_range=1e-4)
+    weighted, _ = clipped_policy_loss(log_prob, old, advantages, weights, clip_range=1e-4)
+    torch.testing.assert_close(weighted, weights * plain)
 
 
 def test_ratio_is_the_new_probability_over_the_old():
     loss, _ = loss_of(math.log(1.25), 1.0)
     assert loss.ratio.item() == pytest.approx(1.25)
-    assert not loss.ratio.requires_grad and loss.terms.requires_grad
+    assert not loss.ratio.requires_grad and loss.policy.requires_grad
 
 
 @pytest.mark.parametrize("log_ratio, is_clipped", [(0.0, False), (5e-5, False), (2e-4, True), (-2e-4, True)])
 def test_a_term_counts_as_clipped_outside_the_range(log_ratio, is_clipped):
     assert loss_of(log_ratio, 1.0, clip_range=1e-4)[0].is_clipped.item() is is_clipped
+
+
+def test_the_loss_adds_both_distances_by_their_weights_and_the_coefficient():
+    log_prob, old = torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.3, -1.9]).double()
+    one = torch.ones(2).double()
+    anchor = torch.full((2, *MEAN[1:]), 0.3).double()
+    terms = terms_of(log_prob, old, one, one, clip_range=9.0, kl=(2.0, 0.5), coefficient=0.1, anchor_mean=anchor)
+    position = 0.3**2 / (2 * 0.5**2 + 1e-6)
+    torch.testing.assert_close(terms.position, torch.full((2,), position).double())
+    torch.testing.assert_close(terms.velocity, old - log_prob)
+    torch.testing.assert_close(terms.kl, 2.0 * terms.position + 0.5 * terms.velocity)
+    torch.testing.assert_close(terms.loss, -(log_prob - old).exp() + 0.1 * terms.kl)
+
+
+def test_the_velocity_distance_in_closed_form_is_measured_to_the_rollout_and_not_to_the_policy_itself():
+    log_prob = torch.tensor([-1.0]).double()
+    one = torch.ones(1).double()
+    mean = torch.full(MEAN, 0.2).double().requires_grad_()
+    rollout = torch.full(MEAN, -0.1).double()
+    terms = terms_of(
+        log_prob, log_prob, one, one, clip_range=9.0, kl=(0.0, 1.0), coefficient=1.0, mean=mean, rollout_mean=rollout
+    )
+    assert terms.velocity.item() == pytest.approx(0.3**2 / (2 * 0.5**2 + 1e-6))
+    (gradient,) = torch.autograd.grad(terms.loss.sum(), mean)
+    assert gradient.sum().item() == pytest.approx(2 * 0.3 / (2 * 0.5**2 + 1e-6))
+
+
+def test_without_an_anchor_the_position_distance_is_zero_and_sums_are_in_the_order_of_their_names():
+    log_prob, old = torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.5])
+    advantages, weights = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 3.0])
+    terms = terms_of(log_prob, old, advantages, weights, clip_range=0.2, kl=(1.0, 1.0), coefficient=0.5)
+    assert terms.position.tolist() == [0.0, 0.0]
+    sums = dict(zip(LossTerms.SUMMED, terms.sums().tolist()))
+    ratio = math.exp(0.5)
+    assert sums["loss/policy"] == pytest.approx(-1.0 + 3.0 * ratio)
+    assert sums["kl/velocity"] == sums["kl/total"] == pytest.approx(-0.5) and sums["kl/position"] == 0
+    assert sums["loss/total"] == pytest.approx(sums["loss/policy"] - 0.25)
+    assert sums["policy/ratio_mean"] == pytest.approx(1 + ratio) and sums["policy/clip_fraction"] == 1
+    assert sums["policy/log_prob"] == -3.0
+    assert terms.largest_deviation().item() == pytest.approx(ratio - 1)

@@ -68,19 +68,19 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
     assert (plan.stochastic_steps, plan.trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)
     rounds = []
-    train = trainer.updates.train
-    trainer.updates.train = lambda round_, *others: (rounds.append(round_), train(round_, *others))[1]
+    anchor_means = trainer.update.anchor_means
+    trainer.update.anchor_means = lambda rollouts: (rounds.append(rollouts), anchor_means(rollouts))[1]
     for _ in range(3):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
         window = parse_window(text, 5).steps([0, 1, 2, 3, 4], config.data.seed, trainer.iteration)
-        visited = rounds[-1].visits
+        visited = rounds[-1].trained_steps
         assert all(sorted(row) == window for row in visited.tolist())
-        drawn = rounds[-1].rollout.log_probs.abs().sum(0) > 0
+        drawn = rounds[-1].trajectories.log_probs.abs().sum(0) > 0
         assert drawn.nonzero().flatten().tolist() == window
         assert metrics["policy/ratio_max_deviation"] <= 1e-6
-        assert (trainer.updates.step_weights > 0).nonzero().flatten().tolist() == window
+        assert (trainer.update.step_weights > 0).nonzero().flatten().tolist() == window
     assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor
-    ode = rounds[-1].rollout
+    ode = rounds[-1].trajectories
     outside = next(i for i in range(6) if i not in window)
     assert torch.equal(ode.latents[:, outside + 1], ode.means[:, outside])

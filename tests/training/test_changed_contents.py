@@ -1,4 +1,4 @@
-"""A run is gone on with only where it is the same run; rollouts are taken up only where they would be made again."""
+"""A run goes on only where it is the same run, and what could not be written is written when it is told to leave."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ import torch
 from hyvideo.distributed import checkpoint
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
-from hyvideo.training.run_state import contents
-from hyvideo.training.spool import Spool
 
 CPU = torch.device("cpu")
 
@@ -32,15 +30,8 @@ def test_other_prompts_in_the_same_file_are_another_run(config, mesh):
     change_prompts(config)
     with pytest.raises(ValueError, match="contents of prompts_csv .*prompts.csv are not what they were"):
         Trainer(config, mesh, CPU)
-    changed = Trainer(config.with_settings(allow_changed_settings=True), mesh, CPU).changed_settings
+    changed = Trainer(config.with_settings(allow_changed_settings=True), mesh, CPU).state.changed_settings
     assert any("contents of prompts_csv" in sentence for sentence in changed)
-
-
-def test_rollouts_of_other_prompts_are_not_taken_up(config, mesh):
-    weights = {"a": torch.ones(3)}
-    before, again = (Spool(config, mesh, 1, weights, CPU, contents(config)).folder for _ in range(2))
-    change_prompts(config)
-    assert before == again != Spool(config, mesh, 1, weights, CPU, contents(config)).folder
 
 
 def test_a_run_that_is_asked_to_leave_saves_again_what_could_not_be_written(config, mesh, monkeypatch):
@@ -48,7 +39,7 @@ def test_a_run_that_is_asked_to_leave_saves_again_what_could_not_be_written(conf
     save = checkpoint.dcp.save
 
     def crash(*_, **__):
-        trainer.stop.received = "SIGTERM"
+        trainer.signals.received = "SIGTERM"
         monkeypatch.setattr(checkpoint.dcp, "save", save)
         raise OSError("disk full")
 

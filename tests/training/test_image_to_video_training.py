@@ -58,7 +58,7 @@ def test_the_first_frame_of_a_rollout_is_told_to_the_policy(config, mesh):
     trainer, _ = iterations(config, mesh)
     with_image, without = (
         trainer.encoder([request], height=32, width=32).image_channels(torch.zeros(1, 4, 2, 2, 2))
-        for request in trainer.requests
+        for request in trainer.collector.requests
     )
     assert with_image[0, 4, 0].eq(1).all() and with_image[0, :4, 0].any() and not with_image[0, :, 1:].any()
     assert not without.any()

@@ -78,14 +78,14 @@ def fault_of(config, mesh, *, before=(), between=()):
     trainer = Trainer(config, mesh, CPU)
     for plant in before:
         plant(trainer)
-    train = trainer.updates.train
+    anchor_means = trainer.update.anchor_means
 
-    def planted(*arguments):
+    def planted(rollouts):
         for plant in between:
             plant(trainer)
-        return train(*arguments)
+        return anchor_means(rollouts)
 
-    trainer.updates.train = planted
+    trainer.update.anchor_means = planted
     trainer.iteration = 1
     weights = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     with pytest.raises(OffPolicyError) as error:
@@ -128,13 +128,13 @@ def test_a_fault_of_no_known_kind_is_followed_to_its_module(tiny_config, mesh):
 )
 def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, stops):
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
-    train = trainer.updates.train
+    anchor_means = trainer.update.anchor_means
 
-    def planted(*arguments):
+    def planted(rollouts):
         in_bf16(trainer)
-        return train(*arguments)
+        return anchor_means(rollouts)
 
-    trainer.updates.train = planted
+    trainer.update.anchor_means = planted
     trainer.iteration = 1
     if stops:
         with pytest.raises(OffPolicyError):

@@ -21,7 +21,8 @@ def adapters(folder):
     config = load_config("configs/smoke.yaml", output_dir=str(Path(folder)), valid_video_csv="", **SETTINGS)
     trainer = Trainer(config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": Choosy(-9.0)})
     before = trainer.policy.lora()
-    trainer.sample(places := trainer._places(), trainer.encoder(trainer._requests(places)))
+    collector, indices = trainer.collector, trainer.collector.indices()
+    collector.sample(1, indices, trainer.encoder(collector.requests_of(1, indices)))
     after = trainer.policy.lora()
     return all(torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32 for name in before)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import Reward
-from hyvideo.training.rewards import make_async_scorer, refuse_too_many_missing, try_scorers
+from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_scorers
 
 CPU = torch.device("cpu")
 PROMPT = "a red circle moves up"
@@ -29,26 +29,26 @@ class Fixed:
 
 
 @pytest.fixture
-def judge_of(tiny_config):
-    judges = []
+def scorer_of(tiny_config):
+    scorers_made = []
 
     def make(scorers=None, **settings):
         config = tiny_config.with_settings(**settings)
-        judges.append(make_async_scorer(config, CPU, scorers))
-        return config, judges[-1]
+        scorers_made.append(make_async_scorer(config, CPU, scorers))
+        return config, scorers_made[-1]
 
     yield make
-    for judge in judges:
-        judge.close()
+    for scorer in scorers_made:
+        scorer.close()
 
 
-def test_the_settings_name_scorers_and_their_options(judge_of, tmp_path):
-    _, judge = judge_of()
-    assert list(judge.scorers) == ["miniature"] and judge.weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+def test_the_settings_name_scorers_and_their_options(scorer_of, tmp_path):
+    _, scorer = scorer_of()
+    assert list(scorer.scorers) == ["miniature"] and scorer.weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
     options = tmp_path / "rewards.yaml"
     options.write_text("miniature: {path: nowhere}\n")
-    _, judge = judge_of(reward_config=str(options))
-    assert judge.scorers["miniature"].reference is None
+    _, scorer = scorer_of(reward_config=str(options))
+    assert scorer.scorers["miniature"].reference is None
 
 
 @pytest.mark.parametrize(
@@ -61,22 +61,22 @@ def test_the_settings_name_scorers_and_their_options(judge_of, tmp_path):
         ("a: [", "is not valid YAML"),
     ],
 )
-def test_options_of_no_scorer_are_refused(judge_of, tmp_path, text, said):
+def test_options_of_no_scorer_are_refused(scorer_of, tmp_path, text, said):
     options = tmp_path / "rewards.yaml"
     options.write_text(text)
     with pytest.raises(ValueError, match=said):
-        judge_of(reward_config=str(options))
+        scorer_of(reward_config=str(options))
 
 
-def test_an_option_that_a_scorer_does_not_have_is_refused(judge_of, tmp_path):
+def test_an_option_that_a_scorer_does_not_have_is_refused(scorer_of, tmp_path):
     options = tmp_path / "rewards.yaml"
     options.write_text("miniature: {beauty: 1}\n")
     with pytest.raises(ValueError, match="miniature has no option beauty"):
-        judge_of(reward_config=str(options))
+        scorer_of(reward_config=str(options))
 
 
-def test_a_good_scorer_passes(judge_of):
-    config, judge = judge_of()
+def test_a_good_scorer_passes(scorer_of):
+    config, judge = scorer_of()
     try_scorers(config, judge, PROMPT)
 
 
@@ -87,24 +87,25 @@ def test_a_good_scorer_passes(judge_of):
         (Fixed(VQ=1.0, MQ=math.nan, TA=1.0), "MQ"),
     ],
 )
-def test_a_scorer_without_a_dimension_that_counts_is_refused(judge_of, scorer, said):
-    config, judge = judge_of({"bad": scorer})
+def test_a_scorer_without_a_dimension_that_counts_is_refused(scorer_of, scorer, said):
+    config, judge = scorer_of({"bad": scorer})
     with pytest.raises(ValueError, match=f"(?s)reward bad cannot be trained with.*{said}"):
         try_scorers(config, judge, PROMPT)
 
 
-def test_a_scorer_that_does_not_repeat_itself_is_refused(judge_of):
+def test_a_scorer_that_does_not_repeat_itself_is_refused(scorer_of):
     class Random(Fixed):
         def score(self, videos, prompts, *, fps):
             return [{name: torch.rand(()).item() for name in ("VQ", "MQ", "TA")} for _ in videos]
 
-    config, judge = judge_of({"random": Random()})
+    config, judge = scorer_of({"random": Random()})
     with pytest.raises(ValueError, match="reward random cannot be trained with"):
         try_scorers(config, judge, PROMPT)
 
 
-def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_config):
-    rewards = [Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3
-    refuse_too_many_missing(tiny_config, {"reward/missing": 1.0}, rewards, 4, 7)
-    with pytest.raises(RuntimeError, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
-        refuse_too_many_missing(tiny_config, {"reward/missing": 2.0}, rewards, 4, 7)
+def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_config, mesh):
+    local = dict(enumerate([Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3))
+    rewards = GroupRewards(tiny_config, mesh, make_async_scorer(tiny_config, CPU, {}), num_rollouts=4)
+    rewards.refuse_too_many_missing({"reward/missing": 1.0}, local, 7)
+    with pytest.raises(TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
+        rewards.refuse_too_many_missing({"reward/missing": 2.0}, local, 7)

@@ -1,15 +1,16 @@
 """Which rollout sits where, what noise it gets, and in which order its steps are trained."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from hyvideo.config.settings import Config
+from hyvideo.config.settings import Config, DataSettings, LossSettings
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.rollout_batch import (
     RolloutIndex,
-    initial_noise,
-    places_of_replica,
-    step_noise,
+    RolloutNoise,
+    indices_of_replica,
     timestep_permutations,
 )
 
@@ -23,43 +24,54 @@ def config(**settings):
 
 def test_neighbours_share_a_group_and_replicas_and_batches_share_the_rest():
     settings = config(batch_size=2, num_generations=4)
-    places = [places_of_replica(settings, Mesh(rank, 4, 1), batch) for batch in range(2) for rank in range(4)]
+    places = [indices_of_replica(settings.rollout, Mesh(rank, 4, 1), batch) for batch in range(2) for rank in range(4)]
     assert [place for part in places for place in part] == [RolloutIndex(*divmod(number, 4)) for number in range(16)]
 
 
 def test_ranks_of_one_video_have_the_same_places():
     settings = config(batch_size=2, num_generations=2)
-    assert places_of_replica(settings, Mesh(2, 4, 2), 0) == places_of_replica(settings, Mesh(3, 4, 2), 0)
+    assert indices_of_replica(settings.rollout, Mesh(2, 4, 2), 0) == indices_of_replica(
+        settings.rollout, Mesh(3, 4, 2), 0
+    )
 
 
 @pytest.mark.parametrize("same", [False, True])
 def test_a_group_starts_from_one_noise_only_if_asked_to(same):
-    settings = config(use_same_noise=same)
-    first, second = (initial_noise(settings, 1, RolloutIndex(0, member), SHAPE) for member in range(2))
+    noise = RolloutNoise(42, SHAPE, is_shared=same)
+    first, second = (noise.initial(1, RolloutIndex(0, member)) for member in range(2))
     assert torch.equal(first, second) == same
-    assert not torch.equal(first, initial_noise(settings, 1, RolloutIndex(1, 0), SHAPE))
-    assert not torch.equal(first, initial_noise(settings, 2, RolloutIndex(0, 0), SHAPE))
+    assert not torch.equal(first, noise.initial(1, RolloutIndex(1, 0)))
+    assert not torch.equal(first, noise.initial(2, RolloutIndex(0, 0)))
+    assert not torch.equal(first, RolloutNoise(43, SHAPE).initial(1, RolloutIndex(0, 0)))
 
 
 def test_the_noise_of_a_step_is_its_own_even_with_one_start():
-    settings = config(use_same_noise=True)
-    draws = [step_noise(settings, 1, RolloutIndex(0, member), step, SHAPE) for member in range(2) for step in range(2)]
+    """It depends on seed, iteration, group, member and step."""
+    noise = RolloutNoise(42, SHAPE, is_shared=True)
+    indices = [RolloutIndex(0, 0), RolloutIndex(0, 1), RolloutIndex(1, 0)]
+    draws = [noise.of_step(*where) for where in product((1, 2), indices, (0, 1))]
+    draws.append(RolloutNoise(43, SHAPE, is_shared=True).of_step(1, RolloutIndex(0, 0), 0))
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
 
 
 def test_every_rollout_visits_every_stochastic_step_in_an_order_of_its_own():
     places = [RolloutIndex(0, member) for member in range(8)]
-    orders = timestep_permutations(config(), 1, places, STEPS, len(STEPS))
+    orders = timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
     assert orders.shape == (8, 4)
     assert all(sorted(order) == STEPS for order in orders.tolist())
     assert len({tuple(order) for order in orders.tolist()}) > 1
-    assert torch.equal(orders, timestep_permutations(config(), 1, places, STEPS, len(STEPS)))
-    assert not torch.equal(orders, timestep_permutations(config(), 2, places, STEPS, len(STEPS)))
+    assert torch.equal(orders, timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS)))
+    assert not torch.equal(orders, timestep_permutations(LossSettings(), DataSettings(), 2, places, STEPS, len(STEPS)))
 
 
 def test_without_permutation_steps_come_in_the_order_of_the_schedule():
     orders = timestep_permutations(
-        config(enable_timestep_permutation=False), 1, [RolloutIndex(0, 0), RolloutIndex(0, 1)], STEPS, 4
+        LossSettings(enable_timestep_permutation=False),
+        DataSettings(),
+        1,
+        [RolloutIndex(0, 0), RolloutIndex(0, 1)],
+        STEPS,
+        4,
     )
     assert orders.tolist() == [STEPS, STEPS]
 
@@ -67,7 +79,9 @@ def test_without_permutation_steps_come_in_the_order_of_the_schedule():
 @pytest.mark.parametrize("permuted", [False, True])
 def test_a_fraction_of_the_steps_is_visited(permuted):
     settings = config(enable_timestep_permutation=permuted)
-    orders = timestep_permutations(settings, 1, [RolloutIndex(0, member) for member in range(6)], STEPS, 2)
+    orders = timestep_permutations(
+        settings.loss, settings.data, 1, [RolloutIndex(0, member) for member in range(6)], STEPS, 2
+    )
     assert orders.shape == (6, 2)
     assert all(len(set(order)) == 2 and set(order) <= set(STEPS) for order in orders.tolist())
     if permuted:

@@ -58,10 +58,10 @@ def held(trainer):
     anchor = trainer.policy.anchor
     tensors = {name: tensor.detach().clone() for name, tensor in trainer.policy.tensors().items()}
     numbers = {
-        "update": trainer.updates.update_count,
+        "update": trainer.update.update_count,
         "age": anchor.age if anchor else None,
-        "kl": trainer.updates.kl_coefficient.state_dict(),
-        "health": trainer.updates.health.state_dict(),
+        "kl": trainer.update.kl_coefficient.state_dict(),
+        "health": trainer.update.nonfinite.state_dict(),
     }
     return tensors, numbers
 
@@ -71,13 +71,13 @@ def test_a_run_that_goes_on_is_the_unbroken_one_bit_for_bit(tiny_config, mesh, c
     config = tiny_config.with_settings(**SETTINGS | CASES[case])
     unbroken = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     go_on(unbroken, 2)
-    folder = unbroken.save()
+    folder = unbroken.state.save()
     unbroken.checkpoints.wait()
     expected = go_on(unbroken, 2)
 
     again = config.with_settings(resume_from_checkpoint=str(folder))
     resumed = Trainer(again, mesh, CPU, scorers={"test": Redness()})
-    assert resumed.iteration == 2 and resumed.changed_settings == []
+    assert resumed.iteration == 2 and resumed.state.changed_settings == []
     assert go_on(resumed, 2) == expected
     (tensors, numbers), (expected_tensors, expected_numbers) = held(resumed), held(unbroken)
     assert numbers == expected_numbers

@@ -32,7 +32,7 @@ from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.policy_update import PolicyUpdates, chunks
+from hyvideo.training.policy_update import PolicyUpdate, chunks
 from hyvideo.training.rollout_batch import RolloutBatch
 
 
@@ -65,7 +65,6 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
         kl_strategy="flags",
         kl_weight=0.0,
         allow_changed_settings=True,
-        spool_rounds=0,
         check_reward=False,
         max_missing_fraction=0.0,
         valid_video_csv="",
@@ -76,19 +75,19 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
     )
 
 
-def norms_per_visit(updates: PolicyUpdates, round_: RolloutBatch) -> list[float]:
-    """Norm of the gradient of each visit's term, with the weights of ``updates``; changes no parameter.
+def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:
+    """Norm of the gradient of each visit's term, with the weights of ``update``; changes no parameter.
 
     Every rank must call, with as many rollouts as the others, all of them scored.
     """
-    parameters, mesh = updates.policy.parameters, updates.mesh
-    batches = chunks(list(range(len(round_.places))), updates.config.loss.mini_batch_size_per_update)
+    parameters, mesh = update.policy.parameters, update.mesh
+    batches = chunks(range(len(rollouts)), update.config.loss.mini_batch_size_per_update)
     norms = []
-    for visit in range(round_.visits.shape[1]):
+    for turn in range(rollouts.trained_steps.shape[1]):
         for number, rows in enumerate(batches):
-            updates.policy.gradient_sync.before_backward(is_last=number == len(batches) - 1)
-            (updates.terms(round_, rows, visit, None).loss.sum() / len(round_.places)).backward()
-        average_gradients(parameters, mesh, is_sharded=updates.policy.is_sharded)
+            update.policy.gradient_sync.before_backward(is_last=number == len(batches) - 1)
+            (update.terms(rollouts, rows, turn, None).loss.sum() / len(rollouts)).backward()
+        average_gradients(parameters, mesh, is_sharded=update.policy.is_sharded)
         norms.append(clip_gradients(parameters, math.inf))
         for parameter in parameters:
             parameter.grad = None

@@ -22,17 +22,17 @@ def measured(tiny_config, tmp_path):
     return measurement(config, rollouts=8, replicas=1, folder=tmp_path / "run")
 
 
-def norms_under(trainer, round_, weights):
-    trainer.updates.step_weights = weights
-    return norms_per_visit(trainer.updates, round_)
+def norms_under(trainer, rollouts, weights):
+    trainer.update.step_weights = weights
+    return norms_per_visit(trainer.update, rollouts)
 
 
 def test_norms_with_weights_over_the_weights_are_norms_without(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
-    round_, weights = scored_round(trainer), trainer.updates.step_weights
+    rollouts, weights = scored_round(trainer), trainer.update.step_weights
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
-    weighted = norms_under(trainer, round_, weights)
-    without = norms_under(trainer, round_, torch.ones_like(weights))
+    weighted = norms_under(trainer, rollouts, weights)
+    without = norms_under(trainer, rollouts, torch.ones_like(weights))
     result = summarise(measured, trainer.pipeline.scheduler, weights, [weighted, weighted])
     assert [step["norm"] for step in result["steps"]] == pytest.approx(without, rel=1e-5)
     assert [step["norm_weighted"] for step in result["steps"]] == pytest.approx(weighted)
@@ -45,10 +45,10 @@ def test_norms_with_weights_over_the_weights_are_norms_without(measured, mesh):
 
 def test_the_norm_of_a_step_is_that_of_an_update_on_this_step_alone(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
-    round_ = scored_round(trainer)
-    norms = norms_per_visit(trainer.updates, round_)
-    last = dataclasses.replace(round_, visits=round_.visits[:, -1:])
-    metrics = trainer.updates.train(last, None, iteration=1)
+    rollouts = scored_round(trainer)
+    norms = norms_per_visit(trainer.update, rollouts)
+    last = dataclasses.replace(rollouts, trained_steps=rollouts.trained_steps[:, -1:])
+    metrics = trainer.update(last, None, iteration=1)
     assert metrics["grad/norm"] == pytest.approx(norms[-1], rel=1e-5)
     assert metrics["loss/total"] == metrics["loss/policy"]  # the KL term is off
 
@@ -57,13 +57,13 @@ def norms_on_several(settings):
     from hyvideo.config.settings import load_config
 
     mesh = ranks.start(1, CPU)
-    return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).updates, scored_round(trainer))
+    return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).update, scored_round(trainer))
 
 
 @pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
 def test_two_processes_measure_what_one_does(measured, mesh, enable_fsdp):
     trainer = Trainer(measured, mesh, CPU)
-    alone = norms_per_visit(trainer.updates, scored_round(trainer))
+    alone = norms_per_visit(trainer.update, scored_round(trainer))
     shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
     settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()
     first, second = launch("tests.evaluation.figures.test_gradient_norms:norms_on_several", 2, settings)

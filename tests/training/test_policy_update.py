@@ -1,0 +1,133 @@
+"""The gradient of an update, built by hand from the equations; and what the coefficient is fed with."""
+
+import pytest
+import torch
+
+from hyvideo.records.run_files import StageTimer
+from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.trainer import Trainer
+from tests.test_trainer import CPU, Redness, run
+
+# Guidance, permuted steps, two mini-batches, two batches of rollouts, both distances.
+SETTINGS = {
+    "cfg_scale": 2.0,
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "mini_batch_size_per_update": 2,
+    "grpo_sampling_steps": 4,
+    "eta": 0.7,
+    "max_grad_norm": 1e9,
+    "gate_interval": 0,
+    "kl_strategy": "dual_fixed",
+    "kl_weight": 0.3,
+    "kl_coef": 0.3,
+    "kl_schedule": "constant",
+    "dual_kl_moving_weight": 0.7,
+    "dual_kl_step_weight": 0.4,
+    "clip_range": 2e-3,
+}
+
+
+@torch.no_grad()
+def move(policy, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.parameters:
+        parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+def log_prob_and_mean(trainer, rollouts, row, step):
+    """Equations 1 and 2 of method.md, in the order of the page: SAGE's variance from Python floats."""
+    pipeline, rollout = trainer.pipeline, trainer.config.rollout
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    sigma, sigma_next = levels[step], levels[step + 1]
+    conditions = rollouts.conditions.select([row])
+    x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
+    timestep = torch.tensor([1000.0 * sigma])
+    conditional = pipeline._branch(pipeline.transformer, x, timestep, conditions)
+    empty = conditions.without_prompt(pipeline.unconditional)
+    unconditional = pipeline._branch(pipeline.transformer, x, timestep, empty)
+    v = unconditional + rollout.cfg_scale * (conditional - unconditional)
+    d = sigma - sigma_next
+    variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)
+    score = -(x + (1 - sigma) * v) / sigma
+    mean = x - d * v + variance.float() / 2 * score
+    log_prob = (
+        -((x_next - mean) ** 2) / (2 * variance) - variance.sqrt().log() - torch.tensor(2 * torch.pi).sqrt().log()
+    ).mean()
+    return log_prob, mean, variance.item()
+
+
+@pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
+def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
+    config = tiny_config.with_settings(**SETTINGS, kl_velocity=kl_velocity)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
+    rewards = trainer.rewards.wait(pending)
+    advantages, _ = trainer.rewards.advantages(rollouts.indices, rewards)
+    rollouts = rollouts.scored(rewards, advantages)
+    orders = rollouts.trained_steps.tolist()
+    assert len({tuple(order) for order in orders}) > 1 and all(sorted(order) == [0, 1, 2] for order in orders)
+
+    with trainer.policy.anchor.in_place(), torch.no_grad():
+        move(trainer.policy, 5e-3, seed=2)  # an anchor that is not the policy of the rollouts
+        anchors = [[log_prob_and_mean(trainer, rollouts, row, step)[1] for step in range(3)] for row in range(8)]
+    move(trainer.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
+    trainer.policy.anchor.after_update()
+    terms, weights, is_clipped = [], trainer.update.step_weights, []
+    for row in range(8):
+        for step in range(3):
+            log_prob, mean, variance = log_prob_and_mean(trainer, rollouts, row, step)
+            ratio = (log_prob - rollouts.trajectories.log_probs[row, step]).exp()
+            clamped = ratio.clamp(1 - 2e-3, 1 + 2e-3)
+            is_clipped.append((ratio != clamped).item())
+            policy = weights[step] * torch.maximum(-advantages[row] * ratio, -advantages[row] * clamped)
+            position = ((mean - anchors[row][step]) ** 2 / (2 * variance + 1e-6)).mean()
+            velocity = rollouts.trajectories.log_probs[row, step] - log_prob
+            if kl_velocity == "gaussian":
+                velocity = ((mean - rollouts.trajectories.means[row, step]) ** 2 / (2 * variance + 1e-6)).mean()
+            terms.append(policy + 0.3 * (0.7 * position + 0.4 * velocity))
+    assert 0 < sum(is_clipped) < len(is_clipped)
+    expected = torch.autograd.grad(torch.stack(terms).mean(), trainer.policy.parameters, allow_unused=True)
+
+    applied = []
+    trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
+    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    expected = [torch.zeros_like(p) if g is None else g for g, p in zip(expected, trainer.policy.parameters)]
+    flat, expected_flat = (torch.cat([g.flatten().double() for g in gs]) for gs in (applied, expected))
+    assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
+    assert metrics["grad/norm"] == pytest.approx(expected_flat.norm().item(), rel=1e-4)
+    assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
+def test_the_coefficient_is_fed_with_both_distances_by_their_weights(tiny_config, mesh, kl_velocity):
+    config = tiny_config.with_settings(
+        kl_strategy="dual_fixed",
+        kl_velocity=kl_velocity,
+        dual_kl_moving_weight=0.7,
+        dual_kl_step_weight=5.0,
+        num_updates_per_rollout=2,
+        kl_warmup_updates=1,
+        learning_rate=1e-2,
+    )
+    history, trainer = run(config, mesh, iterations=3)
+    recent = list(trainer.update.kl_coefficient.recent)
+    for index, line in enumerate(history):  # both updates of an iteration have as many terms
+        fed = (recent[2 * index] + recent[2 * index + 1]) / 2
+        assert fed == pytest.approx(0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6)
+    assert abs(5.0 * history[-1]["kl/velocity"]) > 1e-3 * history[-1]["kl/position"]
+
+
+def test_the_running_average_follows_the_policy_by_its_decay(tiny_config, mesh):
+    config = tiny_config.with_settings(ema_decay=0.9, learning_rate=1e-2)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    start = {name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()}
+    trainer.iteration = 1
+    trainer.run_iteration()
+    moved = 0.0
+    for name, average in trainer.policy.average.tensors().items():
+        policy = trainer.policy.trained[name].detach()
+        torch.testing.assert_close(average, 0.9 * start[name] + 0.1 * policy)
+        moved += (policy - start[name]).abs().sum().item()
+    assert moved > 0

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks, open_store
+from hyvideo.distributed.rank_agreement import SilentRanks, align_columns, name_ranks, open_store
 
 # A report comes at most two beats, a tenth of the limit, late: ``config.rules`` keeps that below collective_timeout.
 LONGEST_BEAT_S = 5.0
@@ -217,14 +217,12 @@ def describe(sightings: list[Sighting], limit_s: float) -> str:
         known = (own.host, own.stage, str(own.iteration)) if own else ("?", "?", "?")
         note = f"silent for {sighting.unheard_s:.0f} s" if sighting.is_silent else ""
         rows.append((str(sighting.rank), *known, f"{sighting.seconds:.0f}", own.since if own else "?", note))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     over = name_ranks(sighting.rank for sighting in sightings if sighting.seconds >= limit_s)
     silent = [sighting.rank for sighting in sightings if sighting.is_silent]
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",
-            *lines,
+            *align_columns(rows),
             f"silent, so stopped, dead or out of reach: {name_ranks(silent)}" if silent else "no rank is silent",
         ]
     )

@@ -19,7 +19,7 @@ from hyvideo.config.run_plan import make_plan, needs_anchor
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request, read_requests
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import barrier, gather_objects, merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.validation import Validation

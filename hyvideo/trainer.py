@@ -30,8 +30,10 @@ from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward, Scorer
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
-from hyvideo.records.metrics import MetricsWriter, ProgressBar
-from hyvideo.records.run_files import StageTimer, evenly_spaced, peak_memory_gib, write_config
+from hyvideo.records.metrics import MetricsWriter
+from hyvideo.records.progress_bar import ProgressBar
+from hyvideo.records.run_files import evenly_spaced, write_config
+from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.training.model_setup import (
     RequiredEncoders,
@@ -150,7 +152,7 @@ class Trainer:
             writer = self._metrics_writer()  # first: it refuses a folder that it cannot go on in
             if config.record.resume_from_checkpoint:
                 checkpoint.drop_after(self.output_dir, self.iteration)
-            write_config(self.output_dir, config, self.device, self.mesh.world_size)
+            write_config(self.output_dir, config.flat(), self.device, self.mesh.world_size)
         if self.validation and self.iteration == 0:
             self._validate()
             if config.record.on_reward_hacking == "rollback":

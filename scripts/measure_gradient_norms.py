@@ -85,7 +85,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
 
 def scored_round(trainer):
     """The next round of rollouts, with advantages."""
-    from hyvideo.records.run_files import StageTimer
+    from hyvideo.records.stage_timer import StageTimer
 
     trainer.iteration += 1
     round_, videos, pending = trainer.sample_round(StageTimer(trainer.device))

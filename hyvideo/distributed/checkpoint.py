@@ -70,41 +70,41 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
 
 
-def find(output_dir: Path, wanted: str) -> Path | None:
+def find(output_dir: Path, resume_from: str) -> Path | None:
     """The checkpoint that ``resume_from_checkpoint`` names, or None where ``latest`` finds none yet. Reads no tensors.
 
     Raises: ValueError for a folder that is not a checkpoint, or not a whole one.
     """
-    if wanted in (LATEST, AUTO):
+    if resume_from in (LATEST, AUTO):
         return next(iter(candidates(output_dir)), None)
-    folder = Path(wanted)
+    folder = Path(resume_from)
     if not (folder / "state.json").is_file():
-        raise ValueError(f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {wanted!r}")
+        raise ValueError(f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {resume_from!r}")
     if problem := manifest.size_problem(folder):
-        raise ValueError(f"checkpoint {wanted} is damaged: {problem}; take an earlier one, or `latest`")
+        raise ValueError(f"checkpoint {resume_from} is damaged: {problem}; take an earlier one, or `latest`")
     return folder
 
 
-def find_undamaged(output_dir: Path, wanted: str, mesh: Mesh) -> Path | None:
-    """As `find`, of those whose contents are what was written too; a damaged one is named and passed over.
+def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | None:
+    """The checkpoint of `find` whose contents are what was written; a damaged one is named and passed over.
 
     All ranks must call.
 
     Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
     """
-    if wanted not in (LATEST, AUTO):
-        folder = find(output_dir, wanted)
+    if resume_from not in (LATEST, AUTO):
+        folder = find(output_dir, resume_from)
         if problem := manifest.damage(folder, mesh):
             raise ValueError(f"checkpoint {folder} is damaged: {problem}; take an earlier one, or `latest`")
         return folder
-    found = everything = candidates(output_dir, damaged_too=True)
-    for folder in found:
+    folders = candidates(output_dir, damaged_too=True)
+    for folder in folders:
         problem = manifest.damage(folder, mesh)
         if problem is None:
             return folder
         if mesh.is_main:
             print(f"checkpoint {folder} is damaged and passed over: {problem}", file=sys.stderr)
-    if everything:
+    if folders:
         raise ValueError(
             f"every checkpoint in {output_dir / FOLDER} is damaged; remove the folder to begin the run again"
         )
@@ -113,10 +113,10 @@ def find_undamaged(output_dir: Path, wanted: str, mesh: Mesh) -> Path | None:
 
 def candidates(output_dir: Path, *, damaged_too: bool = False) -> list[Path]:
     """Checkpoints to go on from, the best first: that which ``latest`` names, then newer before older."""
-    found = complete(output_dir)[::-1]
+    newest_first = complete(output_dir)[::-1]
     pointer = output_dir / FOLDER / LATEST
     name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
-    in_order = sorted(found, key=lambda path: path.name != name)
+    in_order = sorted(newest_first, key=lambda path: path.name != name)
     return [path for path in in_order if damaged_too or manifest.size_problem(path) is None]
 
 

@@ -20,6 +20,7 @@ from hyvideo.data.outside import replacing
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, name_of, remove
 from hyvideo.distributed.checkpoint_reader import read_metadata, single_process
+from hyvideo.distributed.collectives import share_reason
 from hyvideo.distributed.mesh import Mesh
 
 _FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
@@ -140,12 +141,8 @@ class CheckpointWriter:
             yield
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             problem = str(error)
-        problems = [problem]
-        if self._group is not None:
-            problems = [None] * self.mesh.world_size
-            dist.all_gather_object(problems, problem, group=self._group)
-        if first := next(filter(None, problems), None):
-            raise RuntimeError(first)
+        if shared := share_reason(problem, self.mesh, self._group):
+            raise RuntimeError(shared)
 
     def _show(self, aside: Path, target: Path) -> None:
         """Makes a checkpoint that is whole visible, and removes those that are too many."""

@@ -49,7 +49,7 @@ class NodeReport:
 
 
 def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, problem: str = "") -> NodeReport:
-    """The report of this rank; ``problem`` is what the caller has found wrong, and stands first."""
+    """The report of this rank; a ``problem`` of the caller stands first."""
     folder, output_dir = expected.transformer_folder, expected.output_dir
     size = size_of(folder) if folder.is_dir() else 0
     problems = [problem]

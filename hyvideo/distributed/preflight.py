@@ -34,7 +34,7 @@ def preflight(
 
     Args:
         collective_timeout: Of the process group that it joins, in seconds.
-        problem: What the caller has found wrong on this rank; reported with the rest.
+        problem: Of the caller on this rank; reported with the rest.
 
     Raises: SilentRanks, a ValueError, where a rank does not answer within ``timeout_s``.
     """
@@ -84,7 +84,7 @@ def warnings_of(reports: list[NodeReport]) -> list[str]:
 
 
 def difference(key: str, values: Sequence[str], reports: Sequence[NodeReport]) -> str | None:
-    """Which ranks have which value, where they are not all equal; the value of most ranks first."""
+    """Sentence on which ranks have which value, None where all are equal; the value of most ranks comes first."""
     groups = sorted(_grouped(zip(values, reports)).items(), key=lambda group: -len(group[1]))
     if len(groups) == 1:
         return None
@@ -121,7 +121,7 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
             total = torch.tensor(float(mesh.rank + 1), device=device)
             dist.all_reduce(total)
             outcome.append("" if total.item() == expected else f"gave {total.item():g} in place of {expected:g}")
-        except RuntimeError as error:  # as torch.distributed tells everything; goes into the message of all ranks
+        except RuntimeError as error:  # as torch.distributed raises everything; goes into the message of all ranks
             outcome.append(" ".join(str(error).split())[:300])
 
     thread = threading.Thread(target=run, daemon=True)

@@ -96,11 +96,11 @@ class MetricsWriter:
         self.lines.close()
         self._to_reports(lambda report: report.close())
 
-    def _to_reports(self, tell: Callable) -> None:
-        """Calls ``tell`` with each report. One whose disk is full is given up with a word: metrics.jsonl has it all."""
+    def _to_reports(self, call: Callable) -> None:
+        """Makes the ``call`` for each report; one whose disk is full is given up with a word."""
         for report in list(self.reports):
             try:
-                tell(report)
+                call(report)
             except OSError as error:
                 self.reports.remove(report)
                 name = type(report).__name__

@@ -61,14 +61,15 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
-    from hyvideo.training.model_setup import choose_device
+    from hyvideo.training.model_setup import choose_device, node_expectations
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     device = choose_device(config.model.device, processes.local_rank())
     settings = config.distributed
     if processes.world_size() > 1:  # before a rank that hangs would let the others wait
-        preflight(config, ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size), device)
+        place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
+        preflight(node_expectations(config), place, device, collective_timeout=settings.collective_timeout)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

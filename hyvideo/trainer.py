@@ -23,8 +23,10 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Scorer
-from hyvideo.records.metrics import MetricsWriter, ProgressBar
-from hyvideo.records.run_files import StageTimer, peak_memory_gib, write_config
+from hyvideo.records.metrics import MetricsWriter
+from hyvideo.records.progress_bar import ProgressBar
+from hyvideo.records.run_files import write_config
+from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
@@ -176,7 +178,7 @@ class Trainer:
         )
         if record.resume_from_checkpoint:
             checkpoint.drop_after(self.output_dir, self.iteration)
-        write_config(self.output_dir, self.config, self.device, self.mesh.world_size)
+        write_config(self.output_dir, self.config.flat(), self.device, self.mesh.world_size)
         return writer
 
     def _is_due(self, interval: int) -> bool:

@@ -84,7 +84,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
 
 def scored_round(trainer):
     """The next iteration's rollouts, with advantages."""
-    from hyvideo.records.run_files import StageTimer
+    from hyvideo.records.stage_timer import StageTimer
 
     trainer.iteration += 1
     rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device))

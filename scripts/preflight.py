@@ -13,9 +13,11 @@ import torch
 from hyvideo.config import processes
 from hyvideo.config.run_plan import check
 from hyvideo.config.settings import parse
+from hyvideo.data.outside import exits_with_message
 from hyvideo.distributed import mesh as ranks
 
 
+@exits_with_message("preflight")
 def main() -> int:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--timeout", type=float, default=60.0)
@@ -24,24 +26,23 @@ def main() -> int:
 
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks
-    from hyvideo.training.model_setup import choose_device  # slow to import; wrong flags are told before
+    from hyvideo.training.model_setup import choose_device, node_expectations  # slow to import; wrong flags come first
 
     mesh = ranks.Mesh(processes.rank(), processes.world_size(), config.distributed.sp_size)
     device, problem = torch.device("cpu"), ""
-    try:  # told by all ranks together: a rank that left now would only be missed
+    try:  # reported by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)
-    silent: tuple[int, ...] = ()
+    timeouts = {"timeout_s": chosen.timeout, "collective_timeout": config.distributed.collective_timeout}
     try:
-        preflight(config, mesh, device, timeout_s=chosen.timeout, problem=problem)
+        preflight(node_expectations(config), mesh, device, problem=problem, **timeouts)
     except ValueError as error:
         silent = error.ranks if isinstance(error, SilentRanks) else ()
         if mesh.rank == min(set(range(mesh.world_size)) - set(silent)):
-            print(f"preflight: {error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(2)  # torchrun ends the others when one has left; the one that speaks shall come to its end
+            raise
+        time.sleep(2)  # torchrun ends the others when one has left; the one that speaks shall come to its end
         return 2
     if mesh.is_main:
         print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)

@@ -220,7 +220,7 @@ def _method_problems(config: Config) -> Iterator[str]:
     if unknown:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
     if "wandb" in config.record.report_to:
-        from hyvideo.records.metrics import import_wandb
+        from hyvideo.records.trackers import import_wandb
 
         yield from _problem_of(import_wandb)
     if "tensorboard" in config.record.report_to and importlib.util.find_spec("tensorboard") is None:

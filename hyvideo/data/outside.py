@@ -3,11 +3,13 @@
 ``Path.exists`` says False of a loop of links and raises for a name that is too long: here both are told in words.
 """
 
+import functools
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -134,6 +136,23 @@ class BriefErrors:
 
     def error(self, message: str) -> NoReturn:
         super().error(brief(message, 1_000))
+
+
+def exits_with_message(program: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Decorator of a program's main function: a ValueError is the user's, one message and the exit code 2."""
+
+    def decorate(main: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def run(*arguments, **options) -> int:
+            try:
+                return main(*arguments, **options)
+            except ValueError as error:
+                print(f"{program}: {brief(str(error))}", file=sys.stderr, flush=True)
+                return 2
+
+        return run
+
+    return decorate
 
 
 @contextmanager

@@ -39,7 +39,7 @@ _ALLOWED = {
 
 
 class Description(NamedTuple):
-    """Of a tensor in the files."""
+    """A tensor in the files."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -57,7 +57,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """What the files hold. Raises ValueError for what is no such description."""
+    """Description of the files. Raises ValueError for what is none."""
     try:
         metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
     except OSError as error:
@@ -92,7 +92,7 @@ class _Unpickler(pickle.Unpickler):
 
 @contextmanager
 def single_process():
-    """Without the library's warning that there is one process."""
+    """Context without the library's warning that there is one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
         yield

@@ -1,4 +1,4 @@
-"""What ranks tell each other: a few rewards, sums of metrics, gradients. With one process each is the identity."""
+"""Messages between ranks: a few rewards, sums of metrics, gradients. With one process each is the identity."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,18 +36,18 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
     return gather_replicas(values, mesh).sum(0)
 
 
-def merge_rows(own: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
+def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
     """The rows of a table that the ranks hold among them, on every rank; NaN where nobody has one.
 
     A row that several ranks hold is taken from the first. Shape: (num_rows, width), float64.
     """
     table = torch.full((num_rows, 1 + width), math.nan, dtype=torch.float64)
     table[:, 0] = 0.0  # whether this rank holds the row
-    for row, values in own.items():
+    for row, values in local.items():
         table[row] = torch.tensor([1.0, *values], dtype=torch.float64)
-    everyone = gather_ranks(table, mesh)  # (ranks, rows, 1 + width)
-    holder = everyone[:, :, 0].argmax(0)
-    return everyone[holder, torch.arange(num_rows), 1:]
+    gathered = gather_ranks(table, mesh)  # (ranks, rows, 1 + width)
+    holder = gathered[:, :, 0].argmax(0)
+    return gathered[holder, torch.arange(num_rows), 1:]
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
@@ -75,35 +75,36 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:
     return norm_of(nn.utils.clip_grad_norm_(parameters, largest))
 
 
-def gather_objects(own: object, mesh: Mesh) -> list:
-    """What every rank has, in their order, on the main rank; an empty list elsewhere. For records only."""
+def gather_objects(value: object, mesh: Mesh) -> list:
+    """Values of every rank, in their order, on the main rank; an empty list elsewhere. For records only."""
     if mesh.world_size == 1:
-        return [own]
-    everyone = [None] * mesh.world_size if mesh.is_main else None
-    dist.gather_object(own, everyone, dst=0)
-    return everyone or []
+        return [value]
+    gathered = [None] * mesh.world_size if mesh.is_main else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered or []
 
 
-def share_reason(reason: str | None, mesh: Mesh) -> str | None:
+def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> list[T]:
+    """Values of every rank, in their order, on every rank: small objects."""
+    if mesh.world_size == 1:
+        return [value]
+    gathered: list = [None] * mesh.world_size
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def share_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> str | None:
     """The reason of the first rank that has one, on every rank, so that all stop alike; None if none has."""
-    if mesh.world_size == 1:
-        return reason
-    everyone: list = [None] * mesh.world_size
-    dist.all_gather_object(everyone, reason)
-    return next((one for one in everyone if one), None)
+    return next(filter(None, all_objects(reason, mesh, group)), None)
 
 
-def union_of_names(own: Iterable[str], mesh: Mesh) -> list[str]:
-    """The names that any rank has, sorted, on every rank."""
-    if mesh.world_size == 1:
-        return sorted(set(own))
-    everyone: list = [None] * mesh.world_size
-    dist.all_gather_object(everyone, sorted(set(own)))
-    return sorted({name for names in everyone for name in names})
+def union_of_names(names: Iterable[str], mesh: Mesh) -> list[str]:
+    """Names that any rank has, sorted, on every rank."""
+    return sorted(set().union(*all_objects(sorted(set(names)), mesh)))
 
 
 def from_main(value: T, mesh: Mesh) -> T:
-    """What the main rank has, on every rank: a small object, as the ground of a decision that all take alike."""
+    """The main rank's value, on every rank: a small object, as the ground of a decision that all take alike."""
     if mesh.world_size == 1:
         return value
     carried = [value if mesh.is_main else None]
@@ -112,12 +113,12 @@ def from_main(value: T, mesh: Mesh) -> T:
 
 
 def everywhere(claim: bool, mesh: Mesh) -> bool:
-    """Whether it is so on every rank."""
+    """Whether a claim holds on every rank."""
     return bool(gather_ranks(torch.tensor(claim), mesh).all())
 
 
 def anywhere(claim: bool, mesh: Mesh) -> bool:
-    """Whether it is so on some rank."""
+    """Whether a claim holds on some rank."""
     return bool(gather_ranks(torch.tensor(claim), mesh).any())
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: files, sizes, hashes. Written with it, and checked before it is taken up.
+"""The manifest of a checkpoint: files, sizes, hashes. Written with it, and checked before it is taken up.
 
 Ranks share the work: each hashes some of the files.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 
 NAME = "manifest.json"
@@ -21,13 +22,9 @@ def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
     return {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
 
 
-def merge(own: dict, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> dict:
+def merge(share: dict, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> dict:
     """The shares of all ranks in one, on every rank. All ranks must call."""
-    if mesh.world_size == 1:
-        return own
-    everyone: list = [None] * mesh.world_size
-    dist.all_gather_object(everyone, own, group=group)
-    return {name: value for part in everyone for name, value in part.items()}
+    return {name: value for part in all_objects(share, mesh, group) for name, value in part.items()}
 
 
 def write(folder: Path, files: dict[str, dict]) -> None:
@@ -50,16 +47,16 @@ def size_problem(folder: Path) -> str | None:
 
 
 def damage(folder: Path, mesh: Mesh) -> str | None:
-    """As `size_problem`, and by the hashes too: the same answer on every rank. All ranks must call."""
-    found: dict[str, str] = {}
+    """Why a checkpoint is not what was written, by sizes and hashes, the same on every rank. All ranks must call."""
+    problems: dict[str, str] = {}
     if problem := size_problem(folder):
-        found[NAME] = problem
+        problems[NAME] = problem
     else:
         files = json.loads((folder / NAME).read_text())
         for name in sorted(files)[mesh.rank :: mesh.world_size]:
             if problem := _content_problem(folder / name, files[name], name):
-                found[name] = problem
-    merged = merge(found, mesh)
+                problems[name] = problem
+    merged = merge(problems, mesh)
     return merged[min(merged)] if merged else None
 
 

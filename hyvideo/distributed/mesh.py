@@ -7,15 +7,13 @@
 Without dp_replicate parameters are sharded over all ranks.
 """
 
+import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-from hyvideo.config.processes import rank, world_size
-from hyvideo.distributed.layout import layout_problem
 
 
 @dataclass(frozen=True)
@@ -50,43 +48,43 @@ class Mesh:
 
 
 def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:
-    """Joins the process group, if torchrun started several processes, and gives this one's place.
+    """Joins the process group, if torchrun started several processes, and gives the place of this one.
 
     Args:
+        sp_size, dp_replicate: Sizes that divide the number of processes.
         timeout: Seconds after which a collective that some rank does not join ends the run.
-
-    Raises: ValueError for sizes that do not divide the number of processes.
     """
-    num_processes = world_size()
-    if problem := layout_problem(num_processes, sp_size, dp_replicate):
-        raise ValueError(problem)
     join(device, timeout=timeout)
-    if num_processes == 1:
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    assert world_size % (sp_size * dp_replicate) == 0, f"unchecked sizes: {world_size}, {sp_size}, {dp_replicate}"
+    if world_size == 1:
         return Mesh(0, 1, 1)
-    numbers = torch.arange(num_processes)
-    group = _own_group(numbers.view(-1, sp_size), timeout) if sp_size > 1 else None
+    numbers = torch.arange(world_size)
+    group = _new_group(numbers.view(-1, sp_size), timeout) if sp_size > 1 else None
     if dp_replicate > 1:
         places = numbers.view(dp_replicate, -1)
-        groups = [_own_group(places.T, timeout), _own_group(places, timeout)]
+        groups = [_new_group(places.T, timeout), _new_group(places, timeout)]
         shards = DeviceMesh.from_group(groups, device.type, mesh=places, mesh_dim_names=("replicate", "shard"))
     else:
-        shards = init_device_mesh(device.type, (num_processes,), mesh_dim_names=("shard",))
-    return Mesh(rank(), num_processes, sp_size, group, shards)
+        shards = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    return Mesh(dist.get_rank(), world_size, sp_size, group, shards)
 
 
 def join(device: torch.device, *, timeout: float) -> None:
     """Joins the process group, once, if torchrun started several processes; ``timeout`` as of `start`."""
-    if device.type == "cuda":
+    is_gpu = device.type == "cuda"
+    if is_gpu:
         torch.cuda.set_device(device)
-    if world_size() > 1 and not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
+        limit = timedelta(seconds=timeout)
+        dist.init_process_group(backend, timeout=limit, device_id=device if is_gpu else None)
 
 
-def _own_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:
-    """A group of each row of ranks; gives this rank's. A mesh's own groups would have torch's timeout, not ours."""
-    own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=timeout))
-    return own
+def _new_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:
+    """This rank's group, of those that the rows of ranks make. Groups that a mesh makes have torch's timeout."""
+    group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=timeout))
+    return group
 
 
 def stop() -> None:

@@ -30,7 +30,7 @@ _RECOMPILE_LIMIT = 64
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How a transformer is spread and recomputed."""
+    """The ways in which a transformer is spread and recomputed."""
 
     recompute: str = "none"  # none, full (whole blocks) or selective (all but attention)
     compile: bool = False
@@ -99,7 +99,7 @@ def _shard(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
 
 
 class GradientSync:
-    """When gradients are reduced over the ranks: with every backward pass, or with the last of an update only.
+    """Decides when gradients are reduced over the ranks: with every backward pass, or with the last of an update only.
 
     Without a reduction a rank keeps whole gradients, which a full-size model has no room for. Between the replicas of
     the model (dp_replicate) it only keeps its shards, so there it is always the last.

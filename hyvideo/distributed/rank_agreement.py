@@ -1,4 +1,4 @@
-"""Ranks agree through the store alone: each says its own, the main rank judges, and a silent one is named.
+"""Ranks agree through the store alone: each sends an answer, the main rank judges them, and a silent one is named.
 
 No process group is needed, so this works before there is one, and where a collective would hang.
 """
@@ -6,9 +6,9 @@ No process group is needed, so this works before there is one, and where a colle
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 import torch.distributed as dist
@@ -45,69 +45,60 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
         )
     except dist.DistError as error:
         raise _no_main_rank(timeout_s, f"nobody serves {address}:{port}") from error
-    # torchrun's store outlives a restart, with what was said before it; the main rank's does not.
+    # torchrun's store outlives a restart, with what was sent before it; the main rank's does not.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if served_by_torchrun else "0"
     return dist.PrefixStore(f"agreement/{attempt}", store)
 
 
 def agree(
-    store: dist.Store | None, mesh: Mesh, stage: str, own: Any, judge: Callable[[list], list[str]], *, timeout_s: float
+    store: dist.Store | None, mesh: Mesh, stage: str, answer: Any, judge: Callable[[list], list[str]], timeout_s: float
 ) -> None:
-    """Raises ValueError with the problems that the main rank finds in what all ranks say, the same on every rank.
+    """Raises ValueError with the problems that the main rank finds in the answers of all, the same on every rank.
 
     Args:
         store: None with one process.
         stage: Name of this agreement; each may be used once.
-        own: What this rank says, as JSON can hold it.
-        judge: Gives the problems in what the ranks say, in their order; called on the main rank.
+        answer: Of this rank, as JSON can hold it.
+        judge: Gives the problems in the answers, which come in the order of the ranks; called on the main rank.
     """
     if store is None:
-        verdict = {"silent": [], "problems": judge([own])}
+        silent, problems = [], judge([answer])
     elif mesh.is_main:
-        store.set(f"{stage}/{mesh.rank}", json.dumps(own))
-        verdict = _verdict(store, mesh, stage, judge, timeout_s)
-        store.set(f"{stage}/verdict", json.dumps(verdict))
-        if verdict["problems"]:
-            _wait_for_readers(store, stage, mesh.world_size - 1 - len(verdict["silent"]))
+        store.set(f"{stage}/{mesh.rank}", json.dumps(answer))
+        silent, problems = _judgement(store, mesh, stage, judge, timeout_s)
+        store.set(f"{stage}/judgement", json.dumps([silent, problems]))
+        if problems:
+            _wait_for_readers(store, stage, mesh.world_size - 1 - len(silent))
     else:
         try:
-            store.set(f"{stage}/{mesh.rank}", json.dumps(own))
+            store.set(f"{stage}/{mesh.rank}", json.dumps(answer))
             # The main rank may have come later, and then waits its own time.
-            store.wait([f"{stage}/verdict"], timedelta(seconds=2 * timeout_s))
-            verdict = json.loads(store.get(f"{stage}/verdict"))
+            store.wait([f"{stage}/judgement"], timedelta(seconds=2 * timeout_s))
+            silent, problems = json.loads(store.get(f"{stage}/judgement"))
             store.add(f"{stage}/read", 1)
         except dist.DistError as error:
             raise _no_main_rank(2 * timeout_s, "it judges what the ranks say") from error
-    if verdict["silent"]:
-        raise SilentRanks("\n".join(verdict["problems"]), verdict["silent"])
-    if verdict["problems"]:
-        raise ValueError("\n".join(verdict["problems"]))
+    if silent:
+        raise SilentRanks("\n".join(problems), silent)
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 0-7, 9``."""
-    ranks = sorted(ranks)
-    starts = [ranks[0], *(after for before, after in pairwise(ranks) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(ranks) if after != before + 1), ranks[-1]]
-    runs = [f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends)]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(runs)}"
-
-
-def _verdict(
+def _judgement(
     store: dist.Store, mesh: Mesh, stage: str, judge: Callable[[list], list[str]], timeout_s: float
-) -> dict[str, list]:
+) -> tuple[list[int], list[str]]:
+    """Ranks that are silent, and the problems in what the others say or in their silence."""
     keys = [f"{stage}/{rank}" for rank in range(mesh.world_size)]
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except dist.DistError:
-        silent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        if silent:
+        if silent := [rank for rank, key in enumerate(keys) if not store.check([key])]:
             message = (
                 f"{name_ranks(silent)} of {mesh.world_size} did not answer within {timeout_s:g} s ({stage}); see the "
                 "log of that node for where it hangs"
             )
-            return {"silent": silent, "problems": [message]}
-    return {"silent": [], "problems": judge([json.loads(store.get(key)) for key in keys])}
+            return silent, [message]
+    return [], judge([json.loads(store.get(key)) for key in keys])
 
 
 def _wait_for_readers(store: dist.Store, stage: str, count: int) -> None:
@@ -119,3 +110,17 @@ def _wait_for_readers(store: dist.Store, stage: str, count: int) -> None:
 
 def _no_main_rank(seconds: float, reason: str) -> SilentRanks:
     return SilentRanks(f"rank 0 did not answer within {seconds:g} s: {reason}; see the log of its node", [0])
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-7, 9``."""
+    ranks = sorted(ranks)
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line of text for each row, its cells below those of the row before."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -63,8 +63,8 @@ class UlyssesAttnProcessor:
         heads = head_shares(attn.heads, self.size)
         image = _to_heads(torch.cat(project_image(attn, hidden_states, (cos, sin))), heads, self.rank, self.group)
         image = image[:, :num_image_tokens].chunk(3)  # one message for query, key and value; padding ends here
-        first, own = sum(heads[: self.rank]), heads[self.rank]
-        text = (part.narrow(2, first, own) for part in project_text(attn, encoder_hidden_states))
+        first, count = sum(heads[: self.rank]), heads[self.rank]
+        text = (part.narrow(2, first, count) for part in project_text(attn, encoder_hidden_states))
         joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
         attended = attend(joint, [num_image_tokens + length for length in text_lengths])
         image = _pad(attended[:, :num_image_tokens], 1, -num_image_tokens % self.size)
@@ -79,7 +79,7 @@ def head_shares(num_heads: int, sp_size: int) -> list[int]:
 
 
 def _to_heads(tensor: Tensor, heads: list[int], rank: int, group: dist.ProcessGroup) -> Tensor:
-    """Own tokens and all heads to all tokens and own heads. Shape: (batch, tokens, heads, head dim)."""
+    """Exchanges local tokens of all heads for all tokens of local heads. Shape: (batch, tokens, heads, head dim)."""
     parts = tensor.split(heads, dim=2)
     batch, tokens, _, dim = tensor.shape
     received = batch * tokens * heads[rank] * dim
@@ -88,7 +88,7 @@ def _to_heads(tensor: Tensor, heads: list[int], rank: int, group: dist.ProcessGr
 
 
 def _to_tokens(tensor: Tensor, heads: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All tokens and own heads to own tokens and all heads. Shape: (batch, tokens, heads, head dim)."""
+    """Exchanges all tokens of local heads for local tokens of all heads. Shape: (batch, tokens, heads, head dim)."""
     parts = tensor.chunk(len(heads), dim=1)
     batch, tokens, _, dim = parts[0].shape
     sizes = [batch * tokens * number * dim for number in heads]
@@ -97,7 +97,7 @@ def _to_tokens(tensor: Tensor, heads: list[int], group: dist.ProcessGroup) -> Te
 
 
 def _exchange(parts: Sequence[Tensor], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """``parts[r]`` goes to rank r; what comes from the ranks, flat, ``received[r]`` numbers from rank r."""
+    """Sends ``parts[r]`` to rank r, and gives what comes, flat, ``received[r]`` numbers from rank r."""
     sent = torch.cat([part.flatten() for part in parts])
     return collectives.wait_tensor(
         collectives.all_to_all_single_autograd(sent, received, [part.numel() for part in parts], group)
@@ -105,7 +105,7 @@ def _exchange(parts: Sequence[Tensor], received: list[int], group: dist.ProcessG
 
 
 def _gather_heads(text: Tensor, heads: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All heads. Backward: reduce-scatter of the sum, since each rank's gradient of the text is a part of it."""
+    """Text of all heads. Backward: reduce-scatter of the sum, since each rank has a part of the text's gradient."""
     most = max(heads)
     padded = _pad(text, 2, most - text.shape[2]).contiguous()
     gathered = collectives.wait_tensor(_all_gather(padded, 2, group))
@@ -115,8 +115,10 @@ def _gather_heads(text: Tensor, heads: list[int], group: dist.ProcessGroup) -> T
 
 
 class _Join(torch.autograd.Function):
-    """(batch, own tokens, dim) to (batch, tokens, dim). All ranks have the same loss, so that the sum of their
-    gradients is ``size`` times one of them: the backward pass needs no message."""
+    """Image tokens of all ranks. Shape: (batch, local tokens, dim) to (batch, tokens, dim).
+
+    All ranks have the same loss, so the sum of their gradients is ``size`` times each: backward needs no message.
+    """
 
     @staticmethod
     def forward(ctx, tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -129,7 +131,7 @@ class _Join(torch.autograd.Function):
 
 
 def _pad(tokens: Tensor, dim: int, count: int) -> Tensor:
-    """``count`` zeros more along ``dim``."""
+    """The tensor with ``count`` more zeros along ``dim``."""
     if not count:
         return tokens
     return F.pad(tokens, (0, 0) * (tokens.ndim - 1 - dim) + (0, count))

@@ -1,20 +1,21 @@
-"""What a rank holds of a parameter, whether it is sharded or whole."""
+"""Parameters that may be sharded: this rank's part, the whole, and weights into the shards from one rank's files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing its memory."""
+    """This rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank. Every rank must ask."""
+    """All of a tensor, on every rank. Every rank must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -43,14 +44,38 @@ def reshard(model: nn.Module) -> None:
 
 
 def norm_of(total: Tensor) -> float:
-    """A norm that ``clip_grad_norm_`` gave, over all ranks."""
+    """The norm over all ranks, from what ``clip_grad_norm_`` gave."""
     return whole(total).item()
 
 
-def is_sharded(parameters: Mapping[str, Tensor]) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in parameters.values())
+@torch.no_grad()
+def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
+    """Gives a model on the meta device its memory on ``device`` and its weights from the first rank's files.
 
+    One rank reads, every rank keeps its shard: beyond its shards a rank holds at most one whole tensor.
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Claims that this rank's parts are equal bit for bit."""
-    return torch.equal(local(a), local(b))
+    Args:
+        model: Built without memory, then given to ``fully_shard``.
+        weights: ``loading.stream_transformer``'s, with ``read`` on the first rank alone; names and order are the
+            same on every rank. Adapters get none: their values are the caller's.
+    """
+    buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    assert not buffers, f"buffers outside the state dict have no values: {buffers}"
+    model.to_empty(device=device)
+    # peft puts the adapted layer one level deeper.
+    state = model.state_dict().items()
+    targets = {name.replace(".base_layer.", "."): tensor for name, tensor in state if ".lora_" not in name}
+    missing = set(targets)
+    for name, weight in weights:
+        target = targets[name]
+        full = torch.empty(weight.shape, dtype=target.dtype, device=device)
+        if not weight.is_meta:  # on the rank that reads
+            full = weight.to(device, target.dtype)
+        if isinstance(target, DTensor):
+            shard = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)
+            target.to_local().copy_(shard.to_local())
+        else:
+            dist.broadcast(full, src=0)
+            target.copy_(full)
+        missing.discard(name)
+    assert not missing, f"no weights came for {sorted(missing)}"

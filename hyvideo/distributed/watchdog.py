@@ -4,7 +4,7 @@ A thread of each rank writes a heartbeat (stage, iteration, seconds) to the stor
 rank's thread reads them all. The process groups are not used: they belong to the training, and hang with it. Seconds
 are differences of each rank's own monotonic clock, and silence is measured by that of the main rank, so a clock that is
 set cannot raise the alarm. A rank over the limit shows its Python stack by itself, whether or not the store still
-answers; where the main rank is the silent one, these stacks are all that is said.
+answers; where the main rank is the silent one, these stacks are all there is.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks, open_store
+from hyvideo.distributed.rank_agreement import SilentRanks, align_columns, name_ranks, open_store
 
 # A report comes at most two beats, a tenth of the limit, late: ``config.rules`` keeps that below collective_timeout.
 LONGEST_BEAT_S = 5.0
@@ -40,7 +40,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank says of itself."""
+    """The state that a rank reports."""
 
     number: int
     host: str
@@ -61,7 +61,7 @@ class Sighting:
 
     @property
     def seconds(self) -> float:
-        """In its stage, as far as is known; a silent rank stays where it was last heard of."""
+        """Seconds in its stage, as far as is known; a silent rank stays where it was last heard of."""
         if self.heartbeat is None:
             return self.unheard_s
         if self.heartbeat.stage == ENDED:
@@ -70,7 +70,7 @@ class Sighting:
 
 
 class Watchdog:
-    """Context in which hangs of this rank, and on the main rank of any rank, are told on stderr.
+    """Context in which hangs of this rank, and on the main rank of any rank, are reported on stderr.
 
     Args:
         limit_s: Seconds in one stage that are too many; 0 watches nothing.
@@ -98,7 +98,7 @@ class Watchdog:
             self._thread.join(_STOP_S)
 
     def enter(self, stage: str, iteration: int = 0) -> None:
-        """Says that this rank has come to a stage."""
+        """Notes that this rank has come to a stage."""
         self._stay = Stay(stage, iteration, time.monotonic())
 
     def _run(self) -> None:
@@ -107,18 +107,18 @@ class Watchdog:
         alarm = Alarm(self.limit_s)
         while not self._stopped.wait(self.beat_s if self._num_beats else 0.0):
             stay = self._stay
-            own = self._heartbeat(stay)
-            self._show_own_stack(stay, own)
-            if store is not None and not self._exchange(store, own, roll):
+            heartbeat = self._heartbeat(stay)
+            self._show_stack(stay, heartbeat)
+            if store is not None and not self._exchange(store, heartbeat, roll):
                 store = None
             if roll is not None:
-                roll.hear(self.mesh.rank, own, time.monotonic())
+                roll.hear(self.mesh.rank, heartbeat, time.monotonic())
                 self._report(roll.call(time.monotonic()), alarm, alone=store is None)
         if store is not None:
             self._exchange(store, self._heartbeat(Stay(ENDED, self._stay.iteration, time.monotonic())), None)
 
     def _connect(self) -> dist.Store | None:
-        """None with one process, and where nobody serves the store."""
+        """The store, None with one process and where nobody serves it."""
         if self.mesh.world_size == 1:
             return None
         try:
@@ -132,24 +132,24 @@ class Watchdog:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         return Heartbeat(self._num_beats, self._host, stay.stage, stay.iteration, seconds, since)
 
-    def _exchange(self, store: dist.Store, own: Heartbeat, roll: "Roll | None") -> bool:
-        """Writes the own heartbeat and reads those of the others; claims that the store still answers."""
+    def _exchange(self, store: dist.Store, heartbeat: Heartbeat, roll: "Roll | None") -> bool:
+        """Writes this rank's heartbeat and reads those of the others; claims that the store still answers."""
         try:
-            store.set(str(self.mesh.rank), json.dumps(asdict(own)))
+            store.set(str(self.mesh.rank), json.dumps(asdict(heartbeat)))
             if roll is not None:
                 roll.read(store)
         except dist.DistError:  # it is gone, and with it the rank or node that served it
             return False
         return True
 
-    def _show_own_stack(self, stay: Stay, own: Heartbeat) -> None:
-        """Once for each stay in a stage."""
-        if own.seconds < self.limit_s or stay is self._shown:
+    def _show_stack(self, stay: Stay, heartbeat: Heartbeat) -> None:
+        """Writes this rank's stack where it is over the limit, once for each stay in a stage."""
+        if heartbeat.seconds < self.limit_s or stay is self._shown:
             return
         self._shown = stay
-        _say(
-            f"watchdog: rank {self.mesh.rank} ({own.host}) has been in stage {own.stage} of iteration {own.iteration} "
-            f"for {own.seconds:.0f} s; its Python stack:"
+        _print(
+            f"watchdog: rank {self.mesh.rank} ({heartbeat.host}) has been in stage {heartbeat.stage} of iteration "
+            f"{heartbeat.iteration} for {heartbeat.seconds:.0f} s; its Python stack:"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
@@ -158,11 +158,11 @@ class Watchdog:
             sightings = [sighting for sighting in sightings if sighting.rank == self.mesh.rank]
         if alarm.rings(max(sighting.seconds for sighting in sightings)):
             note = "; the store does not answer, so the other ranks are not known" if alone else ""
-            _say(describe(sightings, self.limit_s) + (note if self.mesh.world_size > 1 else ""))
+            _print(describe(sightings, self.limit_s) + (note if self.mesh.world_size > 1 else ""))
 
 
 class Roll:
-    """Which ranks the main rank has heard of, and when, by its own clock."""
+    """Ranks that the main rank has heard of, and when, by its own clock."""
 
     def __init__(self, mesh: Mesh, *, silent_after: float):
         self.silent_after = silent_after
@@ -172,7 +172,7 @@ class Roll:
         self._others = [rank for rank in range(mesh.world_size) if rank != mesh.rank]
 
     def read(self, store: dist.Store) -> None:
-        """Takes what the others have written. Only asks for what is there: the store would wait for the rest."""
+        """Takes the heartbeats of the others. Only asks for what is there: the store would wait for the rest."""
         self._present |= {rank for rank in self._others if rank not in self._present and store.check([str(rank)])}
         there = [rank for rank in self._others if rank in self._present]
         for rank, text in zip(there, store.multi_get([str(rank) for rank in there]) if there else []):
@@ -185,7 +185,7 @@ class Roll:
             self._last[rank] = (heartbeat, now)
 
     def call(self, now: float) -> list[Sighting]:
-        """Every rank, in their order."""
+        """A sighting of every rank, in their order."""
         return [self._sighting(rank, heartbeat, now - heard) for rank, (heartbeat, heard) in self._last.items()]
 
     def _sighting(self, rank: int, heartbeat: Heartbeat | None, unheard_s: float) -> Sighting:
@@ -213,24 +213,22 @@ def describe(sightings: list[Sighting], limit_s: float) -> str:
     """The report: who is in which stage for how long, and who is not heard of."""
     rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
     for sighting in sightings:
-        own = sighting.heartbeat
-        known = (own.host, own.stage, str(own.iteration)) if own else ("?", "?", "?")
+        last = sighting.heartbeat
+        known = (last.host, last.stage, str(last.iteration)) if last else ("?", "?", "?")
         note = f"silent for {sighting.unheard_s:.0f} s" if sighting.is_silent else ""
-        rows.append((str(sighting.rank), *known, f"{sighting.seconds:.0f}", own.since if own else "?", note))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        rows.append((str(sighting.rank), *known, f"{sighting.seconds:.0f}", last.since if last else "?", note))
     over = name_ranks(sighting.rank for sighting in sightings if sighting.seconds >= limit_s)
     silent = [sighting.rank for sighting in sightings if sighting.is_silent]
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",
-            *lines,
+            *align_columns(rows),
             f"silent, so stopped, dead or out of reach: {name_ranks(silent)}" if silent else "no rank is silent",
         ]
     )
 
 
-def _say(text: str) -> None:
-    """As one write, so that lines of several processes do not mix."""
+def _print(text: str) -> None:
+    """Writes to stderr at once, so that lines of several processes do not mix."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

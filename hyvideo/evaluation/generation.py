@@ -23,7 +23,8 @@ from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
-from hyvideo.records.run_files import peak_memory_gib, write_json
+from hyvideo.records.run_files import write_json
+from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
 

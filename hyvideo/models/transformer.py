@@ -134,10 +134,14 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
 
 
 def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, int]) -> Tensor:
-    """Tokens back to a video. Shape: (batch, channels, frames, height, width)."""
-    frames, height, width = grid
-    video = tokens.unflatten(2, (-1, *patch)).unflatten(1, (frames, height, width))  # (b, f, h, w, c, pt, ph, pw)
-    return video.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+    """Tokens back to a video, in memory of its own. Shape: (batch, channels, frames, height, width).
+
+    A view would lose FSDP2's backward hook where somebody changes the output in place, so FSDP2 warns of one.
+    """
+    frames, height, width = (count * size for count, size in zip(grid, patch))
+    video = tokens.unflatten(2, (-1, *patch)).unflatten(1, grid)  # (b, f, h, w, c, pt, ph, pw)
+    video = video.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(tokens), -1, frames, height, width)
+    return video.clone() if video._is_view() else video  # patches of one pixel are moved without a copy
 
 
 # One video size for training, perhaps another for validation. A table is 44 MB at 480x848 and 81 frames.

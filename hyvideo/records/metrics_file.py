@@ -1,10 +1,9 @@
-"""The file metrics.jsonl: a line for each iteration, read again by a run that goes on and by who evaluates it."""
+"""The file metrics.jsonl: a line for each iteration, read again by a run that goes on and by its evaluation."""
 
-import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import parse_json, replacing
 
 
 def iteration_of(line: bytes) -> int | None:
@@ -37,15 +36,11 @@ def whole_lines(path: Path) -> list[tuple[int, bytes]]:
 def drop_after(path: Path, resume_iteration: int) -> None:
     """Drops what a resumed run logs again: lines after ``resume_iteration`` and a last line torn by a crash.
 
-    The file is rewritten aside and renamed, so that a second crash loses nothing. Raises as `whole_lines`.
+    A second crash loses nothing. Raises as `whole_lines`.
     """
     kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as aside:
         aside.write_bytes(b"".join(line + b"\n" for line in kept))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def open_lines(path: Path, resume_iteration: int | None) -> "Lines":
@@ -64,7 +59,7 @@ def open_lines(path: Path, resume_iteration: int | None) -> "Lines":
 
 
 class Lines:
-    """Appends lines to a file. What a full disk does not take is told, and written with the next line."""
+    """Appends lines to a file. What a full disk does not take is reported, and written with the next line."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -1,14 +1,11 @@
-"""What a run leaves besides metrics and checkpoints: settings, videos with their scores, stage times."""
+"""Files of a run besides metrics and checkpoints: settings, videos with their scores."""
 
 import json
 import math
-import os
 import platform
-import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -17,50 +14,15 @@ import torch
 import yaml
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.data.outside import replacing
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.rewards import Reward
 
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
 
-class StageTimer:
-    """Seconds spent in each stage of an iteration, as ``time/<stage>``.
-
-    Args:
-        on_stage: Is told ``<stage>`` where it begins, and ``after <stage>`` where it ends.
-    """
-
-    def __init__(self, device: torch.device, on_stage: Callable[[str], None] = lambda stage: None):
-        self.device, self.on_stage = device, on_stage
-        self.seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        self.on_stage(stage)
-        yield
-        if self.device.type == "cuda":
-            # This stream, not the device: rewards are computed beside it.
-            torch.cuda.current_stream(self.device).synchronize()
-        name = f"time/{stage}"
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        self.on_stage(f"after {stage}")
-
-    def metrics(self) -> dict[str, float]:
-        return self.seconds | {"time/iteration": time.perf_counter() - self._start}
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """Largest memory so far: of the GPU where there is one, else of the process. GiB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def write_config(output_dir: Path, config: Config, device: torch.device, world_size: int) -> None:
-    """Writes config.yaml: all settings, and under ``environment`` what they ran on. ``--config`` reads it back."""
+def write_config(output_dir: Path, settings: Mapping[str, object], device: torch.device, world_size: int) -> None:
+    """Writes config.yaml: settings by flag, and under ``environment`` what they ran on. ``--config`` reads it back."""
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
@@ -68,8 +30,8 @@ def write_config(output_dir: Path, config: Config, device: torch.device, world_s
         "processes": world_size,
         "threads": torch.get_num_threads(),
     }
-    settings = {name: value for name, value in config.flat().items() if value is not None}
-    write_text(output_dir / "config.yaml", yaml.safe_dump(settings | {"environment": environment}, sort_keys=False))
+    content = {name: value for name, value in settings.items() if value is not None} | {"environment": environment}
+    write_text(output_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False))
 
 
 def score_entry(
@@ -103,7 +65,7 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 @contextmanager
 def told_if_unwritable(what: str) -> Iterator[None]:
-    """Of records that training can do without: a full disk is told, and is no end."""
+    """Context for records that training can do without: a full disk is reported, and is no end."""
     try:
         yield
     except OSError as error:
@@ -115,14 +77,13 @@ def write_json(path: Path, content: list | dict) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes aside and renames, so that the file is complete or absent."""
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    """Writes a file that is whole or absent."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def evenly_spaced(count: int, total: int) -> list[int]:
-    """``count`` of the numbers below ``total``, spread over them; all of them if there are fewer."""
+    """Numbers below ``total``, ``count`` of them and spread over all; every one if there are fewer."""
     if count >= total:
         return list(range(total))
     return [i * total // count for i in range(count)]
@@ -133,7 +94,7 @@ def _or_none(value: float) -> float | None:
 
 
 def _revision() -> str:
-    """Commit of the code, with ``+`` where files were changed; ``unknown`` outside a checkout."""
+    """The commit of the code, with ``+`` where files were changed; ``unknown`` outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -12,6 +12,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.node_report import NodeExpectations
 from hyvideo.models import loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
@@ -59,6 +60,24 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
             f"{local_rank + 1}; start no more processes than GPUs, or set device cpu"
         )
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+
+
+def node_expectations(config: Config) -> NodeExpectations:
+    """What a run asks of every node, for the preflight."""
+    root = Path(config.model.pretrained_model_root)
+    folders = (root / "transformer" / config.model.transformer_version, root / "transformer", root)
+    files = {
+        "prompts_csv": config.data.prompts_csv,
+        "valid_video_csv": config.data.valid_video_csv,
+        "reward_config": config.reward.reward_config,
+    }
+    return NodeExpectations(
+        settings=config.flat(),
+        files={name: path for name, path in files.items() if path},
+        transformer_folder=next((folder for folder in folders if (folder / "config.json").is_file()), folders[0]),
+        output_dir=Path(config.record.output_dir),
+        resume_from=config.record.resume_from_checkpoint,
+    )
 
 
 def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:

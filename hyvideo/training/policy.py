@@ -16,8 +16,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import GradientSync, Parallelism, parallelize
-from hyvideo.distributed.sharded_loading import fill_shards
-from hyvideo.distributed.sharded_tensors import copy_whole, reshard, whole
+from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
 from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES

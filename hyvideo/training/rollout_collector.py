@@ -15,7 +15,7 @@ from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
-from hyvideo.records.run_files import StageTimer
+from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.training.rollout_batch import (
     RolloutBatch,

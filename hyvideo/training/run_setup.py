@@ -8,7 +8,7 @@ import torch
 from hyvideo.config.run_plan import Plan, make_plan, needs_anchor
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request, read_requests
-from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.trust_region import kl_weights
 from hyvideo.models.reward_models.async_scorer import AsyncScorer

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from hyvideo.config.settings import SECTIONS, Config
 from hyvideo.distributed import checkpoint
-from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.models.lora import save_lora
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate

@@ -38,7 +38,7 @@ def test_the_shift_of_the_version_is_known_before_eta_is_chosen(tiny_config):
 
 def test_a_resolved_config_read_again_has_the_same_eta(matched, tmp_path):
     assert matched.resolved() == matched
-    write_config(tmp_path, matched, device=torch.device("cpu"), world_size=1)
+    write_config(tmp_path, matched.flat(), device=torch.device("cpu"), world_size=1)
     assert load_config(tmp_path / "config.yaml") == matched
     assert parse(["--config", str(tmp_path / "config.yaml")]).config == matched
 
@@ -97,7 +97,7 @@ def test_printed_settings_have_the_chosen_eta(capsys, monkeypatch, tiny_config, 
 def test_generate_takes_an_eta_in_place_of_the_matched_one(matched, tmp_path, monkeypatch):
     import generate
 
-    write_config(tmp_path, matched, device=torch.device("cpu"), world_size=1)
+    write_config(tmp_path, matched.flat(), device=torch.device("cpu"), world_size=1)
     flags = ["--config", str(tmp_path / "config.yaml"), "--prompt", "a", "--output_path", str(tmp_path)]
 
     def config_of(*more):

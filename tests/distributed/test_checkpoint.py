@@ -2,15 +2,16 @@
 
 import contextlib
 import io
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
-from hyvideo.distributed import checkpoint, manifest
-from hyvideo.distributed.checkpoint import CheckpointWriter
+from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import read_metadata, read_shapes
+from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from tests.distributed.launch import launch
 
@@ -191,13 +192,43 @@ def test_what_cannot_be_written_is_told_and_leaves_the_earlier_ones(tmp_path, mo
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.dcp, "save", crash)
+        patch.setattr(checkpoint_writer.dcp, "save", crash)
         save(tmp_path, 4, keep=1)
     assert not list((tmp_path / "checkpoints").glob(".*"))  # what was written of it does not fill the disk
     assert "CHECKPOINT NOT WRITTEN (disk full); earlier ones are kept, training goes on" in capsys.readouterr().err
     assert checkpoint.find(tmp_path, "latest").name == "000002"
     save(tmp_path, 4)
     assert checkpoint.find(tmp_path, "latest").name == "000004"
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_is_visible_and_before_an_older_one_goes(tmp_path, monkeypatch):
+    events = []
+
+    def traced(name, call, path_of):
+        def run(*arguments, **options):
+            events.append((name, str(path_of(arguments[0]))))
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(os, name, run)
+
+    save(tmp_path, 1)
+    traced("fsync", os.fsync, lambda file: os.readlink(f"/proc/self/fd/{file if type(file) is int else file.fileno()}"))
+    for name in ("rename", "replace"):
+        traced(name, getattr(os, name), lambda path: path)
+    target = save(tmp_path, 2, keep=1)
+    root, aside = target.parent, target.with_name(".000002.partial")
+    shown, pointed, hidden = (
+        events.index(event)
+        for event in (
+            ("rename", str(aside)),
+            next((name, path) for name, path in events if name == "replace"),
+            ("rename", str(root / "000001")),
+        )
+    )
+    synced = {path for name, path in events[:shown] if name == "fsync"}
+    assert synced >= {str(aside / path.relative_to(target)) for path in (target, *target.rglob("*"))}
+    assert ("fsync", events[pointed][1]) in events[shown:pointed]
+    assert ("fsync", str(root)) in events[pointed:hidden]
 
 
 def test_every_so_many_stay(tmp_path):
@@ -213,7 +244,6 @@ def test_a_copy_that_was_put_aside_is_neither_taken_up_nor_removed(tmp_path):
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
     assert aside.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
-    assert checkpoint.roll_back(tmp_path, 3) == "000003"
 
 
 def flip(path):

@@ -16,7 +16,7 @@ def groups():
     import torch.distributed as dist
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.checkpoint import CheckpointWriter
+    from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 
     mesh = ranks.start(2, CPU, dp_replicate=2, timeout=77)
     writer = CheckpointWriter(Path("unused"), mesh, keep=0, is_asynchronous=True, timeout=77)

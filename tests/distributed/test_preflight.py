@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import ABSENT, code_hash, collect, describe_device, input_hashes, why_unwritable
+from hyvideo.distributed.node_report import (
+    ABSENT,
+    code_hash,
+    describe_device,
+    file_hash,
+    inspect_node,
+    write_problem,
+)
 from hyvideo.distributed.preflight import (
     all_reduce_problems,
     preflight,
@@ -24,6 +31,7 @@ from hyvideo.distributed.preflight import (
     warnings_of,
 )
 from hyvideo.distributed.rank_agreement import name_ranks
+from hyvideo.training.model_setup import node_expectations
 
 ROOT = Path(__file__).parents[2]
 # What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
@@ -139,54 +147,69 @@ def test_a_collective_that_hangs_fails_or_counts_wrongly_is_told(monkeypatch):
 
 
 @pytest.fixture
-def facts(tiny_config):
-    own = collect(tiny_config, 0, torch.device("cpu"))
-    gpu = {"device_type": "cuda", "device": "GPU", "device_memory": 80 * 2**30}
+def reports(tiny_config):
+    local = inspect_node(node_expectations(tiny_config), 0, torch.device("cpu"))
+    gpu = {"device": "GPU", "device_memory": 80 * 2**30}
     return [
-        dataclasses.replace(own, rank=rank, host=f"node{rank // 2}", device_id=f"GPU-{rank}", **gpu)
+        dataclasses.replace(local, rank=rank, host=f"node{rank // 2}", device_id=f"GPU-{rank}", **gpu)
         for rank in range(4)
     ]
 
 
-def test_equal_nodes_have_no_problems(facts):
-    assert problems_of(facts) == [] and warnings_of(facts) == []
-    assert table(facts).splitlines()[1].split()[:6] == ["node0", "0-1", "2", "x", "GPU", "80"]
+def test_equal_nodes_have_no_problems(reports):
+    assert problems_of(reports) == [] and warnings_of(reports) == []
+    assert table(reports).splitlines()[1].split()[:6] == ["node0", "0-1", "2", "x", "GPU", "80"]
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "key, value, message",
     [
-        ({"code": "0123"}, "the project's Python code must be the same on all ranks"),
-        ({"versions": {"python": "3.0", "torch": "1.0"}}, "the version of torch must be the same"),
-        ({"transformer": ABSENT}, "the transformer's files must be the same"),
-        ({"resumed": "000010"}, "the checkpoint to resume must be the same on all ranks, got none on ranks 0-2"),
-        ({"device_type": "cpu"}, "the kind of device must be the same"),
+        ("the project's Python code", "0123", "the project's Python code must be the same on all ranks, got "),
+        ("the version of torch", "1.0", "; 1.0 on rank 3 (node1)"),
+        ("the transformer's files", ABSENT, "the transformer's files must be the same"),
+        ("the checkpoint to resume", "000010", "the same on all ranks, got none on ranks 0-2 (node0, node1); 0"),
+        ("the kind of device", "cuda", "the kind of device must be the same"),
+        ("the setting learning_rate", "0.5", "the setting learning_rate must be the same on all ranks, got 0.0001 on"),
+        ("the setting of tomorrow", "1", "must be the same on all ranks, got absent on ranks 0-2"),
+    ],
+)
+def test_what_differs_is_a_problem_that_names_rank_key_and_values(reports, key, value, message):
+    reports[3] = dataclasses.replace(reports[3], compared=reports[3].compared | {key: value})
+    (problem,) = problems_of(reports)
+    assert message in problem and f"{value} on rank 3 (node1)" in problem
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
         ({"device_id": "GPU-2"}, "ranks 2-3 (node1) have one GPU between them (GPU)"),
         ({"problems": ["no room"]}, "rank 3 (node1): no room"),
     ],
 )
-def test_what_differs_is_a_problem_that_names_the_rank(facts, changed, said):
-    facts[3] = dataclasses.replace(facts[3], **changed)
-    (problem,) = [problem for problem in problems_of(facts) if said in problem]
-    assert "(node1)" in problem
+def test_what_a_rank_has_wrong_names_it(reports, changed, message):
+    reports[3] = dataclasses.replace(reports[3], **changed)
+    (problem,) = problems_of(reports)
+    assert problem.startswith(message)
 
 
-def test_other_gpus_and_a_full_disk_are_warnings(facts):
-    facts[3] = dataclasses.replace(facts[3], device="other GPU")
-    facts[0] = dataclasses.replace(facts[0], free_disk=1, transformer_bytes=2)
-    gpus, disk = warnings_of(facts)
+def test_other_gpus_and_a_full_disk_are_warnings(reports):
+    reports[3] = dataclasses.replace(reports[3], device="other GPU")
+    reports[0] = dataclasses.replace(reports[0], free_disk=1, transformer_bytes=2)
+    gpus, disk = warnings_of(reports)
     assert "GPU with 80 GiB on ranks 0-2 (node0, node1); other GPU with 80 GiB on rank 3 (node1)" in gpus
-    assert "a checkpoint will not fit" in disk and problems_of(facts) == []
+    assert "a checkpoint will not fit" in disk and problems_of(reports) == []
 
 
 def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
-    preflight(tiny_config, mesh, torch.device("cpu"))
+    def check(config, **options):
+        preflight(node_expectations(config), mesh, torch.device("cpu"), collective_timeout=60, **options)
+
+    check(tiny_config)
     assert "1 x cpu" in capsys.readouterr().out
     with pytest.raises(ValueError, match="rank 0 .*: no room"):
-        preflight(tiny_config, mesh, torch.device("cpu"), problem="no room")
-    absent = tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere")
+        check(tiny_config, problem="no room")
     with pytest.raises(ValueError, match="nowhere/transformer/none is not there"):
-        preflight(absent, mesh, torch.device("cpu"))
+        check(tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere"))
 
 
 def test_a_gpu_is_described_and_a_local_rank_without_one_is_a_problem(monkeypatch):
@@ -209,21 +232,23 @@ def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):
     assert len({first, second, code_hash(tmp_path)}) == 3
 
 
-def test_input_files_are_told_apart_by_content(tiny_config, tmp_path):
+def test_named_files_are_compared_by_content(tiny_config, tmp_path):
     file = tmp_path / "prompts.csv"
-    config = tiny_config.with_settings(prompts_csv=str(file))
-    assert input_hashes(config) == {"prompts_csv": ABSENT}
+    expected = node_expectations(tiny_config.with_settings(prompts_csv=str(file)))
+    assert expected.files["prompts_csv"] == str(file) and "reward_config" not in expected.files
+    assert file_hash(file) == ABSENT
     file.write_text("prompt\na\n")
-    first = input_hashes(config)
+    first = file_hash(file)
     file.write_text("prompt\nb\n")
-    assert input_hashes(config) != first
+    report = inspect_node(expected, 0, torch.device("cpu"))
+    assert report.compared["the file of prompts_csv"] == file_hash(file) != first
 
 
 def test_a_folder_is_tried_by_a_file_that_is_removed(tmp_path):
-    assert why_unwritable(tmp_path, 0) == "" and why_unwritable(tmp_path / "new" / "run", 0) == ""
+    assert write_problem(tmp_path, 0) is None and write_problem(tmp_path / "new" / "run", 0) is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert "is not a folder" in why_unwritable(tmp_path / "file" / "run", 0)
+    assert "is not a folder" in write_problem(tmp_path / "file" / "run", 0)
 
 
 def test_ranks_are_named_in_runs():
@@ -232,6 +257,6 @@ def test_ranks_are_named_in_runs():
 
 
 def test_all_reduce_names_the_ranks_and_for_nccl_where_to_look():
-    assert all_reduce_problems(["", ""], torch.device("cpu")) == []
-    (problem,) = all_reduce_problems(["", "timed out", "timed out"], torch.device("cuda"))
+    assert all_reduce_problems([("cpu", ""), ("cpu", "")]) == []
+    (problem,) = all_reduce_problems([("cuda", ""), ("cuda", "timed out"), ("cuda", "timed out")])
     assert "on cuda timed out on ranks 1-2" in problem and "NCCL_DEBUG" in problem

@@ -204,7 +204,7 @@ def test_a_stack_is_shown_once_for_each_stay(alone, capfd):
     for since in (0.0, 0.0, 1.0):
         stay = Stay("reward", 1, since)
         for _ in range(2):
-            alone._show_own_stack(stay, alone._heartbeat(stay))
+            alone._show_stack(stay, alone._heartbeat(stay))
     assert capfd.readouterr().err.count("its Python stack") == 3
 
 

@@ -1,4 +1,6 @@
 import copy
+import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from safetensors.torch import load_file
 from hyvideo.models import attention
 from hyvideo.models.attention import freeze_dead_parameters
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.transformer import install, rotary_tables
+from hyvideo.models.transformer import _unpatch, install, rotary_tables
 from tests.models.conftest import transformer_weight, write_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -122,6 +124,17 @@ def test_no_attention_has_a_mask_and_no_padding_is_attended_to(transformer, gold
         ours(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
     blocks = [call for call in seen if call[0][1] >= 60]  # the others are the text refiner's
     assert blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
+
+
+@pytest.mark.parametrize("patch", [(1, 1, 1), (1, 2, 2)])
+def test_the_output_is_no_view_and_each_token_lies_in_its_place(patch):
+    grid, channels = (2, 3, 4), 5
+    tokens = torch.arange(2.0 * math.prod(grid) * channels * math.prod(patch)).view(2, math.prod(grid), -1)
+    video = _unpatch(tokens.requires_grad_(), grid, patch)
+    assert not video._is_view() and video.shape == (2, channels, *(n * p for n, p in zip(grid, patch)))
+    for index, (frame, row, column) in enumerate(itertools.product(*map(range, grid))):
+        spots = (slice(n * p, (n + 1) * p) for n, p in zip((frame, row, column), patch))
+        assert torch.equal(video[(slice(None), slice(None), *spots)].flatten(1), tokens[:, index])
 
 
 def test_a_meanflow_model_is_told_where_its_step_ends(original_transformer, golden_inputs, tmp_path):

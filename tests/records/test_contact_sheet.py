@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from matplotlib.figure import Figure
+from PIL import Image
 
 from hyvideo.data.videos import enlarge
 from hyvideo.records.contact_sheet import before_after, even_frames, fit_frame, wrap
@@ -99,26 +100,34 @@ def test_clips_of_different_sizes_and_lengths_share_a_sheet(tmp_path):
     assert num_shown == [2 * 96 * 96, 4 * 96 * 192, 4 * 96 * 96, 1 * 96 * 96]
 
 
-def test_a_long_prompt_is_wrapped_within_the_width_and_cut_with_an_ellipsis():
-    font = ImageFont.load_default(size=15)
-    text = "a corgi in a yellow raincoat runs through puddles at night " * 5
-    lines = wrap(text, font, 200, 100)
-    assert " ".join(lines) == text.strip()
-    assert all(font.getlength(line) <= 200 for line in lines)
-    cut = wrap(text, font, 200, 4)
-    assert len(cut) == 4 and cut[:3] == lines[:3] and cut[3].endswith("...")
-    assert font.getlength(cut[3]) <= 200
-    pieces = wrap("x" * 100, font, 200, 100)
-    assert "".join(pieces) == "x" * 100 and all(font.getlength(piece) <= 200 for piece in pieces)
+def test_a_long_prompt_is_wrapped_and_cut_with_an_ellipsis():
+    text = "a corgi in a yellow raincoat runs through puddles at night"
+    assert " ".join(wrap(text)) == text and max(map(len, wrap(text))) <= 28
+    cut = wrap(f"{text} " * 5)
+    assert len(cut) == 7 and cut[:2] == wrap(text)[:2] and cut[-1].endswith("...")
+    assert "".join(wrap("x" * 100)) == "x" * 100
+    assert "".join(wrap("\u72d7" * 40)) == "\u72d7" * 40 and len(wrap("\u72d7" * 40)[0]) == 14
+
+
+@pytest.mark.parametrize(
+    "prompt", ["a corgi in a yellow raincoat runs through puddles at night " * 5, "costs $1$ or $x^2$"]
+)
+def test_a_prompt_stays_in_its_column_and_is_drawn_as_written(tmp_path, prompt):
+    clips = [plain_clip(RED)]
+    before_after(tmp_path / "text.png", [prompt], clips, clips)
+    picture = pixels(tmp_path / "text.png")
+    first_frame = where(picture, RED)[1].min()
+    ink = np.nonzero((picture[60:, : first_frame - 1] < 255).any(axis=-1))[1]
+    assert 24 <= ink.min() and ink.max() < 24 + 230
 
 
 def test_a_crash_leaves_no_picture(tmp_path, monkeypatch):
-    def crash(self, file, *args, **kwargs):
+    def crash(self, file, **kwargs):
         with open(file, "wb") as half:
             half.write(b"half")
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(Image.Image, "save", crash)
+    monkeypatch.setattr(Figure, "savefig", crash)
     with pytest.raises(RuntimeError, match="disk full"):
         before_after(tmp_path / "sheet.png", ["p"], [plain_clip(RED)], [plain_clip(RED)])
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.records.run_files import StageTimer
+from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
 from tests.test_trainer import CPU, Redness, run

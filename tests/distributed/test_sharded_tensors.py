@@ -12,7 +12,7 @@ PROGRAM = """
 import sys, torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from hyvideo.distributed.sharded_loading import fill_shards
+from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models.loading import load_transformer, stream_transformer
 
 torch.set_num_threads(1)

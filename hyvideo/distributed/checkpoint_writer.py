@@ -1,0 +1,185 @@
+"""Checkpoints are written by all ranks beside the training, and become visible by one rename."""
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch import Tensor
+
+from hyvideo.data.outside import replacing
+from hyvideo.distributed import manifest
+from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, name_of, remove
+from hyvideo.distributed.checkpoint_reader import read_metadata, single_process
+from hyvideo.distributed.collectives import share_reason
+from hyvideo.distributed.mesh import Mesh
+
+_FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run. Every rank calls `save`, with its shards.
+
+    Args:
+        keep: Checkpoints that stay; 0 keeps all.
+        keep_every: Those of every so many iterations stay too.
+        is_asynchronous: Write in a thread, from a copy on the CPU, while training goes on.
+        timeout: Seconds that ranks wait for each other.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        mesh: Mesh,
+        *,
+        keep: int,
+        is_asynchronous: bool,
+        keep_every: int = 0,
+        timeout: float = 1800.0,
+    ):
+        self.output_dir, self.mesh, self.keep, self.keep_every = output_dir, mesh, keep, keep_every
+        self.last_failed = False  # claims that the newest one could not be written
+        self.is_asynchronous = is_asynchronous
+        # Of its own: the thread's messages must not mix with those of the training.
+        limit = timedelta(seconds=timeout)
+        self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future | None = None
+
+    def save(
+        self,
+        iteration: int,
+        tensors: Mapping[str, Tensor],
+        state: dict,
+        files: Callable[[Path], None] = lambda folder: None,
+    ) -> Path:
+        """Begins to write the checkpoint of ``iteration``, after the one before. A failure is reported, and is no end.
+
+        Args:
+            state: JSON: counters and small values.
+            files: Writes what else belongs to it into the folder; called on the main rank.
+        """
+        self.wait()
+        copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
+        target = self.output_dir / FOLDER / name_of(iteration)
+        self._pending = self._thread.submit(self._write, target, copied, json.dumps(state, indent=2), files)
+        if not self.is_asynchronous:
+            self.wait()
+        return target
+
+    def check(self) -> None:
+        """Reports a failure of writing so far, without waiting: not at the next checkpoint, hours later."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until what was begun is visible, or has failed: those before it stay, and training goes on."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        self.last_failed = False
+        try:
+            pending.result()
+        except _FAILURES as error:
+            self.last_failed = True
+            reason = " ".join(str(error).split())[-500:]
+            print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
+
+    def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
+        aside = target.with_name(f".{target.name}.partial")
+        try:
+            self._write_aside(aside, tensors, state, files)
+            with self._failing_together():
+                if self.mesh.is_main:
+                    self._show(aside, target)
+        except _FAILURES:
+            if self.mesh.is_main:  # what is there of it must not fill a full disk
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def _write_aside(self, aside: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
+        with self._failing_together():  # no rank goes on before the folder is there
+            if self.mesh.is_main:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+        with single_process() if self._group is None else nullcontext():
+            dcp.save(
+                tensors,
+                # All is on the CPU: without copies ahead the library asks for no stream, which in this thread would be
+                # one of the first GPU, with memory of every process of the node on it.
+                storage_writer=dcp.FileSystemWriter(aside / TENSORS, per_thread_copy_ahead=0),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        with self._failing_together():
+            if self.mesh.is_main:
+                _check_files(aside / TENSORS)
+                files(aside)
+                (aside / "state.json").write_text(state)
+        hashed: dict[str, dict] = {}
+        with self._failing_together():  # by itself: a rank that fails here would miss the exchange that follows
+            hashed = manifest.hash_share(aside, self.mesh)
+        merged = manifest.merge(hashed, self.mesh, self._group)
+        with self._failing_together():
+            if self.mesh.is_main:
+                manifest.write(aside, merged)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Context whose failure on one rank is one on all, so that none waits for the others."""
+        problem = None
+        try:
+            yield
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            problem = str(error)
+        if shared := share_reason(problem, self.mesh, self._group):
+            raise RuntimeError(shared)
+
+    def _show(self, aside: Path, target: Path) -> None:
+        """Makes a checkpoint that is whole visible, and removes those that are too many."""
+        for path in (*aside.rglob("*"), aside):
+            _sync(path)
+        if target.exists():
+            remove(target)
+        os.rename(aside, target)
+        with replacing(target.parent / LATEST) as pointer:
+            pointer.write_text(target.name + "\n")
+            _sync(pointer)
+        _sync(target.parent)  # before an older one goes
+        others = [path for path in complete(self.output_dir) if path != target and not self._stays(path)]
+        for old in others[: max(0, len(others) - (self.keep - 1))] if self.keep else []:
+            remove(old)
+
+    def _stays(self, folder: Path) -> bool:
+        return self.keep_every > 0 and int(folder.name) % self.keep_every == 0
+
+
+def _check_files(tensors: Path) -> None:
+    """Raises RuntimeError where what ranks have written is not all here."""
+    files = {info.relative_path for info in read_metadata(tensors).storage_data.values()}
+    if missing := sorted(name for name in files if not (tensors / name).is_file()):
+        raise RuntimeError(
+            f"{len(missing)} of {len(files)} files of the checkpoint are not in {tensors}, {missing[0]} among them: "
+            "output_dir must be on a file system that all nodes share"
+        )
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, would outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)

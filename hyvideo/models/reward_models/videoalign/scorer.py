@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Scores
 from hyvideo.models.reward_models.videoalign.checkpoint import (
     CheckpointMode,
     base_config,
@@ -15,9 +16,8 @@ from hyvideo.models.reward_models.videoalign.checkpoint import (
 )
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
-from hyvideo.models.reward_models.videoalign.prompt import DIMENSIONS, REWARD_TOKENS, check_prompt, question
+from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, check_prompt, question
 
-Scores = dict[str, float]
 Precision = Literal["bf16", "fp32_math"]
 
 
@@ -33,7 +33,8 @@ class VideoAlignScorer:
         batch_size: Clips in one forward pass.
         base: Folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only.
 
-    Raises: ValueError for files that are missing, damaged or do not fit, naming them.
+    Raises:
+        ValueError: Files are missing, damaged or do not fit, naming them.
     """
 
     def __init__(
@@ -95,14 +96,16 @@ class VideoAlignScorer:
             videos: uint8. Shape of each: (frames, 3, height, width).
             fps: Frames per second of the clips: it decides which frames are looked at.
 
-        Raises: ValueError for clips that cannot be scored: too short, another type, a reserved prompt.
+        Raises:
+            ValueError: A clip cannot be scored: too short, of another type, with a reserved prompt.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
     def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
-        """As `score`, of video files, whose frames per second are in them.
+        """Scores as of `score`, of video files, whose frames per second are in them.
 
-        Raises: ValueError for a file that cannot be read or does not say its frames per second.
+        Raises:
+            ValueError: A file cannot be read or does not say its frames per second.
         """
         from hyvideo.data.videos import read_video
 
@@ -154,5 +157,5 @@ class VideoAlignScorer:
         return scores | {"Overall": sum(scores.values())}
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """None of its own."""
+        """Nothing: this scorer has no such measures."""
         return {}

@@ -15,6 +15,7 @@ import torch
 from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
 from hyvideo.models.download_check.integrity import size_of
+from hyvideo.models.loading import find_transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "diffusers", "transformers")
@@ -81,8 +82,8 @@ def collect(config: Config, rank: int, device: torch.device, problem: str = "") 
 def transformer_folder(config: Config) -> Path:
     """Where the weights lie in the original layout, the diffusers layout, or a transformer's own folder."""
     root = Path(config.model.pretrained_model_root)
-    candidates = (root / "transformer" / config.model.transformer_version, root / "transformer", root)
-    return next((folder for folder in candidates if (folder / "config.json").is_file()), candidates[0])
+    version = config.model.transformer_version
+    return find_transformer(root, version) or root / "transformer" / version
 
 
 def describe_device(device: torch.device) -> tuple[dict[str, str | int], str]:

@@ -100,7 +100,7 @@ class HunyuanVideoGRPOPipeline:
         )
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Shape of one video's latents: (channels, frames, height, width). ``loading.size_problems`` has the rules."""
+        """Shape of one video's latents: (channels, frames, height, width). `fit_checks.size_problems` has the rules."""
         config = self.vae.config
         spatial, temporal = config.spatial_compression_ratio, config.temporal_compression_ratio
         return config.latent_channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial

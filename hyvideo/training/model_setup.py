@@ -10,7 +10,7 @@ from torch import nn
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
-from hyvideo.models import loading
+from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
 from hyvideo.models.transformer import install
@@ -153,7 +153,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
     root, version = model.pretrained_model_root, model.transformer_version
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
-    problems = loading.check_checkpoint(
+    problems = fit_checks.check_checkpoint(
         root,
         version,
         weights_needed=not model.random_weights,
@@ -164,7 +164,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     frames = config.data.sample_n_frames
     for height, width in dict.fromkeys(sizes):
-        problems += loading.size_problems(root, version, num_frames=frames, height=height, width=width)
+        problems += fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
     heads, sp_size = loading.read_num_heads(root, version), config.distributed.sp_size
     if sp_size > heads:
         even = [size for size in range(1, heads + 1) if heads % size == 0]

@@ -21,13 +21,13 @@ def nothing(root: Path) -> list[str]:
 
 def transformer_problems(root: Path, version: str | None) -> list[str]:
     """Of ``transformer/<version>``, or of the one transformer of the diffusers layout."""
-    from hyvideo.models.loading import transformer_problems
+    from hyvideo.models.fit_checks import transformer_problems
 
     return transformer_problems(root, version)
 
 
 def vae_problems(root: Path) -> list[str]:
-    from hyvideo.models.loading import vae_problems
+    from hyvideo.models.fit_checks import vae_problems
 
     return vae_problems(root)
 

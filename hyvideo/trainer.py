@@ -215,7 +215,7 @@ class Trainer:
             "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
             "cost/forwards": self.updates.cost.forwards / len(round_.places),
             **timer.metrics(),
-            "time/scoring": self.judge.take_times().scoring,
+            "time/scoring": self.judge.take_seconds(),
             "memory/peak_gib": peak_memory_gib(self.device),
         }
 
@@ -402,7 +402,7 @@ class Trainer:
         self._enter("validation")
         with self.policy.as_average():
             measures = self.validation.run(self.iteration)
-        self.judge.take_times()  # are of no iteration
+        self.judge.take_seconds()  # are of no iteration
         return measures
 
     def _end_if_hacked(self) -> None:

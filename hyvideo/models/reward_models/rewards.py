@@ -6,6 +6,7 @@ before torch is loaded: it must not import it.
 
 import importlib
 import inspect
+import json
 import math
 import types
 from collections.abc import Mapping
@@ -100,6 +101,18 @@ def check_options(options: Mapping[str, object]) -> None:
         )
 
 
+def parse_options(text: str) -> dict:
+    """The scorer's options of a flag --options. Raises ValueError for text that is no JSON object of options."""
+    try:
+        options = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise ValueError(f"--options must be a JSON object, got {text:.200}")
+    check_options(options)
+    return options
+
+
 def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options) -> Scorer:
     """The scorer called ``name``, with its files below the checkpoint folder ``root``.
 
@@ -134,7 +147,12 @@ def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
 
 def weighted(scores: Scores, weights: Mapping[str, float]) -> float:
     """``R = w_VQ VQ + w_MQ MQ + w_TA TA``, NaN where a dimension with a weight is absent or no finite number."""
-    parts = [(weight, scores.get(dimension)) for dimension, weight in weights.items() if weight]
-    if not all(isinstance(value, (int, float)) and math.isfinite(value) for _, value in parts):
+    weights = {name: weight for name, weight in weights.items() if weight}
+    if not all(is_finite(scores, name) for name in weights):
         return math.nan
-    return sum(weight * value for weight, value in parts)
+    return sum(weight * scores[name] for name, weight in weights.items())
+
+
+def is_finite(scores: Mapping[str, object], name: str) -> bool:
+    """Claims that a score is there and a finite number."""
+    return isinstance(scores.get(name), (int, float)) and math.isfinite(scores[name])

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hyvideo.models.reward_models.rewards import DIMENSIONS, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
 from hyvideo.models.weight_files import read_json, shortened
@@ -172,6 +173,10 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         raise ValueError(f"{LABEL}: {path} asks for the prompt {template!r}, there are {', '.join(TEMPLATES)}")
     if wrong := [f"{name} {got!r}, not {needed!r}" for name, (got, needed) in needed.items() if got != needed]:
         raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
+    constants = config.get("inference_config") or {}
+    names = [f"{name}_{kind}" for name in DIMENSIONS for kind in ("mean", "std")] if constants else []
+    if bad := [n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)]:
+        raise ValueError(f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again")
     # What is not said has the original's default.
     has_lora, rank = lora.get("lora_enable", False), lora.get("lora_r", 16)
     scale = lora.get("lora_alpha", 32) / (math.sqrt(rank) if lora.get("use_rslora") else rank)
@@ -184,7 +189,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         has_lora=has_lora,
         lora_rank=rank,
         lora_scale=scale,
-        normalisation=config.get("inference_config"),
+        normalisation=constants or None,
     )
 
 

@@ -16,13 +16,13 @@ from hyvideo.models.reward_models.videoalign.checkpoint import (
 )
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
-from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, check_prompt, question
+from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_TOKEN, check_prompt, question
 
 Precision = Literal["bf16", "fp32_math"]
 
 
 class VideoAlignScorer:
-    """The frozen reward model in the released layout.
+    """Scorer by the frozen reward model in the released layout.
 
     Args:
         root: Folder with model_config.json and checkpoint-*.
@@ -36,6 +36,9 @@ class VideoAlignScorer:
     Raises:
         ValueError: Files are missing, damaged or do not fit, naming them.
     """
+
+    dimensions = DIMENSIONS
+    reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # texts in whose place the model answers or sees
 
     def __init__(
         self,
@@ -148,6 +151,20 @@ class VideoAlignScorer:
             raise ValueError(f"a clip must be uint8 (frames, 3, height, width), got {video.dtype} {tuple(video.shape)}")
         indices = frame_indices(len(video), rate, fps=self.settings.fps, wanted=self.settings.num_frames)
         return video[indices].cpu()
+
+    def doubts(self, num_frames: int, fps: float) -> list[str]:
+        """Reasons why the scores of clips of this length may not mean what they should."""
+        doubts = []
+        # The model looks at 2 frames a second and at no less than 4: below 2 seconds it sees more of them a second.
+        looked_at = len(frame_indices(num_frames, fps, fps=self.settings.fps, wanted=self.settings.num_frames))
+        if self.settings.num_frames is None and looked_at > num_frames / fps * self.settings.fps + 1:
+            doubts.append(
+                f"looks at {looked_at} of {num_frames} frames, {num_frames / fps:.2f} s: more than its "
+                f"{self.settings.fps:g} a second, scores of so short clips are shifted"
+            )
+        if not self.settings.normalisation:
+            doubts.append("no normalisation: scores are raw, and weights between dimensions mean something else")
+        return doubts
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(DIMENSIONS, row))

@@ -32,8 +32,8 @@ from hyvideo.models.original_checkpoint import transformer_to_diffusers, transfo
 from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.saving import save_transformer_original, save_vae_original
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.pipelines.condition_encoder import TextEncoder
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.pipelines.prompt_encoders import TextEncoder
 from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline, prepare_transformer
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.

@@ -11,7 +11,7 @@ They are classes of transformers; strictness is ours: headers are compared with 
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,6 @@ def load_text_encoder(
     folder, tokenizer_folder = _text_encoder_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     if random_weights_seed is not None:
-        # Built with memory: the rotary frequencies are computed at construction and not in the state dict.
         model = _randomly(lambda: Qwen2_5_VLTextModel(_config(Qwen2_5_VLTextModel, folder)), random_weights_seed, dtype)
     else:
         refuse(folder, text_encoder_problems(root))
@@ -210,10 +209,13 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
     return model
 
 
-def _randomly(build, seed: int, dtype: torch.dtype) -> nn.Module:
+def _randomly(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
     """A model whose every weight is drawn by its name."""
-    # The first initialisation is thrown away and must not move the caller's random state.
-    with torch.random.fork_rng(devices=[]):
+    from accelerate import init_empty_weights
+
+    # Buffers have memory: rotary frequencies are computed at construction and not in the state dict. The
+    # initialisation of the weights has no effect and must not move the caller's random state.
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = build()
     shapes = shapes_of(model.state_dict())
     state = {name: draw_tensor(seed, name, shape).to(dtype) for name, shape in shapes.items()}

@@ -15,6 +15,7 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import (
     HunyuanVideo15RotaryPosEmbed,
     HunyuanVideo15Transformer3DModel,
 )
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,18 +26,18 @@ _TEXT, _GLYPH, _IMAGE = range(3)
 
 
 class WholeSequence:
-    """Which image tokens this process computes: all of them. ``distributed.sequence_parallel`` has the other answer."""
+    """The image tokens of this process: all of them. ``distributed.sequence_parallel`` has the other answer."""
 
     def processor(self) -> TrimmedTextAttnProcessor:
         """The attention that goes with it."""
         return TrimmedTextAttnProcessor()
 
     def split(self, tokens: Tensor, dim: int) -> Tensor:
-        """This process's part of what lies along ``dim`` for each image token."""
+        """Part of this process of a tensor that has an entry along ``dim`` for each image token."""
         return tokens
 
     def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
-        """The image tokens of all. Shape: (batch, own tokens, dim) to (batch, num_tokens, dim)."""
+        """The image tokens of all processes. Shape: (batch, local tokens, dim) to (batch, num_tokens, dim)."""
         return tokens
 
 
@@ -108,7 +109,7 @@ def forward(
 def _context(
     model: nn.Module, timestep: Tensor, texts: Sequence[Tensor], glyphs: Sequence[Tensor], images: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """All that is told beside the video, as tokens padded on the right, and how many each sample has.
+    """Tokens of all conditions beside the video, padded on the right, and how many each sample has.
 
     Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
     """
@@ -135,9 +136,8 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
 
 def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, int]) -> Tensor:
     """Tokens back to a video. Shape: (batch, channels, frames, height, width)."""
-    frames, height, width = grid
-    video = tokens.unflatten(2, (-1, *patch)).unflatten(1, (frames, height, width))  # (b, f, h, w, c, pt, ph, pw)
-    return video.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+    sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
+    return rearrange(tokens, "b (f h w) (c pf ph pw) -> b c (f pf) (h ph) (w pw)", **sizes)
 
 
 # One video size for training, perhaps another for validation. A table is 44 MB at 480x848 and 81 frames.
@@ -145,7 +145,7 @@ def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, 
 def rotary_tables(
     grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every image token's place. Shape of each: (image tokens, head dim)."""
+    """cos and sin of every image token's position. Shape of each: (image tokens, head dim)."""
     embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
     # Never inference tensors: the cached tables may be wanted for a backward pass later.
     with torch.inference_mode(False), torch.no_grad():

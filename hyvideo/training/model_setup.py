@@ -15,16 +15,10 @@ from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
 from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED
-from hyvideo.pipelines.condition_encoder import (
-    ConditionEncoder,
-    GlyphEncoder,
-    ImageEncoder,
-    PartStore,
-    TextEncoder,
-    glyph_text,
-)
+from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.conditions import Condition
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.pipelines.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 RANDOM_WEIGHTS_SEED = 0

@@ -120,8 +120,12 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
     if step is not None and step not in steps:
         raise ValueError(f"{LABEL}: {root} has no checkpoint of step {step}, it has {sorted(steps)}")
     folder = steps[max(steps) if step is None else step]
-    settings = _read_settings(config, root / "model_config.json")
-    return Checkpoint(folder, _find_base(root, config["model_config"]["model_name_or_path"], base), settings)
+    try:
+        settings = _read_settings(config, root / "model_config.json")
+        base_name = config["model_config"]["model_name_or_path"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{LABEL}: {root / 'model_config.json'} is incomplete or damaged ({error!r})") from error
+    return Checkpoint(folder, _find_base(root, base_name, base), settings)
 
 
 def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:

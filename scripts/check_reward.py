@@ -1,4 +1,4 @@
-"""Whether a reward can be trained with: ``python -m scripts.check_reward --reward_model videoalign``.
+"""Checks whether a reward can be trained with: ``python -m scripts.check_reward --reward_model videoalign``.
 
     python -m scripts.check_reward --reward_model miniature --model_path assets/miniature
     python -m scripts.check_reward --reward_model clip --video clip.mp4 --prompt "a cat jumps"

@@ -21,7 +21,7 @@ from hyvideo.models.loading import (
     vae_folder,
     weights_folder_for,
 )
-from hyvideo.models.weight_files import Folder, problems_of, read_header, refuse, shortened, tensor_problems
+from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, refuse, tensor_problems
 
 
 def check_checkpoint(
@@ -82,7 +82,7 @@ def check_transformer_weights(root: str | Path, version: str | None, folder: str
 def _model_problems(component: Component, folder: Folder, weights_needed: bool) -> list[str]:
     model, is_original = build_without_memory(component, folder)
     problems = _tensor_problems(component, folder, model, is_original) if weights_needed else []
-    return [f"{folder.label}: {problem}" for problem in shortened(problems)]
+    return labelled(folder, problems)
 
 
 def _tensor_problems(component: Component, folder: Folder, model: nn.Module, is_original: bool) -> list[str]:

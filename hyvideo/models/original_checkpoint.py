@@ -41,7 +41,7 @@ _PLACEHOLDERS = {
 
 
 class _Renaming(NamedTuple):
-    """One row of a table in one direction: a name that matches becomes the template, filled in."""
+    """A row of a table in one direction: a name that matches becomes the template, filled in."""
 
     pattern: re.Pattern[str]
     template: str

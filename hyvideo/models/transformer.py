@@ -123,7 +123,7 @@ def _context(
 
 
 def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
-    """Every sample through ``embed(states, rows)``, neighbours of one length together.
+    """Samples after ``embed(states, rows)``, which gets neighbours of one length together.
 
     No tokens go through it too: the layer's gradient is then 0 and not absent. FSDP reduces those gradients alone that
     a rank has, so ranks that had some and ranks that had none would wait for each other, or add up what is not alike.

@@ -29,7 +29,7 @@ class Condition:
     image: ImageCondition | None = None  # in image-to-video
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """The tensors by name."""
         image = {} if self.image is None else {"image_embeds": self.image.embeds, "image_latents": self.image.latents}
         return {"text": self.text, "glyph": self.glyph, **image}
 

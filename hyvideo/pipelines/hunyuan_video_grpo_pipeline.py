@@ -186,7 +186,7 @@ class HunyuanVideoGRPOPipeline:
         return unconditional + scale * (conditional - unconditional)
 
     def _branch(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """One forward of the transformer."""
+        """The velocity of one forward of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         to_device = {"device": latents.device, "dtype": torch.float32, "non_blocking": True}

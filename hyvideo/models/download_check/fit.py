@@ -1,10 +1,9 @@
-"""Whether the whole files of a part fit the model they are for: names, shapes and settings, from headers alone.
+"""Checks that the whole files of a part fit the model they are for: names, shapes and settings, from headers alone.
 
 Each check takes the checkpoint folder and the part's folder and gives what does not fit, in sentences. They are the
 loaders' own checks where there are some, so that this report and the start of a run agree.
 """
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hyvideo.models.weight_files import (
     Weights,
     read_header,
     read_json,
+    read_pickle,
     shapes_of,
     shortened,
     tensor_problems,
@@ -38,7 +38,7 @@ def vae_problems(root: Path, folder: str) -> list[str]:
 
 
 def text_encoder_problems(root: Path, folder: str) -> list[str]:
-    return loading_encoders.text_encoder_problems(root) if _has_tokenizer(root, folder, "tokenizer") else []
+    return loading_encoders.text_encoder_problems(root) if _has_tokenizer(root, "text_encoder/llm", "tokenizer") else []
 
 
 def glyph_encoder_problems(root: Path, folder: str) -> list[str]:
@@ -104,18 +104,10 @@ CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
 
 
 def pickled_shapes(path: Path) -> Shapes:
-    """Names and shapes in a file of ``torch.save``, without its numbers.
-
-    Raises:
-        ValueError: The file is damaged, or holds more than tensors.
-    """
+    """Names and shapes in a file of ``torch.save``, without its numbers; ValueError for a damaged one."""
     with path.open("rb") as file:
         is_archive = file.read(2) == b"PK"  # the older format cannot be mapped, and is read through
-    try:
-        content = torch.load(path, map_location="meta", mmap=is_archive, weights_only=True)
-        return shapes_of(content.get("state_dict", content))
-    except (OSError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged or no file of weights ({error})") from error
+    return shapes_of(read_pickle(path, "checkpoints", device="meta", mmap=is_archive))
 
 
 def _has_tokenizer(root: Path, *folders: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whether files are whole: truncated ones, git-lfs pointers, empty ones, and downloads that were broken off.
+"""Flaws of single files: truncated ones, git-lfs pointers, empty ones, and downloads that were broken off.
 
 Looks at headers and sizes only, so it is as quick for 33 GB as for one kilobyte. Whether a whole file is also the
 right one for a model is another question.

@@ -19,7 +19,7 @@ Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
 
 @dataclass(frozen=True)
 class Part:
-    """One thing to download; the fields are those of ``parts.yaml``."""
+    """A thing to download; the fields are those of ``parts.yaml``."""
 
     name: str
     folder: str

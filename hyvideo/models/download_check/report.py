@@ -27,7 +27,7 @@ _NAMES: dict[Use, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One part, as it is on the disk."""
+    """State of a part on the disk."""
 
     part: Part
     state: State

@@ -31,11 +31,11 @@ from hyvideo.models.reward_models.rewards import (
 
 
 class AsyncScorer:
-    """All scorers of a run.
+    """The scorers of a run, in a thread.
 
     Args:
         scorers: By name.
-        weights: Of each dimension in the reward; a dimension may come from any scorer.
+        weights: By dimension, in the reward; a dimension may come from any scorer.
         retries: Times that a failed batch is tried again before its videos are scored one by one.
         through_file: Score what an H.264 file keeps of a video, as published numbers were made.
         num_threads: CPU threads of the background; 0 leaves the choice to torch.

@@ -70,7 +70,7 @@ class FrameTextScorer:
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """Where the tokenizer is looked for."""
+        """Folder or hub name where the tokenizer is looked for."""
         return path
 
     def scaled(self, cosines: Tensor) -> Scores:
@@ -174,7 +174,7 @@ class PickScorer(FrameTextScorer):
 
 
 def frame_indices(num_frames: int) -> list[int]:
-    """Which 8 frames of a clip are looked at, the first and the last among them; all of a shorter clip."""
+    """Indices of the 8 frames that are looked at, the first and the last among them; all of a shorter clip."""
     if num_frames <= NUM_FRAMES:
         return list(range(num_frames))
     return [round(i * (num_frames - 1) / (NUM_FRAMES - 1)) for i in range(NUM_FRAMES)]

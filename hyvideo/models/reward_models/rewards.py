@@ -45,7 +45,7 @@ class Scorer(Protocol):
     """A frozen model that scores videos."""
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
-        """One dict per video with the dimensions VQ, MQ and TA; a value that is not finite means "could not score".
+        """Scores of each video with the dimensions VQ, MQ and TA; a value that is not finite means "could not score".
 
         Args:
             videos: uint8. Shape of each: (frames, channels, height, width).

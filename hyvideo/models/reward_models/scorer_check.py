@@ -104,7 +104,7 @@ def check_scorer(
     tolerance: float = TOLERANCE,
     quick: bool = False,
 ) -> list[Check]:
-    """Every rule with its result; nothing is raised for what the scorer does.
+    """Results of all rules; nothing is raised for what the scorer does.
 
     Args:
         dimensions: That the run weighs; by default those that the scorer promises.
@@ -193,7 +193,7 @@ def no_frames_give_no_number(tested: ScorerUnderTest) -> Outcome:
 
 
 def fps_is_understood(tested: ScorerUnderTest) -> Outcome:
-    """Whether the frames per second count; where they do, a broken rate must not be scored."""
+    """Frames per second may count; where they do, a broken rate must not be scored."""
     clip = tested.trial.video
     apart = tested.difference(tested.ask(clip, fps=tested.trial.fps / 3)[0], tested.clean_scores)
     if apart == 0:
@@ -204,7 +204,7 @@ def fps_is_understood(tested: ScorerUnderTest) -> Outcome:
 
 
 def scores_mean_what_they_should(tested: ScorerUnderTest) -> Outcome | None:
-    """What a scorer knows that makes its scores of such clips doubtful, in its optional ``doubts``."""
+    """The scorer's optional ``doubts`` names reasons why its scores of such clips are shifted."""
     if not hasattr(tested.scorer, "doubts"):
         return None
     doubts = tested.scorer.doubts(len(tested.trial.video), tested.trial.fps)
@@ -261,7 +261,7 @@ def _rounding(tested: ScorerUnderTest, apart: float, where: str) -> Outcome:
 
 
 def _falls(tested: ScorerUnderTest, dimension: str, worse: Scores, cause: str) -> Outcome:
-    """Whether ``dimension`` falls, all of them together for a scorer without it."""
+    """Outcome of scores that should be lower in ``dimension``, in sum for a scorer without it."""
     names, clean = (dimension,) if dimension in tested.dimensions else tested.dimensions, tested.clean_scores
     detail = "  ".join(f"{name} {_text(clean.get(name))} -> {_text(worse.get(name))}" for name in names)
     if not all(is_finite(scores, name) for scores in (clean, worse) for name in names):

@@ -15,7 +15,7 @@ FOREIGN_PROMPT = "a bowl of green soup on a wooden table, seen from above"
 
 @dataclass(frozen=True)
 class Trial:
-    """One clip with its prompt."""
+    """A clip with its prompt."""
 
     video: Tensor  # uint8 (frames, 3, height, width)
     prompt: str

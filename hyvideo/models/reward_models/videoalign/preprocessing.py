@@ -25,13 +25,13 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, wanted: int | None = None) -> list[int]:
+def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None) -> list[int]:
     """Indices of the frames that are looked at: an even number, spread evenly, the first and the last among them.
 
     Args:
         video_fps: Frames per second of the clip.
         fps: Frames per second to look at.
-        wanted: A number of frames, in place of ``fps``.
+        num_sampled: A number of frames, in place of ``fps``.
 
     Raises:
         ValueError: The clip has less than two frames, or fps is not positive.
@@ -40,11 +40,11 @@ def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, wanted
         raise ValueError(f"a clip needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
     if not 0 < video_fps < math.inf:
         raise ValueError(f"frames per second of a clip must be positive, got {video_fps}")
-    if wanted is None:
+    if num_sampled is None:
         most = min(MAX_FRAMES, num_frames) // TEMPORAL_PATCH * TEMPORAL_PATCH
-        wanted = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
+        num_sampled = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
     # Python rounds halves to even, and so did the original.
-    count = min(round(wanted / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
+    count = min(round(num_sampled / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
     return torch.linspace(0, num_frames - 1, count).round().long().tolist()
 
 

@@ -18,8 +18,8 @@ _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 def check_prompt(prompt: str) -> None:
     """Raises ValueError for a prompt that contains one of the tokens which structure the question."""
-    if found := [token for token in _RESERVED if token in prompt]:
-        raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {found[0]}: {prompt!r}")
+    if reserved := [token for token in _RESERVED if token in prompt]:
+        raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}")
 
 
 def question(prompt: str, num_video_tokens: int, template: str = "detailed_special") -> str:

@@ -149,14 +149,14 @@ class VideoAlignScorer:
         """The frames that are looked at, on the CPU. Shape: uint8 (frames, 3, height, width)."""
         if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3:
             raise ValueError(f"a clip must be uint8 (frames, 3, height, width), got {video.dtype} {tuple(video.shape)}")
-        indices = frame_indices(len(video), rate, fps=self.settings.fps, wanted=self.settings.num_frames)
+        indices = frame_indices(len(video), rate, fps=self.settings.fps, num_sampled=self.settings.num_frames)
         return video[indices].cpu()
 
     def doubts(self, num_frames: int, fps: float) -> list[str]:
         """Reasons why the scores of clips of this length may not mean what they should."""
         doubts = []
         # The model looks at 2 frames a second and at no less than 4: below 2 seconds it sees more of them a second.
-        looked_at = len(frame_indices(num_frames, fps, fps=self.settings.fps, wanted=self.settings.num_frames))
+        looked_at = len(frame_indices(num_frames, fps, fps=self.settings.fps, num_sampled=self.settings.num_frames))
         if self.settings.num_frames is None and looked_at > num_frames / fps * self.settings.fps + 1:
             doubts.append(
                 f"looks at {looked_at} of {num_frames} frames, {num_frames / fps:.2f} s: more than its "

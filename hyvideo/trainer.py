@@ -144,7 +144,7 @@ class Trainer:
             "anchor/age": self.policy.anchor.age if self.policy.anchor else 0,
             "cost/forwards": self.cost.forwards / len(rollouts),
             **timer.metrics(),
-            "time/scoring": self.scorer.take_times().scoring,
+            "time/scoring": self.scorer.take_seconds(),
             "memory/peak_gib": peak_memory_gib(self.device),
         }
 
@@ -153,7 +153,7 @@ class Trainer:
         self.progress.enter("validation")
         with self.policy.as_average():
             measures = self.validation.run(self.iteration)
-        self.scorer.take_times()  # belong to no iteration
+        self.scorer.take_seconds()  # belong to no iteration
         return measures
 
     def _end_if_hacked(self) -> None:

@@ -16,8 +16,9 @@ import torch
 
 from hyvideo.config.settings import load_config
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.miniature.reward import miniature_trial
 from hyvideo.models.reward_models.rewards import Scorer, make_scorer
-from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial
+from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import choose_device
 

@@ -1,4 +1,4 @@
-"""What is there of the checkpoints, what is broken, and what can be run: ``python -m scripts.check_checkpoints ckpts``.
+"""Lists which checkpoints are there or broken, and what can be run: ``python -m scripts.check_checkpoints ckpts``.
 
 Looks at headers, never at weights, so it takes seconds. Ends with 0 when a transformer, the VAE and the text encoder
 are complete, with 1 when they are not, and with 2 when it was called wrongly.

@@ -1,4 +1,4 @@
-"""Whether a reward can be trained with: ``python -m scripts.check_reward --reward_model videoalign``.
+"""Checks whether a reward can be trained with: ``python -m scripts.check_reward --reward_model videoalign``.
 
     python -m scripts.check_reward --reward_model miniature --model_path assets/miniature
     python -m scripts.check_reward --reward_model clip --video clip.mp4 --prompt "a cat jumps"
@@ -9,7 +9,6 @@ it was called wrongly or the scorer's files cannot be used. Warnings do not coun
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
@@ -46,17 +45,15 @@ def main() -> int:
 
     import torch  # after --help, which it would slow down
 
-    from hyvideo.models.reward_models.rewards import make_scorer
+    from hyvideo.models.reward_models.rewards import make_scorer, parse_options
     from hyvideo.models.reward_models.scorer_check import TOLERANCE, check_scorer, has_failed, lines
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     try:
-        options = options_of(args.options)
+        options = {"path": args.model_path} | parse_options(args.options)
         trial = trial_of(args)
-        scorer = make_scorer(
-            args.reward_model, args.pretrained_model_root, device=device, path=args.model_path, **options
-        )
-        tolerance = TOLERANCE if args.tolerance is None else args.tolerance
+        scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
@@ -64,31 +61,19 @@ def main() -> int:
     return 1 if has_failed(checks) else 0
 
 
-def options_of(text: str) -> dict:
-    """The scorer's options. Raises ValueError for text that is no JSON object of options."""
-    from hyvideo.models.reward_models.rewards import check_options
-
-    try:
-        options = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
-        raise ValueError(f"--options must be a JSON object, got {text:.200}")
-    check_options(options)
-    return options
-
-
 def trial_of(args: argparse.Namespace):
     """The clip that the arguments ask for."""
     from hyvideo.data.videos import read_video
-    from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial
+    from hyvideo.miniature.reward import miniature_trial
+    from hyvideo.models.reward_models.trial_clips import synthetic_trial
 
     is_miniature = (args.clip or args.reward_model) in ("miniature", "videoalign_local")
     trial = miniature_trial() if is_miniature else synthetic_trial()
-    if args.video is not None:
-        video, fps = read_video(args.video)
-        trial = Trial(video, args.prompt, fps, trial.foreign_prompt)
-    return dataclasses.replace(trial, foreign_prompt=args.foreign_prompt or trial.foreign_prompt)
+    foreign_prompt = args.foreign_prompt or trial.foreign_prompt
+    if args.video is None:
+        return dataclasses.replace(trial, foreign_prompt=foreign_prompt)
+    video, fps = read_video(args.video)
+    return dataclasses.replace(trial, video=video, prompt=args.prompt, fps=fps, foreign_prompt=foreign_prompt)
 
 
 if __name__ == "__main__":

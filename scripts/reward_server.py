@@ -8,11 +8,12 @@ Listens on this machine only, unless --host names another address; then a token 
 """
 
 import argparse
-import json
 import os
 import socket
 import sys
 from pathlib import Path
+
+from hyvideo.models.reward_models.rewards import make_scorer, parse_options
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -45,42 +46,27 @@ def token_of(options: argparse.Namespace) -> str | None:
     return token or None
 
 
-def options_of(text: str) -> dict:
-    """The scorer's options. Raises ValueError for text that is no JSON object of options."""
-    from hyvideo.models.reward_models.rewards import check_options
-
-    try:
-        options = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
-        raise ValueError(f"--options must be a JSON object, got {text:.200}")
-    check_options(options)
-    return options
-
-
 def bound(host: str, port: int) -> socket.socket:
     """A socket at the address, which does not listen yet. Raises OSError where the address cannot be had."""
-    own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound_socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        own.bind((host, port))
+        bound_socket.bind((host, port))
     except (OSError, OverflowError) as error:
-        own.close()
+        bound_socket.close()
         raise OSError(f"cannot listen on {host} port {port}: {error}") from error
-    return own
+    return bound_socket
 
 
 def main() -> int:
     options = parse()
     try:
         token = token_of(options)
-        scorer_options = options_of(options.options)
-        own = bound(options.host, options.port)  # a port that is taken is said before gigabytes are read
+        scorer_options = parse_options(options.options)
+        bound_socket = bound(options.host, options.port)  # a port that is taken is refused before gigabytes are read
 
         import uvicorn
 
-        from hyvideo.models.reward_models.rewards import make_scorer
         from hyvideo.models.reward_models.service.server import create_app
         from hyvideo.training.model_setup import choose_device
 
@@ -93,13 +79,13 @@ def main() -> int:
             max_videos=options.max_videos,
             max_waiting=options.max_waiting,
         )
-        own.listen(100)
+        bound_socket.listen(100)
     except (ValueError, OSError) as error:
         print(f"reward_server.py: {error}", file=sys.stderr)
         return 2
     host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"listening on http://{host}:{own.getsockname()[1]}", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[own])
+    print(f"listening on http://{host}:{bound_socket.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[bound_socket])
     return 0
 
 

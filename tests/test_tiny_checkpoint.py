@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hyvideo.models.loading import check_checkpoint, load_transformer, load_vae
+from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.loading_encoders import load_glyph_encoder, load_text_encoder, load_vision_encoder
 from tests.tiny_checkpoint import diffusers_pipeline, write_diffusers, write_image, write_original
 

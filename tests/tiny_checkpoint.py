@@ -13,13 +13,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hyvideo.models.loading import load_transformer, load_vae, save_transformer_original, save_vae_original
-from hyvideo.models.original_checkpoint import (
-    transformer_config_to_diffusers,
-    transformer_to_diffusers,
-    vae_config_to_diffusers,
-    vae_to_diffusers,
-)
+from hyvideo.models.loading import load_transformer, load_vae
+from hyvideo.models.original_checkpoint import transformer_to_diffusers, vae_to_diffusers
+from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
+from hyvideo.models.saving import save_transformer_original, save_vae_original
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import draw_tensor
 

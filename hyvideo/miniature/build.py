@@ -26,17 +26,14 @@ from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.attention import install_causal_mask
-from hyvideo.models.loading import load_vae, save_transformer_original, save_vae_original
+from hyvideo.models.loading import load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
-from hyvideo.models.original_checkpoint import (
-    transformer_config_to_diffusers,
-    transformer_to_diffusers,
-    transformer_to_original,
-    vae_config_to_diffusers,
-)
+from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
+from hyvideo.models.saving import save_transformer_original, save_vae_original
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.pipelines.condition_encoder import TextEncoder
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.pipelines.prompt_encoders import TextEncoder
 from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline, prepare_transformer
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.

@@ -1,13 +1,17 @@
-"""The miniature world's judge: what a clip truly shows, in the role of VideoAlign."""
+"""The miniature world's scorers: what a clip truly shows, in the role of VideoAlign, and a clip to try scorers on."""
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
-from hyvideo.miniature.world import labels_of
+from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, labels_of, render
+from hyvideo.models.reward_models.rewards import DIMENSIONS
+from hyvideo.models.reward_models.trial_clips import Trial
 
 REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
@@ -30,7 +34,7 @@ class MiniatureScorer:
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
         shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
         columns = (shown.visual_quality, shown.motion_quality, shown.text_alignment)
-        return [dict(zip(("VQ", "MQ", "TA"), row)) for row in zip(*(column.tolist() for column in columns))]
+        return [dict(zip(DIMENSIONS, row)) for row in zip(*(column.tolist() for column in columns))]
 
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
@@ -76,3 +80,11 @@ class LearnedMiniatureScorer:
         true = self.truth.score(videos, prompts, fps=0.0)
         right = self.truth.held_out_each(videos, prompts)
         return [one | {f"true/{name}": score for name, score in scores.items()} for one, scores in zip(right, true)]
+
+
+def miniature_trial() -> Trial:
+    """A clean clip of the miniature world; the foreign caption differs in colour, shape and direction."""
+    row = 0
+    foreign = next(i for i, label in enumerate(LABELS) if (label != LABELS[row]).all())
+    video = render(LABELS[row : row + 1], np.random.default_rng(0))[0]
+    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[row], FPS, CAPTIONS[foreign])

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 
 class Layout(NamedTuple):
-    """Where the tokens of a batch are: given to every block in the place of the rotary tables."""
+    """Lengths and positions of the tokens of a batch, given to every block in place of the rotary tables."""
 
-    cos: Tensor  # (own image tokens, head dim)
-    sin: Tensor  # (own image tokens, head dim)
+    cos: Tensor  # (local image tokens, head dim)
+    sin: Tensor  # (local image tokens, head dim)
     text_lengths: tuple[int, ...]  # valid text tokens of each sample; they come first
     num_image_tokens: int  # of all processes together, without padding
 
@@ -69,7 +69,7 @@ class TrimmedTextAttnProcessor:
 
 
 def project_image(attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor]) -> QueryKeyValue:
-    """Query, key and value of image tokens, normalised per head and rotated to their place in the video."""
+    """Query, key and value of image tokens, normalised per head and rotated to their position in the video."""
     query, key, value = (
         linear(hidden_states).unflatten(2, (attn.heads, -1)) for linear in (attn.to_q, attn.to_k, attn.to_v)
     )
@@ -80,7 +80,7 @@ def project_image(attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, 
 
 
 def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValue:
-    """Query, key and value of text tokens, normalised per head; text has no place in the video."""
+    """Query, key and value of text tokens, normalised per head; text has no position in the video."""
     query, key, value = (
         linear(encoder_hidden_states).unflatten(2, (attn.heads, -1))
         for linear in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
@@ -104,7 +104,7 @@ def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
 # Every pattern of lengths would be a graph of its own.
 @torch.compiler.disable
 def _attend_in_runs(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], longest: int) -> Tensor:
-    """As `attend`, of samples of unequal length, with heads before tokens; heads come after them in what it gives."""
+    """Result of `attend` for samples of unequal length, from tensors with heads before tokens."""
     parts = []
     for rows, length in equal_runs(lengths):
         valid = (tensor[rows, :, :length] for tensor in (query, key, value))
@@ -113,7 +113,7 @@ def _attend_in_runs(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence
 
 
 def equal_runs(lengths: Sequence[int]) -> list[tuple[slice, int]]:
-    """Neighbouring samples of one length, together: the rows of the batch and the length."""
+    """Runs of neighbouring samples of equal length: the rows of the batch and the length."""
     runs, start = [], 0
     for length, same in itertools.groupby(lengths):
         end = start + len(list(same))
@@ -129,7 +129,7 @@ def project_out(attn: nn.Module, image: Tensor, text: Tensor) -> tuple[Tensor, T
 
 
 def use_fastest_kernels() -> str:
-    """Lets torch's attention run on FlashAttention 3 where it is installed and the GPU has it; says what it runs on.
+    """Lets torch's attention run on FlashAttention 3 where it is installed and the GPU has it; gives the kernels' name.
 
     Without it torch chooses among its own kernels, which on Hopper include cuDNN's.
     """
@@ -146,7 +146,7 @@ def use_fastest_kernels() -> str:
 def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
     """Freezes what can never get a gradient, and gives the names of the frozen parameters.
 
-    The text stream ends in the last block: nobody reads its last output, so the layers that only make it
+    The text stream ends in the last block: nothing reads its last output, so the layers that only make it
     (``to_add_out`` and ``ff_context``) have no gradient. Optimizers and gradient reductions should not wait
     for one.
     """

@@ -1,6 +1,6 @@
 """Transformer and VAE from a folder of weights, in the original layout or in diffusers'.
 
-Two layouts, told apart by what lies there (the encoders' part of them is in ``encoders``):
+Two layouts, told apart by what lies there (``loading_encoders`` reads the encoders of both):
 
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
@@ -12,7 +12,7 @@ for the root.
 
 Nothing is loaded loosely. The model is built without memory (on the meta device), its tensors are compared
 with the headers of the files, and only when every name and shape agrees are the tensors read, one after another,
-into the dtype and onto the device asked for. `check_checkpoint` does the same comparison without reading, for the
+into the dtype and onto the device asked for. ``fit_checks`` does the same comparison without reading, for the
 start of a program.
 
 A compact checkpoint may leave out tensors that are random and never trained. The metadata of its file then
@@ -20,40 +20,36 @@ has a key ``drawn``, a JSON object {prefix: seed}, and `draw_tensor` makes them 
 random models.
 """
 
-import json
-import os
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.original_checkpoint import (
-    transformer_config_to_diffusers,
-    transformer_config_to_original,
     transformer_to_diffusers,
     transformer_to_original,
-    vae_config_to_diffusers,
-    vae_config_to_original,
     vae_to_diffusers,
     vae_to_original,
+)
+from hyvideo.models.original_config import (
+    transformer_config_to_diffusers,
+    transformer_config_to_original,
+    vae_config_to_diffusers,
+    vae_config_to_original,
 )
 from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import (
     Folder,
     Shapes,
     draw_tensor,
-    problems_of,
     read_header,
     read_json,
     refuse,
-    seed_for,
     shapes_of,
-    shortened,
     stream_tensors,
     tensor_problems,
 )
@@ -62,12 +58,12 @@ from hyvideo.models.weight_files import (
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 
-_DIFFUSERS_WEIGHTS = "diffusion_pytorch_model"
+WEIGHTS_STEM = "diffusion_pytorch_model"
 # Settings of the transformer that its forward pass does not read.
 _NOTES = {"target_size", "task_type"}
 
 
-class _Component(NamedTuple):
+class Component(NamedTuple):
     """A diffusers class, and the ways between it and the original's files."""
 
     class_name: str
@@ -77,14 +73,14 @@ class _Component(NamedTuple):
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
-_TRANSFORMER = _Component(
+TRANSFORMER = Component(
     "HunyuanVideo15Transformer3DModel",
     transformer_to_diffusers,
     transformer_to_original,
     transformer_config_to_diffusers,
     transformer_config_to_original,
 )
-_VAE = _Component(
+VAE = Component(
     "AutoencoderKLHunyuanVideo15",
     vae_to_diffusers,
     vae_to_original,
@@ -112,22 +108,18 @@ def load_transformer(
     Raises:
         ValueError: Something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
-    folder = _transformer_folder(Path(root), version)
-    return _load(_TRANSFORMER, folder, dtype=dtype, device=device, random_weights_seed=random_weights_seed)
+    folder = transformer_folder(root, version)
+    return _load(TRANSFORMER, folder, dtype=dtype, device=device, random_weights_seed=random_weights_seed)
 
 
 def transformer_without_memory(root: str | Path, version: str | None) -> "HunyuanVideo15Transformer3DModel":
     """The transformer on the meta device: names and shapes, no weights."""
-    return _build_without_memory(_TRANSFORMER, _transformer_folder(Path(root), version))[0]
+    return build_without_memory(TRANSFORMER, transformer_folder(root, version))[0]
 
 
 def transformer_of(path: Path) -> "HunyuanVideo15Transformer3DModel":
     """The transformer that a JSON file of diffusers' settings describes, on the meta device."""
-    import diffusers
-
-    settings = read_json(path, "transformer")
-    with torch.device("meta"):
-        return diffusers.HunyuanVideo15Transformer3DModel(**_diffusers_arguments(_TRANSFORMER, settings))
+    return _without_memory(TRANSFORMER, _diffusers_arguments(TRANSFORMER, read_json(path, "transformer")))
 
 
 def stream_transformer(
@@ -142,14 +134,14 @@ def stream_transformer(
     Raises:
         ValueError: As `load_transformer`; from the iterator, before the first weight.
     """
-    folder = _transformer_folder(Path(root), version)
-    model, is_original = _build_without_memory(_TRANSFORMER, folder)
+    folder = transformer_folder(root, version)
+    model, is_original = build_without_memory(TRANSFORMER, folder)
     model.eval()
     # Names and shapes as they are now: the caller may change the model before it takes the first weight.
-    shapes = model.state_dict()
+    state = model.state_dict()
     if random_weights_seed is not None:
-        return model, _drawn_state(_TRANSFORMER, shapes, random_weights_seed)
-    return model, _stream_state(_TRANSFORMER, folder, shapes, is_original, read=read)
+        return model, _drawn_state(TRANSFORMER, state, random_weights_seed)
+    return model, _stream_state(TRANSFORMER, folder, state, is_original, read=read)
 
 
 def load_vae(
@@ -168,7 +160,7 @@ def load_vae(
     """
     from hyvideo.models.attention import install_causal_mask
 
-    vae = _load(_VAE, _vae_folder(Path(root)), dtype=dtype, device=device, random_weights_seed=random_weights_seed)
+    vae = _load(VAE, vae_folder(root), dtype=dtype, device=device, random_weights_seed=random_weights_seed)
     install_causal_mask(vae)
     return vae
 
@@ -181,97 +173,22 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     Raises:
         ValueError: A tensor or a setting of the folder is not the transformer's.
     """
-    source, is_original = _weights_for(transformer, folder)
+    source, is_original = weights_folder_for(transformer, folder)
     targets = transformer.state_dict()
-    for name, tensor in _stream_state(_TRANSFORMER, source, targets, is_original):
+    for name, tensor in _stream_state(TRANSFORMER, source, targets, is_original):
         targets[name].copy_(tensor)
 
 
-def check_transformer_weights(root: str | Path, version: str | None, folder: str | Path) -> None:
-    """Raises the ValueError that `load_transformer_weights` would; reads headers only."""
-    transformer = transformer_without_memory(root, version)
-    source, is_original = _weights_for(transformer, folder)
-    expected = _expected_shapes(_TRANSFORMER, transformer.state_dict(), is_original)
-    refuse(source, tensor_problems(source, expected, read_header(source, _DIFFUSERS_WEIGHTS)))
-
-
-def _weights_for(transformer: nn.Module, folder: str | Path) -> tuple[Folder, bool]:
-    """The folder, once its settings are known to be the transformer's, and whether it is in the original layout."""
-    source = Folder(Path(folder), "transformer weights")
-    arguments, is_original = _read_arguments(_TRANSFORMER, source)
-    refuse(source, _setting_problems(_plain(transformer.config), arguments, ignored=_NOTES))
-    return source, is_original
-
-
-def save_transformer_original(
-    transformer: nn.Module,
-    folder: str | Path,
-    *,
-    drawn: Mapping[str, int] | Iterable[tuple[str, int]] = (),
-    dtype: torch.dtype = torch.float16,
-    config_extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes the transformer to `folder` (``root/transformer/<version>``) in the original layout.
-
-    Args:
-        drawn: Prefix of original tensor names -> seed. These tensors are left out of the file; they must be
-            what `draw_tensor` gives for the seed, as in a model loaded with that ``random_weights_seed``.
-        config_extra: More keys for config.json; they may say anything that does not change the model.
+def weights_folder_for(transformer: nn.Module, folder: str | Path) -> tuple[Folder, bool]:
+    """The folder of other weights for a transformer, and whether it is in the original layout.
 
     Raises:
-        ValueError: The original layout cannot express the model, a tensor to leave out is not the drawn one,
-            or a weight is too large for `dtype`.
+        ValueError: Its settings are not the transformer's.
     """
-    _save_original(_TRANSFORMER, transformer, Path(folder), dict(drawn), dtype, dict(config_extra or {}))
-
-
-def save_vae_original(
-    vae: nn.Module,
-    folder: str | Path,
-    *,
-    drawn: Mapping[str, int] | Iterable[tuple[str, int]] = (),
-    dtype: torch.dtype = torch.float16,
-    config_extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes the VAE to `folder` (``root/vae``) in the original layout; as `save_transformer_original`."""
-    _save_original(_VAE, vae, Path(folder), dict(drawn), dtype, dict(config_extra or {}))
-
-
-def check_checkpoint(
-    root: str | Path,
-    version: str | None,
-    *,
-    weights_needed: bool = True,
-    with_glyphs: bool = False,
-    with_images: bool = False,
-) -> list[str]:
-    """What would keep the parts of a run from loading, in sentences; empty when nothing would.
-
-    Reads configs and the headers of the weight files only, a second or two for the full-size model.
-
-    Args:
-        weights_needed: False checks what ``random_weights_seed`` needs: the configs and the tokenizers.
-        with_glyphs, with_images: The run has text in quotes, reference images, and needs their encoders.
-    """
-    root = Path(root)
-    checks = [
-        lambda: transformer_problems(root, version, weights_needed),
-        lambda: vae_problems(root, weights_needed),
-        lambda: encoders.text_encoder_problems(root, weights_needed),
-        *([lambda: encoders.glyph_encoder_problems(root, weights_needed)] if with_glyphs else []),
-        *([lambda: encoders.vision_encoder_problems(root, weights_needed)] if with_images else []),
-    ]
-    return [problem for check in checks for problem in problems_of(check)]
-
-
-def transformer_problems(root: str | Path, version: str | None, weights_needed: bool = True) -> list[str]:
-    """What keeps the transformer from loading, from its config and the headers of its files."""
-    return _model_problems(_TRANSFORMER, _transformer_folder(Path(root), version), weights_needed)
-
-
-def vae_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """What keeps the VAE from loading."""
-    return _model_problems(_VAE, _vae_folder(Path(root)), weights_needed)
+    source = Folder(Path(folder), "transformer weights")
+    arguments, is_original = read_arguments(TRANSFORMER, source)
+    refuse(source, setting_problems(transformer.config, arguments, ignored=_NOTES))
+    return source, is_original
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
@@ -282,7 +199,7 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     Raises:
         ValueError: There is no config.json, or a file is no JSON.
     """
-    folder = _transformer_folder(Path(root), version)
+    folder = transformer_folder(root, version)
     config = read_json(folder.path / "config.json", folder.label)
     index = folder.path.parent / "model_index.json"
     if index.is_file():
@@ -294,33 +211,77 @@ def read_task(root: str | Path, version: str | None) -> str | None:
 
 def read_num_heads(root: str | Path, version: str | None) -> int:
     """Attention heads of the transformer, from its config.json."""
-    arguments, _ = _read_arguments(_TRANSFORMER, _transformer_folder(Path(root), version))
+    arguments, _ = read_arguments(TRANSFORMER, transformer_folder(root, version))
     return arguments["num_attention_heads"]
 
 
-def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
-    """Why the models of a folder cannot make videos of this size; empty when they can. Reads the configs only."""
-    transformer, _ = _read_arguments(_TRANSFORMER, _transformer_folder(Path(root), version))
-    vae, _ = _read_arguments(_VAE, _vae_folder(Path(root)))
-    multiple = vae["spatial_compression_ratio"] * transformer["patch_size"]
-    temporal = vae["temporal_compression_ratio"]
-    problems = []
-    if height % multiple or width % multiple:
-        problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
-    if num_frames % temporal != 1:
-        problems.append(f"the number of frames must be {temporal}n + 1, got {num_frames}")
-    return problems
+def find_transformer(root: str | Path, version: str | None = None) -> Path | None:
+    """Folder of the transformer's config.json in the original layout, in diffusers', or ``root`` itself."""
+    versions = Path(root) / "transformer"
+    candidates = [*([versions / version] if version else []), versions]
+    # A folder of versions without the one asked for does not stand for it.
+    candidates += [] if versions.is_dir() else [Path(root)]
+    return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
+
+
+def transformer_folder(root: str | Path, version: str | None) -> Folder:
+    """Folder of the transformer. Raises ValueError, naming the versions that are there, where there is none."""
+    label = f"transformer version {version!r}"
+    if folder := find_transformer(root, version):
+        return Folder(folder, label)
+    versions = Path(root) / "transformer"
+    if versions.is_dir():
+        present = sorted(path.parent.name for path in versions.glob("*/config.json"))
+        raise ValueError(f"{label}: {versions} has no such folder with a config.json; versions there: {present}")
+    raise ValueError(f"{label}: {root} has neither a folder transformer nor a config.json; set pretrained_model_root")
+
+
+def vae_folder(root: str | Path) -> Folder:
+    return Folder(Path(root) / "vae", "VAE")
+
+
+def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
+    """The model on the meta device, and whether the folder is in the original layout."""
+    arguments, is_original = read_arguments(component, folder)
+    return _without_memory(component, arguments), is_original
+
+
+def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
+    """Constructor arguments from the folder's config.json, and whether it is in the original's words."""
+    path = folder.path / "config.json"
+    config = read_json(path, folder.label)
+    try:
+        if config.get("_class_name") != component.class_name:
+            return component.config_to_diffusers(config), True
+        return _diffusers_arguments(component, config), False
+    except ValueError as error:
+        raise ValueError(f"{folder.label}: {path}: {error}") from error
+
+
+def expected_shapes(component: Component, state: Mapping[str, Tensor], is_original: bool) -> Shapes:
+    """Names and shapes that a model's file must have, from the model's state."""
+    return shapes_of(component.to_original(state) if is_original else state)
+
+
+def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
+    """Settings in which the arguments that a config.json gives differ from a model's config."""
+    ours = _plain(config)
+    return [
+        f"{key} is {ours.get(key)!r} in the model and {arguments.get(key)!r} in config.json"
+        for key in sorted((set(ours) | set(arguments)) - set(ignored))
+        if ours.get(key) != arguments.get(key)
+    ]
 
 
 def _load(
-    component: _Component,
+    component: Component,
     folder: Folder,
     *,
     dtype: torch.dtype,
     device: str | torch.device,
     random_weights_seed: int | None,
 ) -> nn.Module:
-    model, is_original = _build_without_memory(component, folder)
+    model, is_original = build_without_memory(component, folder)
     if random_weights_seed is None:
         tensors = _stream_state(component, folder, model.state_dict(), is_original)
     else:
@@ -333,100 +294,32 @@ def _load(
 
 
 def _stream_state(
-    component: _Component, folder: Folder, own: dict[str, Tensor], is_original: bool, *, read: bool = True
+    component: Component, folder: Folder, state: Mapping[str, Tensor], is_original: bool, *, read: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """The folder's tensors under the model's names, one after another, once all names and shapes are known to fit."""
-    expected = _expected_shapes(component, own, is_original)
-    weights = read_header(folder, _DIFFUSERS_WEIGHTS)
+    expected = expected_shapes(component, state, is_original)
+    weights = read_header(folder, WEIGHTS_STEM)
     refuse(folder, tensor_problems(folder, expected, weights))
     for name, tensor in stream_tensors(weights, expected, read=read):
         # Both maps work tensor by tensor: one of the original's is one or three of diffusers'.
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
 
 
-def _drawn_state(component: _Component, own: dict[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
+def _drawn_state(component: Component, state: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
     """Random tensors for the model, drawn by their original names."""
-    for name, shape in _expected_shapes(component, own, is_original=True).items():
+    for name, shape in expected_shapes(component, state, is_original=True).items():
         yield from component.to_diffusers({name: draw_tensor(seed, name, shape)}).items()
 
 
-def _build_without_memory(component: _Component, folder: Folder) -> tuple[nn.Module, bool]:
-    """The model on the meta device, and whether the folder is in the original layout."""
+def _without_memory(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
     import diffusers
 
-    arguments, is_original = _read_arguments(component, folder)
     with torch.device("meta"):
-        return getattr(diffusers, component.class_name)(**arguments), is_original
+        return getattr(diffusers, component.class_name)(**arguments)
 
 
-def _save_original(
-    component: _Component,
-    model: nn.Module,
-    folder: Path,
-    drawn: dict[str, int],
-    dtype: torch.dtype,
-    config_extra: dict[str, Any],
-) -> None:
-    config = component.config_to_original(model.config) | config_extra
-    target = Folder(folder, f"saving {component.class_name}")
-    refuse(target, _setting_problems(_plain(model.config), component.config_to_diffusers(config)))
-    tensors = {}
-    for name, tensor in component.to_original(model.state_dict()).items():
-        seed = seed_for(name, drawn)
-        if seed is None:
-            tensors[name] = _stored(name, tensor, dtype)
-        elif not torch.equal(tensor.cpu(), draw_tensor(seed, name, tuple(tensor.shape)).to(tensor.dtype)):
-            raise ValueError(f"tensor {name!r} is not what seed {seed} draws; take its prefix out of drawn")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    # Renamed into place: the file may be the one that is being read, here or in another process.
-    path = folder / f"{_DIFFUSERS_WEIGHTS}.safetensors"
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {}))
-    os.replace(partial, path)
-
-
-def _stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    stored = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-    if not stored.isfinite().all():
-        raise ValueError(f"tensor {name!r} has values that are not finite in {dtype}; save with dtype=torch.float32")
-    return stored
-
-
-def _transformer_folder(root: Path, version: str | None) -> Folder:
-    label = f"transformer version {version!r}"
-    versions = root / "transformer"
-    for folder in ([versions / version] if version else []) + [versions]:
-        if (folder / "config.json").is_file():
-            return Folder(folder, label)
-    if versions.is_dir():
-        found = sorted(path.parent.name for path in versions.glob("*/config.json"))
-        raise ValueError(f"{label}: {versions} has no such folder with a config.json; versions there: {found}")
-    if (root / "config.json").is_file():
-        return Folder(root, label)
-    raise ValueError(f"{label}: {root} has neither a folder transformer nor a config.json; set pretrained_model_root")
-
-
-def _vae_folder(root: Path) -> Folder:
-    return Folder(root / "vae", "VAE")
-
-
-def _read_arguments(component: _Component, folder: Folder) -> tuple[dict[str, Any], bool]:
-    """Constructor arguments from the folder's config.json, and whether it is in the original's words."""
-    path = folder.path / "config.json"
-    config = read_json(path, folder.label)
-    try:
-        if config.get("_class_name") != component.class_name:
-            return component.config_to_diffusers(config), True
-        return _diffusers_arguments(component, config), False
-    except ValueError as error:
-        raise ValueError(f"{folder.label}: {path}: {error}") from error
-
-
-def _diffusers_arguments(component: _Component, config: dict[str, Any]) -> dict[str, Any]:
-    """A diffusers config without its notes; absent keys take the class's defaults, as in ``from_config``."""
-    import inspect
-
+def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a diffusers config; absent keys take the class's defaults, as in ``from_config``."""
     import diffusers
 
     arguments = _plain(config)
@@ -443,25 +336,3 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if not key.startswith("_")
     }
-
-
-def _expected_shapes(component: _Component, own: dict[str, Tensor], is_original: bool) -> Shapes:
-    """Names and shapes that a model's file must have, from its own state."""
-    return shapes_of(component.to_original(own) if is_original else own)
-
-
-def _setting_problems(own: Mapping[str, Any], other: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
-    return [
-        f"{key} is {own.get(key)!r} in the model and {other.get(key)!r} in config.json"
-        for key in sorted((set(own) | set(other)) - set(ignored))
-        if own.get(key) != other.get(key)
-    ]
-
-
-def _model_problems(component: _Component, folder: Folder, weights_needed: bool) -> list[str]:
-    model, is_original = _build_without_memory(component, folder)
-    if not weights_needed:
-        return []
-    weights = read_header(folder, _DIFFUSERS_WEIGHTS)
-    problems = tensor_problems(folder, _expected_shapes(component, model.state_dict(), is_original), weights)
-    return [f"{folder.label}: {problem}" for problem in shortened(problems)]

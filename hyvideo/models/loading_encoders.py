@@ -10,8 +10,7 @@
 They are classes of transformers; strictness is ours: headers are compared with the class's tensors first.
 """
 
-import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,15 @@ from torch import Tensor, nn
 
 from hyvideo.models.weight_files import (
     Folder,
+    Shapes,
     Weights,
     draw_tensor,
+    labelled,
     read_header,
     read_json,
+    read_pickle,
     refuse,
     shapes_of,
-    shortened,
     tensor_problems,
 )
 
@@ -57,7 +58,6 @@ def load_text_encoder(
     folder, tokenizer_folder = _text_encoder_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     if random_weights_seed is not None:
-        # Built with memory: the rotary frequencies are computed at construction and not in the state dict.
         model = _randomly(lambda: Qwen2_5_VLTextModel(_config(Qwen2_5_VLTextModel, folder)), random_weights_seed, dtype)
     else:
         refuse(folder, text_encoder_problems(root))
@@ -81,15 +81,15 @@ def load_glyph_encoder(
 
     config_folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    if random_weights_seed is None:
+        refuse(config_folder, glyph_encoder_problems(root))
     if random_weights_seed is not None:
         model = _randomly(
             lambda: T5EncoderModel(_config(T5EncoderModel, config_folder)), random_weights_seed, torch.float32
         )
     elif weights is None:
-        refuse(config_folder, glyph_encoder_problems(root))
         model = _pretrained(T5EncoderModel, config_folder, torch.float32, device)
     else:
-        refuse(config_folder, glyph_encoder_problems(root))
         tokenizer.add_tokens(_glyph_tokens(weights.parent.parent / "assets", config_folder.label), special_tokens=True)
         state = _glyph_state(weights, config_folder.label)
         model = _glyph_model(_config(T5EncoderModel, config_folder), state).float()
@@ -127,27 +127,23 @@ def preprocessor_file(root: str | Path) -> Path:
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """What keeps the language model from loading; the vision tower and output head of a full Qwen2.5-VL do not."""
+    """Problems that keep the language model from loading; the other parts of a full Qwen2.5-VL are none."""
     from transformers import Qwen2_5_VLTextModel
 
     folder, _ = _text_encoder_folders(Path(root))
     config = _config(Qwen2_5_VLTextModel, folder)
     if not weights_needed:
         return []
-    with torch.device("meta"):
-        expected = shapes_of(Qwen2_5_VLTextModel(config).state_dict())
+    expected = _expected_shapes(Qwen2_5_VLTextModel, config)
     weights = read_header(folder, _WEIGHTS)
-    own_name = {name: _text_model_name(name) for name in weights.shapes}
-    text_only = Weights(
-        {own_name[name]: shape for name, shape in weights.shapes.items() if own_name[name] in expected},
-        {own_name[name]: path for name, path in weights.files.items()},
-        drawn={},
-    )
-    return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, text_only))]
+    renamed = {_text_model_name(name): shape for name, shape in weights.shapes.items()}
+    files = {_text_model_name(name): path for name, path in weights.files.items()}
+    text_only = Weights({name: shape for name, shape in renamed.items() if name in expected}, files, drawn={})
+    return labelled(folder, tensor_problems(folder, expected, text_only))
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """What keeps the glyph encoder from loading."""
+    """Problems that keep the glyph encoder from loading."""
     from transformers import T5EncoderModel
 
     folder, tokenizer, pickled = _glyph_folders(Path(root))
@@ -159,19 +155,18 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
             model = _glyph_model(config, _glyph_state(pickled, folder.label, "meta"))
         tokens = _glyph_tokens(pickled.parent.parent / "assets", folder.label)
         return _glyph_problems(model, folder, pickled) + _token_problems(tokens, tokenizer, model, folder)
-    with torch.device("meta"):
-        expected = shapes_of(T5EncoderModel(config).state_dict())
+    expected = _expected_shapes(T5EncoderModel, config)
     weights = read_header(folder, _WEIGHTS)
     # One table under two names: a file has it under either, or twice.
     names = {"shared.weight", "encoder.embed_tokens.weight"}
     stored = names & weights.shapes.keys() or {"shared.weight"}
     for name in names - stored:
         expected.pop(name, None)
-    return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, weights))]
+    return labelled(folder, tensor_problems(folder, expected, weights))
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """What keeps the vision encoder from loading; a text tower beside it does not."""
+    """Problems that keep the vision encoder from loading; a text tower beside it is none."""
     from transformers import SiglipVisionModel
 
     folder, preprocessor_folder = _vision_folders(Path(root))
@@ -179,19 +174,23 @@ def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> li
     read_json(preprocessor_folder / "preprocessor_config.json", folder.label)
     if not weights_needed:
         return []
-    with torch.device("meta"):
-        expected = shapes_of(SiglipVisionModel(config).state_dict())
+    expected = _expected_shapes(SiglipVisionModel, config)
     weights = read_header(folder, _WEIGHTS)
     if not any(name in expected for name in weights.shapes):
         expected = {f"vision_model.{name}": shape for name, shape in expected.items()}
     vision_only = Weights(
         {name: shape for name, shape in weights.shapes.items() if name in expected}, weights.files, drawn={}
     )
-    return [f"{folder.label}: {problem}" for problem in shortened(tensor_problems(folder, expected, vision_only))]
+    return labelled(folder, tensor_problems(folder, expected, vision_only))
+
+
+def _expected_shapes(cls: type, config: Any) -> Shapes:
+    with torch.device("meta"):
+        return shapes_of(cls(config).state_dict())
 
 
 def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
-    """``from_pretrained``, which knows the names of old checkpoints; that nothing is missing was made sure of."""
+    """The model by ``from_pretrained``, which knows the names of old checkpoints; its files have been checked."""
     from transformers.utils import logging
 
     shows_bars = logging.is_progress_bar_enabled()
@@ -210,10 +209,13 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
     return model
 
 
-def _randomly(build, seed: int, dtype: torch.dtype) -> nn.Module:
+def _randomly(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
     """A model whose every weight is drawn by its name."""
-    # The first initialisation is thrown away and must not move the caller's random state.
-    with torch.random.fork_rng(devices=[]):
+    from accelerate import init_empty_weights
+
+    # Buffers have memory: rotary frequencies are computed at construction and not in the state dict. The
+    # initialisation of the weights has no effect and must not move the caller's random state.
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = build()
     shapes = shapes_of(model.state_dict())
     state = {name: draw_tensor(seed, name, shape).to(dtype) for name, shape in shapes.items()}
@@ -233,20 +235,17 @@ def _glyph_model(config: Any, state: Mapping[str, Tensor]) -> "T5EncoderModel":
 def _glyph_problems(model: "T5EncoderModel", folder: Folder, path: Path) -> list[str]:
     state = _glyph_state(path, folder.label, "meta")
     weights = Weights(shapes_of(state), dict.fromkeys(state, path), drawn={})
-    return [
-        f"{folder.label}: {problem}"
-        for problem in shortened(tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights))
-    ]
+    return labelled(folder, tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights))
 
 
 def _token_problems(tokens: list[str], tokenizer: Path, model: "T5EncoderModel", folder: Folder) -> list[str]:
-    """Whether the embedding has a row for every token."""
+    """Problem of an embedding that has fewer rows than there are tokens."""
     from transformers import AutoTokenizer
 
-    rows, own = model.config.vocab_size, len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
-    if own + len(tokens) <= rows:
+    rows, num_plain = model.config.vocab_size, len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
+    if num_plain + len(tokens) <= rows:
         return []
-    return [f"{folder.label}: {own} tokens and {len(tokens)} for colours and fonts are more than the {rows} rows"]
+    return [f"{folder.label}: {num_plain} tokens and {len(tokens)} for colours and fonts are more than the {rows} rows"]
 
 
 def _glyph_tokens(assets: Path, label: str) -> list[str]:
@@ -258,11 +257,7 @@ def _glyph_tokens(assets: Path, label: str) -> list[str]:
 
 def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:
     """The encoder's tensors in the pickle of Glyph-SDXL-v2, under T5Stack's names."""
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
-        raise ValueError(f"{label}: {path} is missing, truncated or no file of weights ({error})") from error
-    state = content.get("state_dict", content)
+    state = read_pickle(path, label, device=device)
     encoder = {name.removeprefix(_GLYPH_PREFIX): t for name, t in state.items() if name.startswith(_GLYPH_PREFIX)}
     encoder = encoder or {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
     if "shared.weight" in encoder:
@@ -275,14 +270,14 @@ def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tenso
 
 
 def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
-    """The folder of the language model and that of its tokenizer."""
+    """Folders of the language model and of its tokenizer."""
     llm = root / "text_encoder" / "llm"
     folder, tokenizer = (llm, llm) if llm.is_dir() else (root / "text_encoder", root / "tokenizer")
     return Folder(folder, "text encoder"), _with_tokenizer(tokenizer, "text encoder")
 
 
 def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
-    """The folders of configuration and tokenizer, and the original's file of weights."""
+    """Folders of configuration and tokenizer, and the original's file of weights."""
     label = "glyph encoder (ByT5, for text in quotes)"
     original = root / "text_encoder" / "byt5-small"
     if (root / "text_encoder_2").is_dir():

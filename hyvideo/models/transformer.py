@@ -15,6 +15,7 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import (
     HunyuanVideo15RotaryPosEmbed,
     HunyuanVideo15Transformer3DModel,
 )
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,18 +26,18 @@ _TEXT, _GLYPH, _IMAGE = range(3)
 
 
 class WholeSequence:
-    """Which image tokens this process computes: all of them. ``distributed.sequence_parallel`` has the other answer."""
+    """The image tokens of this process: all of them. ``distributed.sequence_parallel`` has the other answer."""
 
     def processor(self) -> TrimmedTextAttnProcessor:
         """The attention that goes with it."""
         return TrimmedTextAttnProcessor()
 
     def split(self, tokens: Tensor, dim: int) -> Tensor:
-        """This process's part of what lies along ``dim`` for each image token."""
+        """Part of this process of a tensor that has an entry along ``dim`` for each image token."""
         return tokens
 
     def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
-        """The image tokens of all. Shape: (batch, own tokens, dim) to (batch, num_tokens, dim)."""
+        """The image tokens of all processes. Shape: (batch, local tokens, dim) to (batch, num_tokens, dim)."""
         return tokens
 
 
@@ -108,7 +109,7 @@ def forward(
 def _context(
     model: nn.Module, timestep: Tensor, texts: Sequence[Tensor], glyphs: Sequence[Tensor], images: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """All that is told beside the video, as tokens padded on the right, and how many each sample has.
+    """Tokens of all conditions beside the video, padded on the right, and how many each sample has.
 
     Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
     """
@@ -122,7 +123,7 @@ def _context(
 
 
 def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
-    """Every sample through ``embed(states, rows)``, neighbours of one length together.
+    """Samples after ``embed(states, rows)``, which gets neighbours of one length together.
 
     No tokens go through it too: the layer's gradient is then 0 and not absent. FSDP reduces those gradients alone that
     a rank has, so ranks that had some and ranks that had none would wait for each other, or add up what is not alike.
@@ -138,9 +139,8 @@ def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, 
 
     A view would lose FSDP2's backward hook where somebody changes the output in place, so FSDP2 warns of one.
     """
-    frames, height, width = (count * size for count, size in zip(grid, patch))
-    video = tokens.unflatten(2, (-1, *patch)).unflatten(1, grid)  # (b, f, h, w, c, pt, ph, pw)
-    video = video.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(tokens), -1, frames, height, width)
+    sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
+    video = rearrange(tokens, "b (f h w) (c pf ph pw) -> b c (f pf) (h ph) (w pw)", **sizes)
     return video.clone() if video._is_view() else video  # patches of one pixel are moved without a copy
 
 
@@ -149,7 +149,7 @@ def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, 
 def rotary_tables(
     grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every image token's place. Shape of each: (image tokens, head dim)."""
+    """cos and sin of every image token's position. Shape of each: (image tokens, head dim)."""
     embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
     # Never inference tensors: the cached tables may be wanted for a backward pass later.
     with torch.inference_mode(False), torch.no_grad():

@@ -1,4 +1,4 @@
-"""The released versions of HunyuanVideo-1.5: what each is for, and the settings it is meant to be sampled with.
+"""The released versions of HunyuanVideo-1.5: their tasks, and the settings they are meant to be sampled with.
 
 A version is a folder below ``<root>/transformer``. The numbers are the authors' (their model card); a policy that was
 trained further keeps the settings of the version it came from.
@@ -16,7 +16,7 @@ class Version(NamedTuple):
     name: str
     resolution: Literal["480p", "720p"]
     task: Task
-    guidance_scale: float  # 1 runs one branch: what guidance does was distilled into the weights
+    guidance_scale: float  # 1 runs one branch: the effect of guidance was distilled into the weights
     shift: float
     num_steps: int
     kind: Kind
@@ -50,7 +50,7 @@ UNSUPPORTED: dict[str, str] = {
     "1080p_sr_distilled": _SUPER_RESOLUTION,
 }
 
-# diffusers' pipelines -> what their transformer is for, as model_index.json says. Its config.json may be wrong: the
+# diffusers' pipelines -> the task of their transformer, as model_index.json says. Its config.json may be wrong: the
 # script that made the hub's checkpoints writes i2v into that of 480p_t2v (diffusers 0.42.1).
 PIPELINE_TASKS: dict[str, Task] = {
     "HunyuanVideo15Pipeline": "t2v",

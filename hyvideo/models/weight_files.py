@@ -1,4 +1,4 @@
-"""Files of weights: their headers against a model's needs, and their tensors one after another.
+"""Files of weights: their headers compared with a model, and their tensors one after another.
 
 `read_header` and `tensor_problems` say from the headers alone whether a folder fits a model. `stream_tensors` then
 reads each tensor into memory of its own, so that the peak of host memory is the model and one tensor. Nothing is
@@ -8,6 +8,7 @@ memory-mapped: a map of a 33 GB file counts as memory once it is read, and machi
 import hashlib
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -27,14 +28,14 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 class Folder(NamedTuple):
-    """Where a component lies, and how messages call it."""
+    """Path of a component, and its name in messages."""
 
     path: Path
     label: str
 
 
 class Weights(NamedTuple):
-    """What the headers of a folder's weight files say."""
+    """Contents of the headers of a folder's weight files."""
 
     shapes: Shapes
     files: dict[str, Path]  # tensor name -> the file that holds it
@@ -86,7 +87,7 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
 
 
 def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Every expected tensor with its name, on the CPU: read, or drawn where the files leave it out.
+    """Expected tensors with their names, on the CPU: read, or drawn where the files leave them out.
 
     Args:
         read: False gives tensors without memory, in the same order, for a process that gets the values elsewhere.
@@ -120,7 +121,7 @@ def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
-    """Every tensor that is missing, unexpected or of another shape than the model's."""
+    """Tensors that are missing, unexpected or of another shape than the model's, in sentences."""
     problems = []
     where = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
     for name in sorted(set(expected) | set(weights.shapes)):
@@ -170,7 +171,7 @@ def _drawn_prefixes(metadata: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError, naming the file, where there is none."""
+    """The JSON object in a file. Raises ValueError, naming the file, where there is none."""
     if not path.is_file():
         raise ValueError(f"{label}: {path} does not exist")
     try:
@@ -182,8 +183,20 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     raise ValueError(f"{label}: {path} must hold a JSON object, got {type(content).__name__}")
 
 
+def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu", mmap: bool = False) -> dict[str, Tensor]:
+    """Tensors by name in a file of ``torch.save``. Raises ValueError, naming the file, where there are none."""
+    try:
+        content = torch.load(path, map_location=device, mmap=mmap, weights_only=True)
+        content = content.get("state_dict", content)
+    except (OSError, RuntimeError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{label}: {path} is missing, truncated or no file of weights ({error})") from error
+    if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
+        return content
+    raise ValueError(f"{label}: {path} holds more than tensors by name")
+
+
 def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:
-    """What `check` finds, or what kept it from looking."""
+    """Problems that `check` finds, or the one that kept it from looking."""
     try:
         return list(check())
     except ValueError as error:
@@ -195,6 +208,11 @@ def refuse(folder: Folder, problems: list[str]) -> None:
     if problems:
         listed = "\n  ".join(shortened(problems))
         raise ValueError(f"{folder.label}: {folder.path} does not fit:\n  {listed}")
+
+
+def labelled(folder: Folder, problems: list[str]) -> list[str]:
+    """Problems of a folder with its name before each, shortened."""
+    return [f"{folder.label}: {problem}" for problem in shortened(problems)]
 
 
 def shortened(problems: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the transformer is told about each video: text, quoted text, reference image, each without padding.
+"""Conditions of the transformer for each video: text, quoted text, reference image, each without padding.
 
 The original pads them to 1,000 + 256 + 729 slots and masks; nothing that is masked changes the result.
 """
@@ -14,7 +14,7 @@ GLYPH_WIDTH = 1472  # of ByT5's hidden states
 
 @dataclass(frozen=True)
 class ImageCondition:
-    """A reference image: what it shows, and the latents of the first frame."""
+    """Features of a reference image and the latents of the first frame."""
 
     embeds: Tensor  # (image tokens, dim)
     latents: Tensor  # (channels, height, width), float32, times the VAE's scaling factor
@@ -22,14 +22,14 @@ class ImageCondition:
 
 @dataclass(frozen=True)
 class Condition:
-    """What the transformer is told about one video, without padding."""
+    """Inputs of the transformer that describe one video, without padding."""
 
     text: Tensor  # (tokens, dim)
     glyph: Tensor  # (glyph tokens, 1472); no tokens without quoted text
     image: ImageCondition | None = None  # in image-to-video
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """The tensors by name."""
         image = {} if self.image is None else {"image_embeds": self.image.embeds, "image_latents": self.image.latents}
         return {"text": self.text, "glyph": self.glyph, **image}
 
@@ -46,7 +46,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Those of a batch of videos, whatever the length of each. Samples of one prompt share one object."""
+    """Conditions of a batch of videos, whatever the length of each. Samples of one prompt share one object."""
 
     samples: tuple[Condition, ...]
 
@@ -81,14 +81,14 @@ class Conditions:
         return [s.text.new_zeros(0, width) if s.image is None else s.image.embeds for s in self.samples]
 
     def image_channels(self, latents: Tensor) -> Tensor:
-        """What stands beside the noisy latents: the first frame's latents, then a mask that is 1 where they are.
+        """Channels beside the noisy latents: the first frame's latents, then a mask that is 1 where they are.
 
         Shape: (batch, channels + 1, frames, height, width).
         """
         batch, channels, *sizes = latents.shape
-        beside = latents.new_zeros(batch, channels + 1, *sizes)
+        channels_beside = latents.new_zeros(batch, channels + 1, *sizes)
         for row, sample in enumerate(self.samples):
             if sample.image is not None:
-                beside[row, :channels, 0] = sample.image.latents
-                beside[row, channels, 0] = 1.0
-        return beside
+                channels_beside[row, :channels, 0] = sample.image.latents
+                channels_beside[row, channels, 0] = 1.0
+        return channels_beside

@@ -20,7 +20,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What sampling a batch of videos left behind: enough to give every step's probability again."""
+    """Latents and probabilities of a sampled batch: enough to give every step's probability again."""
 
     latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to what is decoded
     means: Tensor  # (batch, steps, channels, frames, height, width), of the transition that was drawn from
@@ -42,7 +42,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """How the sampler walks, besides the schedule."""
+    """Settings of the sampler besides the schedule."""
 
     sde_type: str = "sage_grpo"
     eta: float = 0.5
@@ -51,7 +51,7 @@ class SamplerSettings:
 
 
 class HunyuanVideoGRPOPipeline:
-    """The models of a run and the ways to call them. Knows no rank and no training.
+    """The models of a run and the ways to call them; knows no rank and no training.
 
     Args:
         unconditional: Condition of the empty prompt; needed when the guidance scale is above 1.
@@ -79,7 +79,7 @@ class HunyuanVideoGRPOPipeline:
 
     @property
     def _is_meanflow(self) -> bool:
-        """Claims that the transformer is told where its step ends, as the step-distilled versions are."""
+        """Claims that the transformer takes the end of its step as an input, as the step-distilled versions do."""
         return self.transformer.config.use_meanflow
 
     @property
@@ -100,7 +100,7 @@ class HunyuanVideoGRPOPipeline:
         )
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Shape of one video's latents: (channels, frames, height, width). ``loading.size_problems`` has the rules."""
+        """Shape of one video's latents: (channels, frames, height, width). `fit_checks.size_problems` has the rules."""
         config = self.vae.config
         spatial, temporal = config.spatial_compression_ratio, config.temporal_compression_ratio
         return config.latent_channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
@@ -150,23 +150,15 @@ class HunyuanVideoGRPOPipeline:
             latents = step.prev_sample
             yield step
 
-    def replay(
-        self,
-        sample: Tensor,
-        prev_sample: Tensor,
-        timestep: Tensor,
-        conditions: Conditions,
-        *,
-        transformer: nn.Module | None = None,
-    ) -> SdeStepOutput:
-        """Probability of stored transitions under the policy, or under another transformer such as the anchor.
+    def replay(self, sample: Tensor, prev_sample: Tensor, timestep: Tensor, conditions: Conditions) -> SdeStepOutput:
+        """Probability of stored transitions under the transformer as it is now: the policy, or the anchor in its place.
 
         Args:
             sample, prev_sample: Latents before and after the step. Shape: (batch, channels, frames, height, width).
             timestep: A different one per sample is allowed. On the CPU. Shape: (batch,).
         """
         return self.scheduler.sde_step_with_logprob(
-            self.velocity(sample, timestep, conditions, transformer=transformer),
+            self.velocity(sample, timestep, conditions),
             sample,
             timestep,
             eta=self.sampling.eta,
@@ -174,45 +166,37 @@ class HunyuanVideoGRPOPipeline:
             prev_sample=prev_sample,
         )
 
-    def velocity(
-        self,
-        latents: Tensor,
-        timestep: Tensor,
-        conditions: Conditions,
-        *,
-        transformer: nn.Module | None = None,
-    ) -> Tensor:
+    def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """The guided velocity, float32: ``v_uncond + scale (v_cond - v_uncond)``; one branch for a scale up to 1.
 
         Args:
             latents: Shape: (batch, channels, frames, height, width).
             timestep: ``1000 sigma`` of each sample, float32. Shape: (batch,).
         """
-        transformer = self.transformer if transformer is None else transformer
         scale = self.sampling.guidance_scale
         if scale <= 1:
-            return self._branch(transformer, latents, timestep, conditions)
+            return self._branch(latents, timestep, conditions)
         empty = conditions.without_prompt(self.unconditional)
         if self.sampling.batch_guidance:
-            doubled = self._branch(transformer, latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), empty + conditions)
+            doubled = self._branch(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), empty + conditions)
             unconditional, conditional = doubled.chunk(2)
         else:
-            unconditional = self._branch(transformer, latents, timestep, empty)
-            conditional = self._branch(transformer, latents, timestep, conditions)
+            unconditional = self._branch(latents, timestep, empty)
+            conditional = self._branch(latents, timestep, conditions)
         return unconditional + scale * (conditional - unconditional)
 
-    def _branch(self, transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """One forward of the transformer."""
+    def _branch(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+        """The velocity of one forward of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         to_device = {"device": latents.device, "dtype": torch.float32, "non_blocking": True}
         with autocast:
-            velocity = transformer(
+            velocity = self.transformer(
                 hidden_states=torch.cat([latents, conditions.image_channels(latents)], dim=1),
                 timestep=timestep.to(**to_device),
                 texts=conditions.texts,
                 glyphs=conditions.glyphs,
-                images=conditions.image_embeds(transformer.config.image_embed_dim),
+                images=conditions.image_embeds(self.transformer.config.image_embed_dim),
                 timestep_r=self.scheduler.next_timesteps(timestep).to(**to_device) if self._is_meanflow else None,
             )
         return velocity.float()

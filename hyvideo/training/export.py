@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyvideo.models import loading
+from hyvideo.models import loading, saving
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.lora import add_lora, merge, read_lora, save_lora
 from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
@@ -67,7 +67,7 @@ def export_diffusers(transformer: nn.Module, out: Path) -> None:
 
 def export_original(transformer: nn.Module, out: Path, *, dtype: torch.dtype) -> None:
     """Writes a folder for ``ckpts/transformer``; its name is then the name of the version."""
-    loading.save_transformer_original(transformer, out, dtype=dtype)
+    saving.save_transformer_original(transformer, out, dtype=dtype)
 
 
 def export_lora(lora: Path, out: Path, *, form: str) -> None:

@@ -13,21 +13,15 @@ from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.node_report import NodeExpectations
-from hyvideo.models import loading
+from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
 from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED
-from hyvideo.pipelines.condition_encoder import (
-    ConditionEncoder,
-    GlyphEncoder,
-    ImageEncoder,
-    PartStore,
-    TextEncoder,
-    glyph_text,
-)
+from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.conditions import Condition
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.pipelines.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 RANDOM_WEIGHTS_SEED = 0
@@ -65,7 +59,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def node_expectations(config: Config) -> NodeExpectations:
     """What a run asks of every node, for the preflight."""
     root = Path(config.model.pretrained_model_root)
-    folders = (root / "transformer" / config.model.transformer_version, root / "transformer", root)
+    version = config.model.transformer_version
     files = {
         "prompts_csv": config.data.prompts_csv,
         "valid_video_csv": config.data.valid_video_csv,
@@ -74,7 +68,7 @@ def node_expectations(config: Config) -> NodeExpectations:
     return NodeExpectations(
         settings=config.flat(),
         files={name: path for name, path in files.items() if path},
-        transformer_folder=next((folder for folder in folders if (folder / "config.json").is_file()), folders[0]),
+        transformer_folder=loading.find_transformer(root, version) or root / "transformer" / version,
         output_dir=Path(config.record.output_dir),
         resume_from=config.record.resume_from_checkpoint,
     )
@@ -195,7 +189,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
     root, version = model.pretrained_model_root, model.transformer_version
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
-    problems = loading.check_checkpoint(
+    problems = fit_checks.check_checkpoint(
         root,
         version,
         weights_needed=not model.random_weights,
@@ -206,7 +200,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     frames = config.data.sample_n_frames
     for height, width in dict.fromkeys(sizes):
-        problems += loading.size_problems(root, version, num_frames=frames, height=height, width=width)
+        problems += fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
     heads, sp_size = loading.read_num_heads(root, version), config.distributed.sp_size
     if sp_size > heads:
         even = [size for size in range(1, heads + 1) if heads % size == 0]

@@ -12,7 +12,7 @@ from torch import nn
 
 from hyvideo.distributed.checkpoint import TENSORS, load_tensors
 from hyvideo.distributed.checkpoint_reader import read_shapes
-from hyvideo.models import loading
+from hyvideo.models import fit_checks, loading
 from hyvideo.models.lora import add_lora, check_lora, merge, read_lora
 
 MODEL_FILE = "model.json"
@@ -40,7 +40,7 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         if problems:
             raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
     else:
-        loading.check_transformer_weights(root, version, transformer_folder(folder))
+        fit_checks.check_transformer_weights(root, version, transformer_folder(folder))
 
 
 def is_full_checkpoint(folder: Path) -> bool:
@@ -76,9 +76,8 @@ def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -
 
 def transformer_folder(folder: Path) -> Path:
     """Where a folder has a transformer as ``save_pretrained`` writes it, perhaps itself."""
-    for candidate in (folder / "transformer", folder):
-        if (candidate / "config.json").is_file():
-            return candidate
+    if candidate := loading.find_transformer(folder):
+        return candidate
     raise ValueError(
         f"a policy is a checkpoint of a run, or a transformer's own folder with a config.json; {folder} is neither"
     )

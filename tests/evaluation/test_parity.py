@@ -10,7 +10,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours, stock_pipeline
 from hyvideo.models.loading_encoders import load_glyph_encoder
-from hyvideo.pipelines.condition_encoder import GlyphEncoder
+from hyvideo.pipelines.prompt_encoders import GlyphEncoder
 from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline
 from tests.tiny_checkpoint import write_image, write_original
 

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from hyvideo.miniature import build
 from hyvideo.miniature.architecture import VERSION
-from hyvideo.models.loading import check_checkpoint, load_transformer
+from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.loading import load_transformer
 
 SHIPPED = Path("assets/miniature")
 WEIGHTS = ("transformer/miniature", "vae")

@@ -11,9 +11,8 @@ from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import reward_model, world
 from hyvideo.miniature.reward import LearnedMiniatureScorer
-from hyvideo.models.reward_models.rewards import weighted
+from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
-from hyvideo.models.reward_models.videoalign.prompt import DIMENSIONS
 from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline
 
 

@@ -1,5 +1,3 @@
-import json
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -8,48 +6,27 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from hyvideo.models.loading import (
-    check_checkpoint,
-    load_transformer,
-    load_transformer_weights,
-    load_vae,
-    save_transformer_original,
-    save_vae_original,
-)
+from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
+from hyvideo.models.saving import save_transformer_original
 from hyvideo.models.weight_files import draw_tensor
+from tests.models.checkpoint_files import (
+    FILE,
+    TENSOR,
+    VERSION,
+    assert_same_model,
+    rewrite,
+    rewrite_config,
+    transformer_file,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-VERSION = "480p_t2v"  # the one that the fixture writes
-TENSOR = "double_blocks.1.img_mlp.fc1.weight"
-FILE = "diffusion_pytorch_model.safetensors"
 
 
-def transformer_file(root):
-    return root / "transformer" / VERSION / FILE
-
-
-def rewrite(path, change):
-    """Applies `change` to the dict of tensors in a file."""
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-def rewrite_config(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def assert_same_model(model, expected):
-    state = model.state_dict()
-    assert state.keys() == expected.state_dict().keys()
-    for name, tensor in expected.state_dict().items():
-        assert torch.equal(state[name], tensor), name
-
-
-# --- transformer -------------------------------------------------------------------------------
+# --- transformer ------------------------------------------------------------------------------
 
 
 def test_a_transformer_is_loaded_from_the_original_layout(root, original_transformer):
@@ -97,7 +74,13 @@ def test_loading_leaves_the_random_state_alone(root):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# --- what does not fit -------------------------------------------------------------------------
+def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
+    code = "import sys, hyvideo.models.loading; print({'diffusers', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# --- what does not fit ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,7 +153,7 @@ def test_a_misspelled_key_of_a_diffusers_config_is_refused(transformer, tmp_path
         load_transformer(tmp_path, None)
 
 
-# --- drawn tensors -----------------------------------------------------------------------------
+# --- drawn tensors ----------------------------------------------------------------------------
 
 
 def test_drawn_bits_never_change():
@@ -218,86 +201,7 @@ def test_a_random_model_is_the_same_in_both_layouts(root, tmp_path):
         assert_same_model(load(tmp_path, random_weights_seed=4), load(root, random_weights_seed=4))
 
 
-def test_a_compact_checkpoint_draws_what_it_leaves_out(root, tmp_path):
-    transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    with torch.no_grad():
-        transformer.proj_out.weight.mul_(0.5)
-    folder = tmp_path / "transformer" / "small"
-    save_transformer_original(
-        transformer,
-        folder,
-        drawn={"byt5_in.": 5, "vision_in.": 5},
-        dtype=torch.float32,
-        config_extra={"note": "x"},
-    )
-    assert (folder / FILE).stat().st_size < 4e6
-    assert not any(name.startswith(("byt5_in", "vision_in")) for name in load_file(folder / FILE))
-    assert json.loads((folder / "config.json").read_text())["note"] == "x"
-    assert_same_model(load_transformer(tmp_path, "small"), transformer)
-
-
-def test_a_tensor_missing_beside_the_drawn_ones_is_still_refused(root, tmp_path):
-    transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    folder = tmp_path / "transformer" / "small"
-    save_transformer_original(transformer, folder, drawn={"byt5_in.": 5})
-    tensors = load_file(folder / FILE)
-    del tensors[TENSOR]
-    save_file(tensors, folder / FILE, metadata={"drawn": json.dumps({"byt5_in.": 5})})
-    with pytest.raises(ValueError, match=f"'{TENSOR}'.*missing"):
-        load_transformer(tmp_path, "small")
-
-
-def test_a_tensor_that_was_trained_cannot_be_left_out(root, tmp_path):
-    transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    with pytest.raises(ValueError, match="'byt5_in.fc1.weight' is not what seed 6 draws"):
-        save_transformer_original(transformer, tmp_path, drawn={"byt5_in.": 6})
-
-
-# --- saving ------------------------------------------------------------------------------------
-
-
-def test_a_saved_transformer_is_the_file_it_was_loaded_from(root, transformer, original_transformer, tmp_path):
-    config, state = original_transformer
-    save_transformer_original(transformer, tmp_path, dtype=torch.float32)
-    saved = load_file(tmp_path / FILE)
-    assert saved.keys() == state.keys()
-    assert all(torch.equal(saved[name], state[name]) for name in state)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert {key: written[key] for key in config} == config
-
-
-def test_a_model_can_be_saved_over_its_own_file(own_root):
-    transformer = load_transformer(own_root, VERSION)
-    save_transformer_original(transformer, own_root / "transformer" / VERSION, dtype=torch.float32)
-    assert_same_model(load_transformer(own_root, VERSION), transformer)
-    assert sorted(path.name for path in (own_root / "transformer" / VERSION).iterdir()) == [
-        "config.json",
-        FILE,
-    ]
-
-
-def test_a_saved_vae_comes_back_rounded_to_half_precision(root, tmp_path):
-    vae = load_vae(root)
-    save_vae_original(vae, tmp_path / "vae")
-    back = load_vae(tmp_path)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "vae" / FILE).values()} == {torch.float16}
-    assert_same_model(back, vae.half().float())
-    assert back.config.scaling_factor == 1.03682
-
-
-def test_a_weight_too_large_for_half_precision_is_refused(transformer, tmp_path):
-    with torch.no_grad():
-        transformer.proj_out.bias[0] = 1e5
-    with pytest.raises(ValueError, match=r"final_layer\.linear\.bias"):
-        save_transformer_original(transformer, tmp_path)
-
-
-def test_extra_config_keys_may_not_change_the_model(transformer, tmp_path):
-    with pytest.raises(ValueError, match="num_layers is 3 in the model and 4"):
-        save_transformer_original(transformer, tmp_path, config_extra={"mm_double_blocks_depth": 4})
-
-
-# --- weights of our checkpoints ----------------------------------------------------------------
+# --- weights of our checkpoints ---------------------------------------------------------------
 
 
 def test_the_weights_of_a_checkpoint_are_put_into_a_model_in_its_own_dtype(root, transformer, tmp_path):
@@ -330,7 +234,7 @@ def test_incomplete_weights_leave_the_model_as_it_was(root, transformer, tmp_pat
     assert_same_model(transformer, load_transformer(root, VERSION))
 
 
-# --- VAE ---------------------------------------------------------------------------------------
+# --- VAE --------------------------------------------------------------------------------------
 
 
 def test_the_vae_gives_the_original_latents_and_frames(root, golden_clip):
@@ -381,106 +285,8 @@ def test_other_vaes_keep_diffusers_mask(root):
     assert mask.shape == (3, 2, 2)
 
 
-# --- text encoder ------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------
 
-
-def test_the_text_encoder_is_loaded_frozen_with_its_tokenizer(root):
-    from transformers import Qwen2_5_VLTextModel
-
-    tokenizer, model = load_text_encoder(root)
-    _, half = load_text_encoder(root, dtype=torch.bfloat16)
-    reference = Qwen2_5_VLTextModel.from_pretrained(root / "text_encoder" / "llm")
-    assert_same_model(model, reference)
-    assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert half.rotary_emb.inv_freq.dtype == torch.float32
-    assert_same_model(half, reference.to(torch.bfloat16))
-    assert tokenizer("ab")["input_ids"] == [tokenizer.convert_tokens_to_ids(letter) for letter in "ab"]
-
-
-def test_the_published_names_of_a_full_checkpoint_are_understood(own_root):
-    _, before = load_text_encoder(own_root)
-    path = own_root / "text_encoder" / "llm" / "model.safetensors"
-    tensors = {f"model.{name}": tensor for name, tensor in load_file(path).items()}
-    save_file(
-        tensors | {"visual.patch_embed.proj.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)},
-        path,
-        metadata={"format": "pt"},
-    )
-    assert check_checkpoint(own_root, VERSION) == []
-    assert_same_model(load_text_encoder(own_root)[1], before)
-
-
-def test_the_diffusers_layout_has_its_tokenizer_beside_the_text_encoder(root, tmp_path):
-    shutil.copytree(root / "text_encoder" / "llm", tmp_path / "text_encoder")
-    (tmp_path / "tokenizer").mkdir()
-    for path in (tmp_path / "text_encoder").glob("token*"):
-        path.rename(tmp_path / "tokenizer" / path.name)
-    tokenizer, model = load_text_encoder(tmp_path)
-    assert tokenizer("a")["input_ids"] == load_text_encoder(root)[0]("a")["input_ids"]
-    assert_same_model(model, load_text_encoder(root)[1])
-
-
-def test_a_random_text_encoder_needs_no_weights_and_repeats_itself(own_root):
-    (own_root / "text_encoder" / "llm" / "model.safetensors").unlink()
-    _, model = load_text_encoder(own_root, random_weights_seed=3, dtype=torch.bfloat16)
-    _, again = load_text_encoder(own_root, random_weights_seed=3, dtype=torch.bfloat16)
-    assert_same_model(again, model)
-    assert model.embed_tokens.weight.float().std() == pytest.approx(1, rel=0.05)
-    assert model.rotary_emb.inv_freq.dtype == torch.float32
-    with torch.no_grad():
-        assert model(input_ids=torch.tensor([[5, 9, 2, 44, 7]])).last_hidden_state.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            lambda tensors: tensors.pop("layers.0.mlp.up_proj.weight"),
-            "up_proj.weight' of shape .* is missing",
-        ),
-        (lambda tensors: tensors.update({"norm.weight": torch.ones(3)}), r"norm.weight.*\(3,\)"),
-    ],
-    ids=["missing", "misshapen"],
-)
-def test_a_text_encoder_that_does_not_fit_is_refused(own_root, change, message):
-    rewrite(own_root / "text_encoder" / "llm" / "model.safetensors", change)
-    with pytest.raises(ValueError, match=message):
-        load_text_encoder(own_root)
-    assert len(check_checkpoint(own_root, VERSION)) == 1
-
-
-# --- the check at the start --------------------------------------------------------------------
-
-
-def test_a_complete_checkpoint_has_no_problems(root):
-    assert check_checkpoint(root, VERSION) == []
-
-
-def test_every_broken_component_is_named_at_once(own_root):
-    (own_root / "vae" / "config.json").write_text("{")
-    shutil.rmtree(own_root / "text_encoder")
-    transformer, vae, text_encoder = check_checkpoint(own_root, "720p_t2v")
-    assert "720p_t2v" in transformer
-    assert VERSION in transformer
-    assert "not JSON" in vae
-    assert "text encoder" in text_encoder
-
-
-def test_random_weights_need_no_files_but_the_configs(own_root):
-    for path in own_root.rglob("*.safetensors"):
-        path.unlink()
-    assert len(check_checkpoint(own_root, VERSION)) == 3
-    assert check_checkpoint(own_root, VERSION, weights_needed=False) == []
-
-
-def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
-    code = "import sys, hyvideo.models.loading; print({'diffusers', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-# --- memory ------------------------------------------------------------------------------------
 
 MEASURE = """
 import re, sys

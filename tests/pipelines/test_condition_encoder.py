@@ -1,12 +1,12 @@
-"""Prompts to conditions, against diffusers' own pipeline; each part once; parts on disk."""
+"""Every part of a condition is encoded once; parts on disk."""
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Pipeline
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.loading_encoders import load_text_encoder
-from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore, TextEncoder, glyph_text
+from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
+from hyvideo.pipelines.prompt_encoders import TextEncoder
 
 PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
 REQUESTS = [Request(prompt) for prompt in PROMPTS]
@@ -37,16 +37,6 @@ def make(text_encoder):
     return make_encoder
 
 
-def test_hidden_states_are_those_of_diffusers_without_the_padding(text_encoder):
-    tokenizer, model = load_text_encoder("assets/miniature")
-    expected, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(
-        model, tokenizer, PROMPTS, "cpu", crop_start=text_encoder.crop_start
-    )
-    for states, row, valid in zip(text_encoder(PROMPTS), expected, mask.sum(1).tolist()):
-        assert len(states) == valid
-        torch.testing.assert_close(states, row[:valid], rtol=1e-5, atol=1e-5)
-
-
 def test_a_prompt_is_encoded_once(make):
     encoder, encoded = make()
     first = encoder(REQUESTS)
@@ -60,24 +50,6 @@ def test_what_is_encoded_has_the_dtype_that_the_transformer_computes_in(make):
     encoder, _ = make(dtype=torch.bfloat16)
     (condition,) = encoder(REQUESTS[:1]).samples
     assert condition.text.dtype == condition.glyph.dtype == torch.bfloat16
-
-
-def test_a_prompt_too_long_is_cut_with_a_warning_that_shows_what_is_lost(text_encoder):
-    with pytest.warns(UserWarning, match="the model reads 1000; left out from the end: '.*words'"):
-        (states,) = text_encoder(["up " * 994 + "very last words"])
-    assert len(states) == 1000
-
-
-@pytest.mark.parametrize(
-    "prompt, expected",
-    [
-        ("no quotes", ""),
-        ('a sign says "OPEN"', 'Text "OPEN". '),
-        ('“左” and "right" and “左”', 'Text "左". Text "right". '),
-    ],
-)
-def test_text_in_quotes_is_found_as_diffusers_finds_it(prompt, expected):
-    assert glyph_text(prompt) == expected
 
 
 # --- on disk -------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.videos import write_video
-from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.models.reward_models.trial_clips import miniature_trial
+from hyvideo.miniature.reward import MiniatureScorer, miniature_trial
 from scripts.check_reward import main
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,9 @@ def test_quick_is_short(monkeypatch, capsys):
 def test_a_broken_scorer_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
     assert run(monkeypatch, *MINIATURE) == 1
-    assert capsys.readouterr().out.startswith("failed   answer  score must return one dict per clip")
+    assert capsys.readouterr().out.startswith(
+        "failed   answer  score: RuntimeError: the scorer must give a dict for each of 1 videos"
+    )
 
 
 def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
@@ -52,7 +53,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--reward_model", "taste"], "reward_model must be one of"),
         (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
@@ -67,7 +68,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
         ([*MINIATURE, "--tolerance", "0"], "tolerance must be positive"),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_says_why(monkeypatch, capsys, arguments, said):
+def test_a_wrong_call_ends_with_2_and_says_why(monkeypatch, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
-    assert stopped.value.code == 2 and said in capsys.readouterr().err
+    assert stopped.value.code == 2 and message in capsys.readouterr().err

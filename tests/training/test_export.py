@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hyvideo.models.loading import check_checkpoint, load_transformer, load_vae
+from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.lora import Pair, add_lora, merge, read_lora, save_lora
 from hyvideo.training.export import load_policy
 from scripts import export

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.pipelines import condition_encoder
+from hyvideo.pipelines import prompt_encoders
 from hyvideo.trainer import Trainer
 from tests.tiny_checkpoint import write_image, write_original
 
@@ -97,8 +97,8 @@ def test_precomputed_conditions_train_the_same_and_let_the_encoders_go(config, m
     def missing(*_, **__):
         raise AssertionError("no encoder is needed")
 
-    monkeypatch.setattr(condition_encoder.TextEncoder, "__init__", missing)
-    monkeypatch.setattr(condition_encoder.ImageEncoder, "__init__", missing)
+    monkeypatch.setattr(prompt_encoders.TextEncoder, "__init__", missing)
+    monkeypatch.setattr(prompt_encoders.ImageEncoder, "__init__", missing)
     later = config.with_settings(conditions_dir=str(stored[0].parent), output_dir=config.record.output_dir + "_later")
     _, metrics = iterations(later, mesh, 1)
     assert metrics[0]["grad/norm"] == expected[0]["grad/norm"]

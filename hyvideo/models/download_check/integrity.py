@@ -1,22 +1,22 @@
-"""Whether files are whole: truncated ones, git-lfs pointers, empty ones, and downloads that were broken off.
+"""Flaws of single files: truncated ones, git-lfs pointers, empty ones, and downloads that were broken off.
 
 Looks at headers and sizes only, so it is as quick for 33 GB as for one kilobyte. Whether a whole file is also the
 right one for a model is another question.
 """
 
-import struct
 import zipfile
 from pathlib import Path
 
 from hyvideo.data.outside import parse_json
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-# What `hf download`, `modelscope download`, browsers and aria2 call a file that is not finished.
+# Names that `hf download`, `modelscope download`, browsers and aria2 give to a file that is not finished.
 _UNFINISHED = ("*.incomplete", "*.part", "*.aria2", "*.crdownload")
+_MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
 
 
 def flaw_of(path: Path) -> str | None:
-    """What keeps a file from being whole, in words that go on after its name; None for a whole one."""
+    """Reason why a file is not whole, in words that go on after its name; None for a whole one."""
     if path.stat().st_size == 0:
         return "is empty"
     with path.open("rb") as file:
@@ -29,7 +29,10 @@ def flaw_of(path: Path) -> str | None:
         # The directory of a zip archive is at its end: without it the archive was cut off.
         return "is truncated" if start.startswith(b"PK") and not zipfile.is_zipfile(path) else None
     if path.suffix == ".json":
-        return _json_flaw(path)
+        try:
+            parse_json(path.read_text())
+        except ValueError as error:
+            return f"is not JSON ({error})"
     return None
 
 
@@ -48,16 +51,13 @@ def unfinished_bytes(root: Path, folder: Path) -> int | None:
     The programs keep them in the folder or in a hidden one of `root`, the folder that they were given.
     """
     inside = folder.relative_to(root)
-    places = [folder, root / ".cache/huggingface/download" / inside, root / "._____temp" / inside]
-    sizes = [path.stat().st_size for place in places for path in _unfinished_files(place)]
-    return sum(sizes) if sizes else None
-
-
-def _unfinished_files(place: Path) -> set[Path]:
-    named = {path for pattern in _UNFINISHED for path in place.rglob(pattern)}
+    named = [folder, root / ".cache/huggingface/download" / inside]
     # ModelScope keeps the final names in a folder of its own until they are complete.
-    temporary = place.rglob("*") if "._____temp" in place.parts else place.glob("**/._____temp/**/*")
-    return {path for path in named | set(temporary) if path.is_file()}
+    temporary = [root / "._____temp" / inside, folder / "._____temp"]
+    paths = {path for place in named for pattern in _UNFINISHED for path in place.rglob(pattern)}
+    paths |= {path for place in temporary for path in place.rglob("*")}
+    sizes = [path.stat().st_size for path in paths if path.is_file()]
+    return sum(sizes) if sizes else None
 
 
 def size_of(folder: Path) -> int:
@@ -70,7 +70,7 @@ def size_of(folder: Path) -> int:
 
 
 def readable_size(num_bytes: int) -> str:
-    """As the hubs write it, in powers of a thousand: ``33.3 GB``."""
+    """A size as the hubs write it, in powers of a thousand: ``33.3 GB``."""
     size = float(num_bytes)
     for unit in ("B", "kB", "MB"):
         if size < 1000:
@@ -83,15 +83,12 @@ def _safetensors_flaw(path: Path) -> str | None:
     """The file is 8 bytes for the header's length, the header, and the tensors up to the largest offset."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            return "is truncated"
-        (length,) = struct.unpack("<Q", prefix)
-        if length > 100_000_000:  # safetensors' own limit
+        length = int.from_bytes(file.read(8), "little")
+        if size >= 8 and length > _MAX_HEADER:
             return "is no safetensors file"
         header = file.read(length)
-    if len(header) < length:
-        return "is truncated in its header"
+    if size < 8 + length:
+        return "is truncated" if size < 8 else "is truncated in its header"
     try:
         tensors = {name: entry for name, entry in parse_json(header).items() if name != "__metadata__"}
         end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
@@ -100,11 +97,3 @@ def _safetensors_flaw(path: Path) -> str | None:
     if size < end:
         return f"is truncated: {readable_size(size)} of {readable_size(end)}"
     return None if size == end else f"is {size - end} bytes longer than its header says"
-
-
-def _json_flaw(path: Path) -> str | None:
-    try:
-        parse_json(path.read_text())
-    except ValueError as error:
-        return f"is not JSON ({error})"
-    return None

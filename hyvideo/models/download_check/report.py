@@ -1,4 +1,4 @@
-"""What is there of a checkpoint folder, part by part, and what can be run with it; nothing is loaded.
+"""Report on a checkpoint folder, part by part, and on what can be run with it; nothing is loaded.
 
 Every part is looked at by itself, so the report helps in the middle of a download. ``scripts/check_checkpoints.py``
 prints it.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hyvideo.models.download_check.fit import CHECKS
 from hyvideo.models.download_check.integrity import flaw_of, readable_size, shards, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.weight_files import problems_of
@@ -26,7 +27,7 @@ _NAMES: dict[Use, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One part, as it is on the disk."""
+    """State of a part on the disk."""
 
     part: Part
     state: State
@@ -73,45 +74,37 @@ def _examine(part: Part, root: Path) -> Row:
     folder = root / part.folder
     size = size_of(folder)
     present, problems = _files(part, folder)
-    for path in present:
-        if flaw := flaw_of(path):
-            problems.append(f"{path.relative_to(root)} {flaw}")
+    problems += [f"{path.relative_to(root)} {flaw}" for path in present if (flaw := flaw_of(path))]
     if problems:
         unfinished = unfinished_bytes(root, folder)
         if unfinished is not None:
             problems.insert(0, f"a download is running or was broken off: {readable_size(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    problems = problems_of(lambda: part.fits(root))
+    problems = problems_of(lambda: CHECKS[part.check](root, part.folder)) if part.check else []
     return Row(part, "does not fit" if problems else "ok", size, tuple(problems))
 
 
 def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
     """The part's files that are there, and a sentence for each that is not."""
-    present: list[Path] = []
+    present: dict[Path, None] = {}  # a set in order
     problems = []
-    for patterns in part.files:
-        found = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
-        if not found:
+    for patterns in (alternatives.split("|") for alternatives in part.files):
+        paths = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+        if not paths:
             problems.append(f"{part.folder} has no {' or '.join(patterns)}")
-        for path in found:
+        for path in paths:
             named = shards(path) if path.name.endswith(".index.json") else []
-            problems += [
-                f"{part.folder} has no {shard.name}, which {path.name} names" for shard in named if not shard.is_file()
-            ]
-            present += [path, *(shard for shard in named if shard.is_file())]
-    return list(dict.fromkeys(present)), problems
+            present |= dict.fromkeys([path, *(shard for shard in named if shard.is_file())])
+            missing = [shard.name for shard in named if not shard.is_file()]
+            problems += [f"{part.folder} has no {name}, which {path.name} names" for name in missing]
+    return list(present), problems
 
 
 def lines(checkpoints: CheckpointReport) -> list[str]:
     """The report to read: the table, what is wrong, the downloads that would help, and what can be run."""
-    return [
-        *_table(checkpoints.rows),
-        "",
-        *_troubles(checkpoints.rows),
-        *_downloads(checkpoints),
-        _verdict(checkpoints),
-    ]
+    rows = checkpoints.rows
+    return [*_table(rows), "", *_troubles(rows), *_downloads(checkpoints), _summary(checkpoints)]
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -120,32 +113,29 @@ def _table(rows: Sequence[Row]) -> list[str]:
         uses = ", ".join(row.part.uses) or "nothing here"
         size = readable_size(row.size) if row.size else "-"
         cells.append((row.part.name, row.part.folder, row.state, size, uses))
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
 
 
 def _troubles(rows: Sequence[Row]) -> list[str]:
-    """Of parts that are there and wrong; a missing part is said in the table."""
+    """Problems of parts that are there and wrong; a missing part stands in the table."""
     troubled = [row for row in rows if row.state in ("incomplete", "does not fit")]
-    told = [f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems]
-    return [*told, ""] if told else []
+    problems = [f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems]
+    return [*problems, ""] if problems else []
 
 
 def _downloads(checkpoints: CheckpointReport) -> list[str]:
-    wanted = [row for row in checkpoints.rows if not row.is_ok and row.part.uses]
-    if not wanted:
+    needed = [row.part for row in checkpoints.rows if not row.is_ok and row.part.uses]
+    if not needed:
         return []
-    told = ["To get what is not ok (a download goes on where it was broken off; take away first what does not fit):"]
-    for row in wanted:
-        size = f", {row.part.size}" if row.part.size else ""
-        told += [
-            f"  # {row.part.name}, for {', '.join(row.part.uses)}{size}",
-            f"  {row.part.command(checkpoints.root)}",
-        ]
-    return [*told, ""]
+    text = ["To get what is not ok (a download goes on where it was broken off; take away first what does not fit):"]
+    for part in needed:
+        size = f", {part.size}" if part.size else ""
+        text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.command(checkpoints.root)}"]
+    return [*text, ""]
 
 
-def _verdict(checkpoints: CheckpointReport) -> str:
+def _summary(checkpoints: CheckpointReport) -> str:
     lacking = {_NAMES[use]: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use in _NAMES}
     can = ", ".join(name for name, parts in lacking.items() if not parts)
     cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)

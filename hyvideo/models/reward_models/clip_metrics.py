@@ -5,8 +5,8 @@
     CLIPScore_30 = mean_f 100 cosine_f / 30               as flow_grpo's later clip_scorer
     PickScore    = mean_f exp(logit_scale) cosine_f / 26  as flow_grpo, yuvalkirstain/PickScore_v1
 
-Publications do not say which scaling they mean, so the plain mean cosine stands beside each. All in float32. Of a frame
-the square in its middle is looked at, which is what CLIP's own preprocessing leaves of it.
+Publications do not say which scaling they mean, so the plain mean cosine stands beside each. All in float32. The square
+in the middle of a frame is looked at, which is what CLIP's own preprocessing leaves of it.
 """
 
 import re
@@ -21,8 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hyvideo.data.videos import check_clip
-
-Scores = dict[str, float]
+from hyvideo.models.reward_models.rewards import Scores
 
 NUM_FRAMES = 8
 NUM_TOKENS = 77  # of a text, its begin and end among them; the rest is cut off
@@ -39,7 +38,8 @@ class FrameTextScorer:
         batch_size: Clips in one forward pass, 8 frames each.
         processor: Folder or hub name of the tokenizer, where it does not lie beside the weights.
 
-    Raises: ValueError for files that are missing, damaged or do not fit, naming them.
+    Raises:
+        ValueError: Files are missing, damaged or do not fit, naming them.
     """
 
     label: str
@@ -70,7 +70,7 @@ class FrameTextScorer:
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """Where the tokenizer is looked for."""
+        """Folder or hub name where the tokenizer is looked for."""
         return path
 
     def scaled(self, cosines: Tensor) -> Scores:
@@ -91,7 +91,7 @@ class FrameTextScorer:
             self._tokens(prompt)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """None of its own."""
+        """Nothing: these scorers have no such measures."""
         return {}
 
     @torch.no_grad()
@@ -102,7 +102,8 @@ class FrameTextScorer:
             videos: uint8. Shape of each: (frames, 3, height, width).
             fps: Not used: the frames are spread over the whole clip.
 
-        Raises: ValueError for what is not a clip and for prompts as `check_prompts`.
+        Raises:
+            ValueError: One of the videos is no clip, or a prompt is refused by `check_prompts`.
         """
         if len(videos) != len(prompts):
             raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
@@ -119,11 +120,11 @@ class FrameTextScorer:
         texts = torch.stack([self._text(prompt) for prompt in prompts])
         frames = [video[frame_indices(len(video))] for video in videos]
         size = self.model.config.vision_config.image_size
-        pixels = torch.cat([preprocess(some, size) for some in frames]).to(self.device)
+        pixels = torch.cat([preprocess(clip, size) for clip in frames]).to(self.device)
         pooled = self.model.vision_model(pixel_values=pixels).pooler_output
         images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all clips, dim)
-        per_clip = images.split([len(some) for some in frames])
-        return [images_of_one @ text for images_of_one, text in zip(per_clip, texts)]
+        per_clip = images.split([len(clip) for clip in frames])
+        return [frames_of_clip @ text for frames_of_clip, text in zip(per_clip, texts)]
 
     def _text(self, prompt: str) -> Tensor:
         """Unit embedding of a prompt, computed once and alone, so that it depends on no other. Shape: (dim,)."""
@@ -173,7 +174,7 @@ class PickScorer(FrameTextScorer):
 
 
 def frame_indices(num_frames: int) -> list[int]:
-    """Which 8 frames of a clip are looked at, the first and the last among them; all of a shorter clip."""
+    """Indices of the 8 frames that are looked at, the first and the last among them; all of a shorter clip."""
     if num_frames <= NUM_FRAMES:
         return list(range(num_frames))
     return [round(i * (num_frames - 1) / (NUM_FRAMES - 1)) for i in range(NUM_FRAMES)]
@@ -198,7 +199,7 @@ def preprocess(frames: Tensor, size: int) -> Tensor:
 
 
 def is_hub_name(path: str | Path) -> bool:
-    """Whether ``path`` means a model on the hub: a string "owner/model" and no folder here."""
+    """Claims that ``path`` means a model on the hub: a string "owner/model" and no folder here."""
     return isinstance(path, str) and not Path(path).exists() and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
 
 

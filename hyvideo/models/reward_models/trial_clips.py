@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import to_uint8
-from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, render
 
 PROMPT = "a bright red ball flies from left to right in front of a grey stone wall"
 FOREIGN_PROMPT = "a bowl of green soup on a wooden table, seen from above"
@@ -16,20 +15,12 @@ FOREIGN_PROMPT = "a bowl of green soup on a wooden table, seen from above"
 
 @dataclass(frozen=True)
 class Trial:
-    """One clip with what is said of it."""
+    """A clip with its prompt."""
 
     video: Tensor  # uint8 (frames, 3, height, width)
     prompt: str
     fps: float  # frames per second
     foreign_prompt: str = FOREIGN_PROMPT  # says something else
-
-
-def miniature_trial() -> Trial:
-    """A clean clip of the miniature world; the foreign caption differs in colour, shape and direction."""
-    row = 0
-    foreign = next(i for i, label in enumerate(LABELS) if (label != LABELS[row]).all())
-    video = render(LABELS[row : row + 1], np.random.default_rng(0))[0]
-    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[row], FPS, CAPTIONS[foreign])
 
 
 def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0) -> Trial:
@@ -50,11 +41,9 @@ def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, f
 
 
 def noisy(video: Tensor, *, strength: float = 40.0) -> Tensor:
-    """The same clip under Gaussian noise of ``strength`` levels, always the same noise. Shape: as given."""
+    """The same clip under Gaussian noise of ``strength`` levels, always the same noise. Shape: that of ``video``."""
     generator = torch.Generator().manual_seed(0)
+    grain = (torch.randn(frame.shape, generator=generator) for frame in video)
     # Frame by frame: a long clip in float32 would take gigabytes.
-    frames = []
-    for frame in video.cpu():
-        grain = torch.randn(frame.shape, generator=generator)
-        frames.append((frame + strength * grain).round().clamp(0, 255).to(torch.uint8))
+    frames = [(f + strength * g).round().clamp(0, 255).to(torch.uint8) for f, g in zip(video.cpu(), grain)]
     return torch.stack(frames).to(video.device)

@@ -75,7 +75,16 @@ def write_reward(root, output_dim=1, lora_r=4):
     checkpoint = root / "VideoReward" / "checkpoint-11352"
     (checkpoint / "tokenizer").mkdir(parents=True)
     (checkpoint / "tokenizer" / "tokenizer.json").write_text("{}")
-    config = {"data_config": {}, "model_config": {"output_dim": 1}, "peft_lora_config": {"lora_r": 4}}
+    config = {
+        "data_config": {"max_frame_pixels": 200704, "prompt_template_type": "detailed_special"},
+        "model_config": {
+            "model_name_or_path": "Qwen/Qwen2-VL-2B-Instruct",
+            "output_dim": 1,
+            "use_special_tokens": True,
+            "reward_token": "special",
+        },
+        "peft_lora_config": {"lora_enable": True, "lora_r": 4},
+    }
     (root / "VideoReward" / "model_config.json").write_text(json.dumps(config))
     tensors = {
         "base_model.model.rm_head.weight": torch.zeros(output_dim, 8),
@@ -223,6 +232,16 @@ def test_the_reward_is_compared_with_its_config(ckpts):
 def test_a_reward_of_other_shapes_does_not_fit(tmp_path, wrong):
     write_reward(tmp_path, **wrong)
     assert states(report(tmp_path))["VideoReward"] == "does not fit"
+
+
+def test_a_reward_with_incomplete_settings_does_not_fit(tmp_path):
+    write_reward(tmp_path)
+    path = tmp_path / "VideoReward" / "model_config.json"
+    config = json.loads(path.read_text())
+    del config["data_config"]["max_frame_pixels"]
+    path.write_text(json.dumps(config))
+    row = row_of(report(tmp_path), "VideoReward")
+    assert row.state == "does not fit" and "max_frame_pixels" in row.problems[0]
 
 
 def test_the_diffusers_layout_is_told_by_its_folders(complete, tmp_path):

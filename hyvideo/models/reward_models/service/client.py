@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class RequestRefused(RuntimeError):
-    """The service is there and says that this request is wrong: too large, or of another form."""
+    """The service answers that this request is wrong: too large, or of another form."""
 
 
 class _Busy(ValueError):
-    """The service is there and has no place for the request; it says after how many seconds to come again."""
+    """The service answers that it is busy, and after how many seconds to retry."""
 
     def __init__(self, message: str, seconds: float):
         super().__init__(message)
@@ -47,8 +47,8 @@ def _is_address(url: str) -> bool:
 class RemoteScorer:
     """Scores by services at several addresses, in turns.
 
-    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; one
-    that is busy is asked again when it said.
+    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; a
+    busy one is asked again after the seconds that it names.
 
     Args:
         urls: ``http://host:port`` of each.
@@ -75,13 +75,15 @@ class RemoteScorer:
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._certificates = httpx.create_ssl_context(trust_env=False)
-        self._out_until = dict.fromkeys(self.urls, 0.0)
+        self._excluded_until = dict.fromkeys(self.urls, 0.0)
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """One verdict for each video.
+        """Result of each video.
 
-        Raises: ScorerUnavailable when no service gave an answer in time, RequestRefused when one refused.
+        Raises:
+            ScorerUnavailable: No service gave an answer in time.
+            RequestRefused: A service refused the request.
         """
         body = encode_request(ScoreRequest([video.cpu() for video in videos], prompts, fps))
         return self._ask("/score", lambda answer: decode_answer(answer, len(videos)), content=body)
@@ -96,12 +98,12 @@ class RemoteScorer:
             raise ValueError(problem)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """None: measures need the scorer here."""
+        """Nothing: such measures need the scorer in this process."""
         return {}
 
     def _ask(self, path: str, read, **content):
-        """``read`` of the first good answer."""
-        said: dict[str, str] = {}
+        """Result of ``read`` for the first good answer."""
+        problems: dict[str, str] = {}
         pause = 0.0
         for attempt in range(self.retries + 1):
             time.sleep(pause)
@@ -110,16 +112,16 @@ class RemoteScorer:
                 try:
                     answer = read(self._post(url + path, **content))
                 except _Busy as error:
-                    said[url] = str(error)
-                    self._out_until[url] = time.monotonic() + error.seconds
+                    problems[url] = str(error)
+                    self._excluded_until[url] = time.monotonic() + error.seconds
                     pause = max(pause, error.seconds)
                 except (httpx.HTTPError, ValueError, TimeoutError) as error:
-                    said[url] = f"{type(error).__name__}: {error}"
-                    self._out_until[url] = time.monotonic() + self.cooldown
+                    problems[url] = f"{type(error).__name__}: {error}"
+                    self._excluded_until[url] = time.monotonic() + self.cooldown
                 else:
-                    self._out_until[url] = 0.0
+                    self._excluded_until[url] = 0.0
                     return answer
-        details = "; ".join(f"{url}: {problem}" for url, problem in said.items())
+        details = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
         raise ScorerUnavailable(f"no reward service gave an answer ({details})")
 
     def _in_turn(self) -> list[str]:
@@ -127,7 +129,7 @@ class RemoteScorer:
         self._turn += 1
         order = [self.urls[(self._turn + i) % len(self.urls)] for i in range(len(self.urls))]
         now = time.monotonic()
-        return [url for url in order if self._out_until[url] <= now] or order
+        return [url for url in order if self._excluded_until[url] <= now] or order
 
     def _post(self, url: str, **content) -> bytes:
         """The body of a good answer, within the timeout however slowly it comes, its headers too."""
@@ -137,13 +139,13 @@ class RemoteScorer:
             raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
         if response.status_code == 200:
             return body
-        said = body[:500].decode(errors="replace")
+        message = body[:500].decode(errors="replace")
         if response.status_code in (413, 422):
-            raise RequestRefused(f"{url} refused the request ({response.status_code}): {said}")
-        again = response.headers.get("retry-after", "")
-        if response.status_code == 503 and again.isdecimal():
-            raise _Busy(f"status 503: {said}", min(float(again), self.timeout))
-        raise ValueError(f"status {response.status_code}: {said}")
+            raise RequestRefused(f"{url} refused the request ({response.status_code}): {message}")
+        retry_after = response.headers.get("retry-after", "")
+        if response.status_code == 503 and retry_after.isdecimal():
+            raise _Busy(f"status 503: {message}", min(float(retry_after), self.timeout))
+        raise ValueError(f"status {response.status_code}: {message}")
 
     async def _exchange(self, url: str, **content) -> tuple[httpx.Response, bytes]:
         # httpx has a timeout for each read only: a service that sends byte by byte would never meet it.
@@ -158,7 +160,7 @@ class RemoteScorer:
 
 
 def _within(seconds: float, work: Coroutine[None, None, T]) -> T:
-    """What ``work`` gives. Raises TimeoutError when it takes longer; it is cancelled then and its connection closed."""
+    """Result of ``work``. Raises TimeoutError when it takes longer; it is cancelled then and its connection closed."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(asyncio.wait_for(work, seconds))

@@ -1,4 +1,4 @@
-"""What the reward service and its client send each other: frames as safetensors, scores as JSON. Nothing is unpickled.
+"""Messages between the reward service and its client: frames as safetensors, scores as JSON. Nothing is unpickled.
 
 A request is a safetensors file: ``video.0``, ``video.1``... uint8 (frames, 3, height, width), or the bytes of an mp4 as
 ``mp4.0``; prompts and frames per second are in its metadata. An answer is a JSON object with one entry per video in
@@ -27,7 +27,7 @@ _MAX_HEADER = 2**20  # bytes
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask for."""
+    """Upper bounds of a request."""
 
     body: int = 2**30  # bytes, with all films decoded too
     seconds: float = 300.0  # for the body to arrive
@@ -37,7 +37,7 @@ class Limits:
 
 
 class BadRequest(ValueError):
-    """A request that cannot be served; ``is_too_large`` tells the two kinds apart."""
+    """A request that cannot be served, too large or of another form."""
 
     def __init__(self, message: str, *, is_too_large: bool = False):
         super().__init__(message)
@@ -58,9 +58,10 @@ def encode_request(request: ScoreRequest) -> bytes:
 
 
 def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
-    """The request, its claims checked before anything is made of them.
+    """The request, its header checked before any tensor is made.
 
-    Raises: BadRequest, naming the rule, what was got and the limit.
+    Raises:
+        BadRequest: Names the rule, what was got and the limit.
     """
     if len(body) > limits.body:
         raise BadRequest(f"a request may have {limits.body} bytes, got {len(body)}", is_too_large=True)
@@ -91,15 +92,15 @@ def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
     return ScoreRequest(videos, prompts, rates.pop())
 
 
-def encode_answer(verdicts: list[ScoreResult]) -> dict:
-    """JSON for verdicts; what is not a finite number is null."""
-    scores = [None if v.reason else {name: _finite(x) for name, x in v.scores.items()} for v in verdicts]
-    reasons = [v.reason and printable(v.reason) for v in verdicts]
+def encode_answer(results: list[ScoreResult]) -> dict:
+    """JSON of the results; a score that is not a finite number is null."""
+    scores = [None if r.reason else {name: _finite(x) for name, x in r.scores.items()} for r in results]
+    reasons = [r.reason and printable(r.reason) for r in results]
     return {"scores": scores, "reasons": reasons}
 
 
 def printable(text: str) -> str:
-    """``text`` with escapes in place of what has no UTF-8: a message may quote anything."""
+    """``text`` with escapes in place of characters that UTF-8 lacks: a message may quote anything."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -108,17 +109,17 @@ def _finite(value: object) -> float | None:
 
 
 def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
-    """Verdicts of an answer. Raises ValueError for what is no answer to a request of so many videos."""
+    """Results in an answer. Raises ValueError for what is no answer to a request of so many videos."""
     answer = parse_json(body)
     if not isinstance(answer, dict):
         raise ValueError(f"an answer must be an object with scores of {num_videos} videos, got {answer!r:.200}")
     scores, reasons = answer.get("scores"), answer.get("reasons") or [None] * num_videos
     if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
         raise ValueError(f"an answer needs scores of {num_videos} videos, got {answer!r:.200}")
-    return [_verdict(one, reason) for one, reason in zip(scores, reasons)]
+    return [_result(row, reason) for row, reason in zip(scores, reasons)]
 
 
-def _verdict(scores: object, reason: object) -> ScoreResult:
+def _result(scores: object, reason: object) -> ScoreResult:
     if scores is None:
         return ScoreResult({}, printable(str(reason or "the service gave no score and no reason")))
     if not isinstance(scores, dict):

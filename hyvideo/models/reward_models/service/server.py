@@ -1,7 +1,7 @@
 """The reward service: one frozen scorer behind HTTP, for training runs that have no room for it.
 
-POST /score          scores of videos (wire.py); requests that wait are scored together, 503 when too many do
-POST /check_prompts  {"prompts": [...]} -> {"problem": null or what is wrong}
+POST /score          scores of videos (protocol.py); requests that wait are scored together, 503 when there are too many
+POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
 GET  /health /info /metrics
 """
 
@@ -39,33 +39,33 @@ _DECODERS = 4  # requests that are decoded at a time: films take a core and thei
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A request and the verdicts on the first of its videos; the answer is there when all are."""
+class _PendingRequest:
+    """A request and the results of the first of its videos; the answer is there when all are."""
 
     request: ScoreRequest
     answer: "Future[list[ScoreResult]]" = field(default_factory=Future)
-    verdicts: list[ScoreResult] = field(default_factory=list)
+    results: list[ScoreResult] = field(default_factory=list)
 
-    def add(self, verdict: ScoreResult) -> None:
-        self.verdicts.append(verdict)
-        if len(self.verdicts) == len(self.request.videos) and self.answer.set_running_or_notify_cancel():
-            self.answer.set_result(self.verdicts)
+    def add(self, result: ScoreResult) -> None:
+        self.results.append(result)
+        if len(self.results) == len(self.request.videos) and self.answer.set_running_or_notify_cancel():
+            self.answer.set_result(self.results)
 
 
-class _Video(NamedTuple):
-    waiting: _Waiting
+class _QueuedVideo(NamedTuple):
+    pending: _PendingRequest
     number: int  # in its request
 
 
 class Batcher:
     """Scores videos in one thread, in the order of their requests; those that arrive while it works go together.
 
-    A batch has one rate of frames. A request with more videos than fit is scored in several batches. What of a
-    request is not yet begun when its answer is cancelled is never scored.
+    A batch has one rate of frames. A request with more videos than fit is scored in several batches. Videos that are
+    not begun when the answer to their request is cancelled are never scored.
 
     Args:
         max_videos: In one call of the scorer.
-        wait: Seconds to wait for company.
+        wait: Seconds to wait for more videos.
     """
 
     def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):
@@ -74,23 +74,23 @@ class Batcher:
         self.scorer, self.max_videos, self.wait = scorer, max_videos, wait
         self.counts = {"requests": 0, "batches": 0, "videos": 0, "failures": 0}
         self.seconds = 0.0
-        self._queue: queue.Queue[_Video | None] = queue.Queue()
-        self._left: _Video | None = None  # did not fit into the last batch
+        self._queue: queue.Queue[_QueuedVideo | None] = queue.Queue()
+        self._left: _QueuedVideo | None = None  # did not fit into the last batch
         self._thread = threading.Thread(target=self._work, name="scorer", daemon=True)
         self._thread.start()
 
     @property
     def backlog(self) -> float:
-        """Seconds that the videos in the queue will take, going by those before."""
+        """Seconds that the videos in the queue will take, at the mean time of those before."""
         return self._queue.qsize() * self.seconds / max(1, self.counts["videos"])
 
     def submit(self, request: ScoreRequest) -> "Future[list[ScoreResult]]":
         assert request.videos, "a request has videos"
-        waiting = _Waiting(request)
+        pending = _PendingRequest(request)
         self.counts["requests"] += 1
         for number in range(len(request.videos)):
-            self._queue.put(_Video(waiting, number))
-        return waiting.answer
+            self._queue.put(_QueuedVideo(pending, number))
+        return pending.answer
 
     def close(self) -> None:
         """Ends the thread after what has been submitted."""
@@ -100,20 +100,20 @@ class Batcher:
     def _work(self) -> None:
         while batch := self._next_batch():
             start = time.perf_counter()
-            verdicts = score_safely(
+            results = score_safely(
                 self.scorer,
-                [waiting.request.videos[number] for waiting, number in batch],
-                [waiting.request.prompts[number] for waiting, number in batch],
-                fps=batch[0].waiting.request.fps,
+                [pending.request.videos[number] for pending, number in batch],
+                [pending.request.prompts[number] for pending, number in batch],
+                fps=batch[0].pending.request.fps,
                 retries=0,
             )
-            self._count(verdicts, time.perf_counter() - start)
-            for video, verdict in zip(batch, verdicts):
-                video.waiting.add(verdict)
+            self._count(results, time.perf_counter() - start)
+            for video, result in zip(batch, results):
+                video.pending.add(result)
 
-    def _next_batch(self) -> list[_Video]:
-        """Videos of one rate of frames, their answers still wanted; empty when the service ends."""
-        batch: list[_Video] = []
+    def _next_batch(self) -> list[_QueuedVideo]:
+        """Videos of one rate of frames whose requests are not cancelled; empty when the service ends."""
+        batch: list[_QueuedVideo] = []
         deadline = math.inf
         while len(batch) < self.max_videos:
             try:
@@ -125,9 +125,9 @@ class Batcher:
                 if batch:
                     self._queue.put(None)  # for the next round
                 break
-            if video.waiting.answer.cancelled():
+            if video.pending.answer.cancelled():
                 continue
-            if batch and video.waiting.request.fps != batch[0].waiting.request.fps:
+            if batch and video.pending.request.fps != batch[0].pending.request.fps:
                 self._left = video
                 break
             if not batch:
@@ -135,9 +135,9 @@ class Batcher:
             batch.append(video)
         return batch
 
-    def _count(self, verdicts: list[ScoreResult], seconds: float) -> None:
-        failures = sum(verdict.reason is not None for verdict in verdicts)
-        for name, value in (("batches", 1), ("videos", len(verdicts)), ("failures", failures)):
+    def _count(self, results: list[ScoreResult], seconds: float) -> None:
+        failures = sum(result.reason is not None for result in results)
+        for name, value in (("batches", 1), ("videos", len(results)), ("failures", failures)):
             self.counts[name] += value
         self.seconds += seconds
 
@@ -147,25 +147,25 @@ def _until(deadline: float) -> float | None:
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
-class Places:
-    """Places for requests that are under way: beyond them a client is told when to come again."""
+class ConcurrencyLimit:
+    """Requests under way, at most ``limit`` of them: others are told after how many seconds to retry."""
 
-    def __init__(self, count: int):
-        if count < 1:
-            raise ValueError(f"max_waiting must be at least 1, got {count}")
-        self.count, self.taken = count, 0
+    def __init__(self, limit: int):
+        if limit < 1:
+            raise ValueError(f"max_waiting must be at least 1, got {limit}")
+        self.limit, self.in_flight = limit, 0
 
     @contextmanager
-    def one(self, seconds: float) -> Iterator[None]:
-        """Holds a place. Raises HTTPException 503, with the ``seconds`` after which to come again, if none is left."""
-        if self.taken >= self.count:
-            again = {"retry-after": str(min(60, math.ceil(seconds) or 1))}
-            raise HTTPException(503, f"{self.taken} requests are waiting already", headers=again)
-        self.taken += 1
+    def slot(self, retry_after: float) -> Iterator[None]:
+        """Context of one request. Raises HTTPException 503 with ``retry_after`` seconds if no slot is free."""
+        if self.in_flight >= self.limit:
+            headers = {"retry-after": str(min(60, math.ceil(retry_after) or 1))}
+            raise HTTPException(503, f"{self.in_flight} requests are waiting already", headers=headers)
+        self.in_flight += 1
         try:
             yield
         finally:
-            self.taken -= 1
+            self.in_flight -= 1
 
 
 def create_app(
@@ -185,7 +185,7 @@ def create_app(
         max_waiting: Requests to score that may be under way.
     """
     limits = limits or Limits()
-    places, decoders = Places(max_waiting), anyio.CapacityLimiter(_DECODERS)
+    concurrency, decoders = ConcurrencyLimit(max_waiting), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
 
     @asynccontextmanager
@@ -206,7 +206,7 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_prometheus(batcher, places))
+        return PlainTextResponse(_prometheus(batcher, concurrency))
 
     @app.post("/check_prompts", dependencies=protected)
     async def check_prompts(request: Request) -> dict:
@@ -219,32 +219,32 @@ def create_app(
 
     @app.post("/score", dependencies=protected)
     async def score(request: Request) -> dict:
-        with places.one(batcher.backlog):
+        with concurrency.slot(batcher.backlog):
             body = await _body(request, limits)
             try:
-                wanted = await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
+                decoded = await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
             except BadRequest as error:
                 raise HTTPException(413 if error.is_too_large else 422, str(error)) from error
             del body  # the frames are copies of it
-            return encode_answer(await _answer(batcher.submit(wanted), request))
+            return encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
 
 
 async def _answer(answer: "Future[list[ScoreResult]]", request: Request) -> list[ScoreResult]:
-    """The answer, waited for without a thread; it is cancelled when the client goes."""
-    waited, gone = asyncio.wrap_future(answer), asyncio.ensure_future(_until_gone(request))
+    """The answer, waited for without a thread; it is cancelled when the client disconnects."""
+    results, disconnect = asyncio.wrap_future(answer), asyncio.ensure_future(_until_disconnect(request))
     try:
-        await asyncio.wait([waited, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not waited.done():
+        await asyncio.wait([results, disconnect], return_when=asyncio.FIRST_COMPLETED)
+        if not results.done():
             raise HTTPException(499, "the client has gone")
-        return waited.result()
+        return results.result()
     finally:
-        waited.cancel()
-        gone.cancel()
+        results.cancel()
+        disconnect.cancel()
 
 
-async def _until_gone(request: Request) -> None:
+async def _until_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -289,6 +289,8 @@ async def _json_prompts(request: Request, limits: Limits) -> list[str]:
         raise HTTPException(422, str(error)) from error
 
 
-def _prometheus(batcher: Batcher, places: Places) -> str:
+def _prometheus(batcher: Batcher, concurrency: ConcurrencyLimit) -> str:
     lines = [f"reward_{name}_total {value}" for name, value in batcher.counts.items()]
-    return "\n".join([*lines, f"reward_seconds_total {batcher.seconds:.3f}", f"reward_waiting {places.taken}", ""])
+    return "\n".join(
+        [*lines, f"reward_seconds_total {batcher.seconds:.3f}", f"reward_waiting {concurrency.in_flight}", ""]
+    )

@@ -11,7 +11,6 @@ Names of tensors changed between releases of transformers; both generations are 
 
 import json
 import math
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,14 +20,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hyvideo.models.reward_models.rewards import DIMENSIONS, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
-from hyvideo.models.weight_files import read_json, shortened
+from hyvideo.models.weight_files import read_json, read_pickle, shortened
 
 LABEL = "VideoAlign"
 CheckpointMode = Literal["auto", "v1", "v2", "v3"]
 
-# Qwen2-VL-2B-Instruct, for who has the released file and not the base model.
+# Qwen2-VL-2B-Instruct, for users who have the released file and not the base model.
 QWEN2_VL_2B = {
     "hidden_size": 1536,
     "intermediate_size": 8960,
@@ -62,7 +62,7 @@ _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
 
 @dataclass(frozen=True)
 class Settings:
-    """What model_config.json says of how clips are looked at and scores are scaled."""
+    """Settings of model_config.json: how clips are looked at and scores are scaled."""
 
     fps: float
     num_frames: int | None
@@ -86,7 +86,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the parts lie."""
+    """Paths of the parts, and the settings."""
 
     folder: Path  # checkpoint-<step>
     base: Path | None  # of the base model, if it is there
@@ -94,11 +94,11 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Path:
-        own = self.folder / "tokenizer"
-        if own.is_dir():
-            return own
+        folder = self.folder / "tokenizer"
+        if folder.is_dir():
+            return folder
         if self.base is None:
-            raise ValueError(f"{LABEL}: no tokenizer in {own}, and no base model to take it from; download it again")
+            raise ValueError(f"{LABEL}: no tokenizer in {folder}, and no base model to take it from; download it again")
         return self.base
 
 
@@ -119,12 +119,16 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
     if step is not None and step not in steps:
         raise ValueError(f"{LABEL}: {root} has no checkpoint of step {step}, it has {sorted(steps)}")
     folder = steps[max(steps) if step is None else step]
-    settings = _read_settings(config, root / "model_config.json")
-    return Checkpoint(folder, _find_base(root, config["model_config"]["model_name_or_path"], base), settings)
+    try:
+        settings = _read_settings(config, root / "model_config.json")
+        base_name = config["model_config"]["model_name_or_path"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{LABEL}: {root / 'model_config.json'} is incomplete or damaged ({error!r})") from error
+    return Checkpoint(folder, _find_base(root, base_name, base), settings)
 
 
 def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:
-    """All tensors, memory-mapped where the file allows it.
+    """The tensors of a checkpoint, memory-mapped where the file allows it.
 
     Args:
         mode: The reference's word for how names are mapped: v1 and v3 are for files of older transformers, as the
@@ -134,12 +138,12 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
         ValueError: A file is missing or damaged, or its names are not those of the mode.
     """
     whole = checkpoint.folder / "model.pth"
-    tensors = _read_pickle(whole) if whole.is_file() else _adapter_on_base(checkpoint)
+    tensors = read_pickle(whole, LABEL, mmap=True) if whole.is_file() else _adapter_on_base(checkpoint)
     is_new = any(".language_model." in name or name.startswith("language_model.") for name in tensors)
     if mode != "auto" and is_new != (mode == "v2"):
-        found = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
-        raise ValueError(f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}, whose names are of {found}")
-    mapped = {_own_name(name): tensor for name, tensor in tensors.items()}
+        names = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
+        raise ValueError(f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}, whose names are of {names}")
+    mapped = {_plain_name_of(name): tensor for name, tensor in tensors.items()}
     head, output = mapped.pop("rm_head.weight", None), mapped.pop("lm_head.weight", None)
     if head is None:
         raise ValueError(f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is no reward model")
@@ -153,7 +157,7 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
 
 
 def base_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """config.json of the base model, or what it says for Qwen2-VL-2B."""
+    """config.json of the base model; that of Qwen2-VL-2B where the folder is not there."""
     return dict(QWEN2_VL_2B) if checkpoint.base is None else read_json(checkpoint.base / "config.json", LABEL)
 
 
@@ -172,7 +176,11 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         raise ValueError(f"{LABEL}: {path} asks for the prompt {template!r}, there are {', '.join(TEMPLATES)}")
     if wrong := [f"{name} {got!r}, not {needed!r}" for name, (got, needed) in needed.items() if got != needed]:
         raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
-    # What is not said has the original's default.
+    constants = config.get("inference_config") or {}
+    names = [f"{name}_{kind}" for name in DIMENSIONS for kind in ("mean", "std")] if constants else []
+    if bad := [n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)]:
+        raise ValueError(f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again")
+    # Absent settings have the original's defaults.
     has_lora, rank = lora.get("lora_enable", False), lora.get("lora_r", 16)
     scale = lora.get("lora_alpha", 32) / (math.sqrt(rank) if lora.get("use_rslora") else rank)
     return Settings(
@@ -184,20 +192,20 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         has_lora=has_lora,
         lora_rank=rank,
         lora_scale=scale,
-        normalisation=config.get("inference_config"),
+        normalisation=constants or None,
     )
 
 
 def _refuse_other_lora(lora: dict[str, Tensor], checkpoint: Checkpoint) -> None:
     """Raises ValueError where the settings and the file disagree on whether there is a LoRA, or half of one is there.
 
-    Without it the scores would be other ones, and nothing would tell.
+    Otherwise the scores would change without any sign of it.
     """
     if bool(lora) != checkpoint.settings.has_lora:
-        said, found = ("false", "a LoRA") if lora else ("true", "no LoRA")
-        raise ValueError(f"{LABEL}: model_config.json says lora_enable {said}, and {checkpoint.folder} has {found}")
+        setting, has = ("false", "has a LoRA") if lora else ("true", "has no LoRA")
+        raise ValueError(f"{LABEL}: model_config.json says lora_enable {setting}, and {checkpoint.folder} {has}")
     swap = {".lora_A.": ".lora_B.", ".lora_B.": ".lora_A."}
-    partners = {name.replace(own, other) for name in lora for own, other in swap.items() if own in name}
+    partners = {name.replace(side, other) for name in lora for side, other in swap.items() if side in name}
     if missing := sorted(partners - lora.keys()):
         raise ValueError(f"{LABEL}: the LoRA is not whole, {checkpoint.folder} lacks {', '.join(shortened(missing))}")
 
@@ -205,17 +213,17 @@ def _refuse_other_lora(lora: dict[str, Tensor], checkpoint: Checkpoint) -> None:
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
     """A folder with the base model's config.json; None where the built-in settings of Qwen2-VL-2B serve."""
     short = Path(name).name
-    places = [Path(given)] if given else [root / short, root.parent / short, root.parent / name, Path(name)]
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
+    folders = [Path(given)] if given else [root / short, root.parent / short, root.parent / name, Path(name)]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            return folder
     if name == _BASE_NAME and not given:
         return None
-    raise ValueError(f"{LABEL}: the base model {name} is in none of {', '.join(map(str, places))}")
+    raise ValueError(f"{LABEL}: the base model {name} is in none of {', '.join(map(str, folders))}")
 
 
 def _adapter_on_base(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The second form: the base model's tensors, those that were trained whole, and the LoRA."""
+    """Tensors of the second form: the base model's, those that were trained whole, and the LoRA."""
     if checkpoint.base is None:
         raise ValueError(
             f"{LABEL}: {checkpoint.folder} has no model.pth, and an adapter needs the base model's weights; put "
@@ -227,16 +235,16 @@ def _adapter_on_base(checkpoint: Checkpoint) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= _plain_names(_read_safetensors(path))
-    tensors |= _plain_names(_read_pickle(checkpoint.folder / "non_lora_state_dict.pth"))
+    tensors |= _plain_names(read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL, mmap=True))
     return tensors | _plain_names(_read_safetensors(checkpoint.folder / "adapter_model.safetensors"))
 
 
 def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without peft's marks, so that what was trained takes the place of the base model's tensor."""
+    """Tensors without peft's marks in their names, so that trained ones replace the base model's."""
     return {name.removeprefix("base_model.model.").replace(".base_layer.", "."): t for name, t in tensors.items()}
 
 
-def _own_name(name: str) -> str:
+def _plain_name_of(name: str) -> str:
     """The name in Qwen2VLModel of a tensor saved by peft 0.10 or newer with transformers 4 or 5."""
     name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
     name = name.replace(".lora_A.default.", ".lora_A.").replace(".lora_B.default.", ".lora_B.")
@@ -245,13 +253,6 @@ def _own_name(name: str) -> str:
     if name.startswith(("model.visual.", "model.language_model.")):
         return name.removeprefix("model.")
     return "language_model." + name.removeprefix("model.")
-
-
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
-        raise ValueError(f"{LABEL}: {path} is missing, truncated or no file of weights ({error})") from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

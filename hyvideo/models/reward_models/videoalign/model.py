@@ -1,7 +1,7 @@
 """Qwen2-VL with a reward head: clips and questions to three logits.
 
-What decides whether the scores are the original's: tokens stand at places 0, 1, 2... on all three axes of the rotary
-embedding (no M-RoPE), and the rotary frequencies were rounded to bf16 with the weights.
+Two things decide whether the scores are the original's: tokens have positions 0, 1, 2... on all three axes of the
+rotary embedding (no M-RoPE), and the rotary frequencies were rounded to bf16 with the weights.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ class RewardModel(nn.Module):
 
     Args:
         config: ``Qwen2VLConfig``; its vocabulary is cut to the weights'.
-        reward_token_ids: Of VQ, MQ and TA.
+        reward_token_ids: Tokens of VQ, MQ and TA.
         merge_lora: Add the LoRA to the weights: fewer small products, and one more rounding.
-        dtype: Of weights and arithmetic.
-        rope_dtype: What the rotary frequencies are rounded to.
+        dtype: Precision of weights and arithmetic.
+        rope_dtype: Precision that the rotary frequencies are rounded to.
     """
 
     def __init__(
@@ -36,11 +36,13 @@ class RewardModel(nn.Module):
         rope_dtype: torch.dtype,
         device: str | torch.device,
     ):
+        from accelerate import init_empty_weights
         from transformers import Qwen2VLModel
 
         super().__init__()
         self.reward_token_ids = reward_token_ids
-        with torch.device("meta"):
+        # Buffers have memory: no checkpoint holds the rotary frequencies.
+        with init_empty_weights(include_buffers=False):
             model = Qwen2VLModel(config)
         _refuse_misfits(shapes_of(model.state_dict()), weights.model)
         lora = {name: tensor.to(device, dtype) for name, tensor in weights.lora.items()}
@@ -48,7 +50,8 @@ class RewardModel(nn.Module):
         if lora and merge_lora:
             _merge(state, lora, settings.lora_scale)
         model.load_state_dict(state, strict=True, assign=True)
-        _restore_rotary(model, rope_dtype, device)
+        model.to(device)
+        _round_rotary(model, rope_dtype)
         if lora and not merge_lora:
             _inject(model, lora, settings)
         self.model = model
@@ -93,15 +96,12 @@ class _RoundedVisionRotary(nn.Module):
         return arrange(angles.cos()), arrange(angles.sin())
 
 
-def _restore_rotary(model: nn.Module, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Makes the rotary frequencies, which no checkpoint holds, in float32 and rounds them."""
-    language, vision = model.language_model, model.visual
-    language.rotary_emb = type(language.rotary_emb)(language.rotary_emb.config).to(device)
-    vision.rotary_pos_emb = type(vision.rotary_pos_emb)(vision.rotary_pos_emb.config).to(device)
+def _round_rotary(model: nn.Module, dtype: torch.dtype) -> None:
+    """Rounds the rotary frequencies, which are made in float32."""
     if dtype != torch.float32:
-        table = language.rotary_emb.inv_freq
+        table = model.language_model.rotary_emb.inv_freq
         table.copy_(table.to(dtype).float())
-        vision.rotary_pos_emb = _RoundedVisionRotary(vision.rotary_pos_emb, dtype)
+        model.visual.rotary_pos_emb = _RoundedVisionRotary(model.visual.rotary_pos_emb, dtype)
 
 
 def _inject(model: nn.Module, lora: Mapping[str, Tensor], settings: Settings) -> None:

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 PATCH = 14  # pixels
@@ -24,13 +25,13 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, wanted: int | None = None) -> list[int]:
-    """Which frames of a clip are looked at: an even number, spread evenly, the first and the last among them.
+def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None) -> list[int]:
+    """Indices of the frames that are looked at: an even number, spread evenly, the first and the last among them.
 
     Args:
         video_fps: Frames per second of the clip.
         fps: Frames per second to look at.
-        wanted: A number of frames, in place of ``fps``.
+        num_sampled: A number of frames, in place of ``fps``.
 
     Raises:
         ValueError: The clip has less than two frames, or fps is not positive.
@@ -39,18 +40,18 @@ def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, wanted
         raise ValueError(f"a clip needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
     if not 0 < video_fps < math.inf:
         raise ValueError(f"frames per second of a clip must be positive, got {video_fps}")
-    if wanted is None:
+    if num_sampled is None:
         most = min(MAX_FRAMES, num_frames) // TEMPORAL_PATCH * TEMPORAL_PATCH
-        wanted = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
+        num_sampled = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
     # Python rounds halves to even, and so did the original.
-    count = min(round(wanted / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
+    count = min(round(num_sampled / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
     return torch.linspace(0, num_frames - 1, count).round().long().tolist()
 
 
 def resized(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
     """The size nearest to an image's whose sides are multiples of 28 and whose area lies within the bounds.
 
-    As in the original the upper bound is not looked at again after the lower one has enlarged an image.
+    The original does not look at the upper bound again after the lower one has enlarged an image; nor does this.
     """
     rounded = [max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width)]
     if math.prod(rounded) > max_pixels:
@@ -80,11 +81,12 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
         frames = torch.cat([frames, frames[-1:]])
     table = _normalised_levels().to(frames.device)
     values = torch.stack([table[channel][frames[:, channel].long()] for channel in range(3)], dim=1)
-    time, high, wide = len(frames) // TEMPORAL_PATCH, frames.shape[2] // PATCH, frames.shape[3] // PATCH
-    split = values.view(time, TEMPORAL_PATCH, 3, high // MERGE, MERGE, PATCH, wide // MERGE, MERGE, PATCH)
-    # (time, row of tokens, column of tokens, row in it, column in it, channel, frame, y, x)
-    ordered = split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
-    return ordered.reshape(time * high * wide, -1), (time, high, wide)
+    tokens = rearrange(
+        values,
+        "(t pt) c (h mh ph) (w mw pw) -> (t h w mh mw) (c pt ph pw)",  # m: patches in a token, p: pixels in a patch
+        **{"pt": TEMPORAL_PATCH, "mh": MERGE, "mw": MERGE, "ph": PATCH, "pw": PATCH},
+    )
+    return tokens, (len(frames) // TEMPORAL_PATCH, frames.shape[2] // PATCH, frames.shape[3] // PATCH)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What VideoAlign is asked about a clip: one text with three tokens in whose place it answers.
+"""The question that VideoAlign is asked about a clip: one text with three tokens in whose place it answers.
 
 ``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT licence), byte for byte: its spaces at the ends of lines are tokens
 that the scores depend on.
@@ -7,8 +7,7 @@ that the scores depend on.
 import functools
 from pathlib import Path
 
-REWARD_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
-DIMENSIONS = ("VQ", "MQ", "TA")
+REWARD_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")  # in the order of DIMENSIONS
 VIDEO_TOKEN = "<|video_pad|>"
 # prompt_template_type of model_config.json -> file. The second asks the miniature's reward model in few words.
 TEMPLATES = {"detailed_special": "prompt_template.txt", "miniature": "prompt_template_miniature.txt"}
@@ -19,12 +18,12 @@ _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 def check_prompt(prompt: str) -> None:
     """Raises ValueError for a prompt that contains one of the tokens which structure the question."""
-    if found := [token for token in _RESERVED if token in prompt]:
-        raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {found[0]}: {prompt!r}")
+    if reserved := [token for token in _RESERVED if token in prompt]:
+        raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}")
 
 
 def question(prompt: str, num_video_tokens: int, template: str = "detailed_special") -> str:
-    """The whole conversation about a clip of so many tokens, in the words of one of ``TEMPLATES``."""
+    """The conversation about a clip of so many tokens, in the words of one of ``TEMPLATES``."""
     check_prompt(prompt)
     text = _template(TEMPLATES[template]).replace("{text_prompt}", prompt)
     return f"{_HEAD}{VIDEO_TOKEN * num_video_tokens}<|vision_end|>{text}{_TAIL}"

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Scores
 from hyvideo.models.reward_models.videoalign.checkpoint import (
     CheckpointMode,
     base_config,
@@ -15,14 +16,13 @@ from hyvideo.models.reward_models.videoalign.checkpoint import (
 )
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
-from hyvideo.models.reward_models.videoalign.prompt import DIMENSIONS, REWARD_TOKENS, check_prompt, question
+from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_TOKEN, check_prompt, question
 
-Scores = dict[str, float]
 Precision = Literal["bf16", "fp32_math"]
 
 
 class VideoAlignScorer:
-    """The frozen reward model in the released layout.
+    """Scorer by the frozen reward model in the released layout.
 
     Args:
         root: Folder with model_config.json and checkpoint-*.
@@ -33,8 +33,12 @@ class VideoAlignScorer:
         batch_size: Clips in one forward pass.
         base: Folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only.
 
-    Raises: ValueError for files that are missing, damaged or do not fit, naming them.
+    Raises:
+        ValueError: Files are missing, damaged or do not fit, naming them.
     """
+
+    dimensions = DIMENSIONS
+    reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # texts in whose place the model answers or sees
 
     def __init__(
         self,
@@ -95,14 +99,16 @@ class VideoAlignScorer:
             videos: uint8. Shape of each: (frames, 3, height, width).
             fps: Frames per second of the clips: it decides which frames are looked at.
 
-        Raises: ValueError for clips that cannot be scored: too short, another type, a reserved prompt.
+        Raises:
+            ValueError: A clip cannot be scored: too short, of another type, with a reserved prompt.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
     def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
-        """As `score`, of video files, whose frames per second are in them.
+        """Scores as of `score`, of video files, whose frames per second are in them.
 
-        Raises: ValueError for a file that cannot be read or does not say its frames per second.
+        Raises:
+            ValueError: A file cannot be read or does not say its frames per second.
         """
         from hyvideo.data.videos import read_video
 
@@ -143,8 +149,22 @@ class VideoAlignScorer:
         """The frames that are looked at, on the CPU. Shape: uint8 (frames, 3, height, width)."""
         if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3:
             raise ValueError(f"a clip must be uint8 (frames, 3, height, width), got {video.dtype} {tuple(video.shape)}")
-        indices = frame_indices(len(video), rate, fps=self.settings.fps, wanted=self.settings.num_frames)
+        indices = frame_indices(len(video), rate, fps=self.settings.fps, num_sampled=self.settings.num_frames)
         return video[indices].cpu()
+
+    def doubts(self, num_frames: int, fps: float) -> list[str]:
+        """Reasons why the scores of clips of this length may not mean what they should."""
+        doubts = []
+        # The model looks at 2 frames a second and at no less than 4: below 2 seconds it sees more of them a second.
+        looked_at = len(frame_indices(num_frames, fps, fps=self.settings.fps, num_sampled=self.settings.num_frames))
+        if self.settings.num_frames is None and looked_at > num_frames / fps * self.settings.fps + 1:
+            doubts.append(
+                f"looks at {looked_at} of {num_frames} frames, {num_frames / fps:.2f} s: more than its "
+                f"{self.settings.fps:g} a second, scores of so short clips are shifted"
+            )
+        if not self.settings.normalisation:
+            doubts.append("no normalisation: scores are raw, and weights between dimensions mean something else")
+        return doubts
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(DIMENSIONS, row))
@@ -154,5 +174,5 @@ class VideoAlignScorer:
         return scores | {"Overall": sum(scores.values())}
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """None of its own."""
+        """Nothing: this scorer has no such measures."""
         return {}

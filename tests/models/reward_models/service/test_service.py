@@ -30,7 +30,7 @@ from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable
-from hyvideo.models.reward_models.service import protocol as wire
+from hyvideo.models.reward_models.service import protocol
 from hyvideo.models.reward_models.service.client import RemoteScorer, RequestRefused
 from hyvideo.models.reward_models.service.protocol import (
     BadRequest,
@@ -84,9 +84,9 @@ def remote(*urls, **options):
 
 def test_a_service_gives_the_scores_of_its_scorer(service):
     videos, prompts = clips(5)
-    verdicts = remote(service).score(videos, prompts, fps=8)
+    results = remote(service).score(videos, prompts, fps=8)
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
-    assert [verdict.scores for verdict in verdicts] == expected
+    assert [result.scores for result in results] == expected
 
 
 def test_many_clients_are_served(service):
@@ -185,9 +185,9 @@ def test_half_a_surrogate_pair_is_a_clear_error_to_the_client(service):
 
 def test_a_run_can_be_rewarded_by_the_service(service):
     videos, prompts = clips(3)
-    judge = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
-    rewards = judge.score([videos[0], None, videos[2]], prompts, fps=8)
-    judge.close()
+    async_scorer = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
+    rewards = async_scorer.score([videos[0], None, videos[2]], prompts, fps=8)
+    async_scorer.close()
     assert [reward.is_missing for reward in rewards] == [False, True, False]
 
 
@@ -342,17 +342,17 @@ def test_a_connection_is_left_when_its_answer_is_too_long(misbehaving):
 
 @pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
 def test_a_value_that_is_no_number_is_missing(misbehaving, text):
-    judge = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
-    (reward,) = judge.score(CLIP, ["a"], fps=8)
-    judge.close()
+    async_scorer = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
+    (reward,) = async_scorer.score(CLIP, ["a"], fps=8)
+    async_scorer.close()
     assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
 
 
 def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
     start = time.monotonic()
-    judge = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
-    rewards = judge.score(CLIP * 4, ["a"] * 4, fps=8)
-    judge.close()
+    async_scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
+    rewards = async_scorer.score(CLIP * 4, ["a"] * 4, fps=8)
+    async_scorer.close()
     assert all(reward.is_missing and "no reward service gave an answer" in reward.reason for reward in rewards)
     assert time.monotonic() - start < 5
 
@@ -452,7 +452,7 @@ def test_sixty_waiting_requests_hold_up_nothing_else():
         assert [answer.result(20)[0].scores["VQ"] for answer in answers] == list(range(60))
 
 
-def test_beyond_the_places_a_request_is_told_when_to_come_again():
+def test_beyond_the_limit_a_request_is_told_when_to_come_again():
     scorer = HeldScorer()
     body = encode_request(ScoreRequest(numbered(9), ["a"], 8.0))
     with running(scorer, max_waiting=2) as url, ThreadPoolExecutor(3) as pool:
@@ -508,8 +508,8 @@ def test_a_large_request_is_scored_in_batches_and_answered_in_order():
     scorer = HeldScorer()
     scorer.go_on.set()
     with running(scorer, max_videos=16) as url:
-        verdicts = remote(url).score(numbered(*range(40)), ["a"] * 40, fps=8)
-    assert [verdict.scores["VQ"] for verdict in verdicts] == list(range(40))
+        results = remote(url).score(numbered(*range(40)), ["a"] * 40, fps=8)
+    assert [result.scores["VQ"] for result in results] == list(range(40))
     assert [len(batch) for batch in scorer.batches] == [16, 16, 8]
 
 
@@ -520,7 +520,7 @@ def test_requests_that_arrive_together_share_full_batches_and_keep_their_order()
     assert scorer.begun.wait(10)
     others = [batcher.submit(ScoreRequest(numbered(*numbers), ["a"] * 3, 8.0)) for numbers in ((1, 2, 3), (4, 5, 6))]
     scorer.go_on.set()
-    scores = [[verdict.scores["VQ"] for verdict in answer.result(10)] for answer in (first, *others)]
+    scores = [[result.scores["VQ"] for result in answer.result(10)] for answer in (first, *others)]
     batcher.close()
     assert scores == [[0], [1, 2, 3], [4, 5, 6]]
     assert [len(batch) for batch in scorer.batches] == [1, 4, 2]
@@ -642,7 +642,7 @@ def num_decoded(monkeypatch):
         paths.append(path)
         return read_video(path, **options)
 
-    monkeypatch.setattr(wire, "read_video", counted)
+    monkeypatch.setattr(protocol, "read_video", counted)
     return lambda: len(paths)
 
 
@@ -717,9 +717,9 @@ def test_limits_hold_before_anything_is_made_of_the_body(limits, said):
 
 
 def test_answers_keep_what_is_missing():
-    verdicts = [ScoreResult({"VQ": 1.5}), ScoreResult({"VQ": math.nan}), ScoreResult({}, "broken")]
-    first, second, third = decode_answer(json.dumps(encode_answer(verdicts)).encode(), 3)
-    assert first == verdicts[0] and math.isnan(second.scores["VQ"]) and third == verdicts[2]
+    results = [ScoreResult({"VQ": 1.5}), ScoreResult({"VQ": math.nan}), ScoreResult({}, "broken")]
+    first, second, third = decode_answer(json.dumps(encode_answer(results)).encode(), 3)
+    assert first == results[0] and math.isnan(second.scores["VQ"]) and third == results[2]
 
 
 def random_json(rng, depth=0):
@@ -733,18 +733,18 @@ def random_json(rng, depth=0):
 
 
 def check_answer(body):
-    """Whether it gives verdicts; else it must raise ValueError. All texts can be printed, all scores are floats."""
+    """Whether it gives results; else it must raise ValueError. All texts can be printed, all scores are floats."""
     try:
-        verdicts = decode_answer(body, 1)
+        results = decode_answer(body, 1)
     except ValueError as error:
         str(error).encode()
         return False
-    assert all(isinstance(value, float) for verdict in verdicts for value in verdict.scores.values())
-    "".join(verdict.reason or "" for verdict in verdicts).encode()
+    assert all(isinstance(value, float) for result in results for value in result.scores.values())
+    "".join(result.reason or "" for result in results).encode()
     return True
 
 
-def test_random_answers_are_verdicts_or_value_errors():
+def test_random_answers_are_results_or_value_errors():
     rng = random.Random(0)
     kinds = [
         check_answer(json.dumps({"scores": [random_json(rng)], "reasons": [random_json(rng)]})) for _ in range(3000)
@@ -764,7 +764,7 @@ def test_random_answers_are_verdicts_or_value_errors():
     ["%s", '{"scores": [%s]}', '{"scores": [{"VQ": %s}]}', '{"scores": [null], "reasons": [%s]}', '{"scores": %s}'],
 )
 @pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "1}"), ("[", "")])
-def test_answers_nested_deeply_are_verdicts_or_value_errors(frame, brackets):
+def test_answers_nested_deeply_are_results_or_value_errors(frame, brackets):
     left = sys.getrecursionlimit()
     for depth in (*range(left - 150, left + 5), 10**5):  # at the edge, what reads a value fails or what shows it
         opening, closing = brackets

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -231,6 +232,8 @@ def test_a_truncated_file_is_named(own):
     [
         ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
         ("data_config", {"sample_type": "multi_pts"}, "sample_type 'multi_pts', not 'uniform'"),
+        ("inference_config", {"MQ_std": 0.0}, "no usable constant MQ_std"),
+        ("inference_config", {"TA_mean": math.nan, "VQ_std": None}, "no usable constant VQ_std, TA_mean"),
     ],
 )
 def test_settings_of_another_reward_are_refused(own, section, change, said):

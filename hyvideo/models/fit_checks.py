@@ -1,0 +1,90 @@
+"""Checks of a checkpoint folder before anything is loaded: what is missing, broken or does not fit, in sentences.
+
+Configs and the headers of the weight files are read, a second or two for the full-size model.
+"""
+
+from pathlib import Path
+
+from torch import nn
+
+from hyvideo.models import loading_encoders as encoders
+from hyvideo.models.loading import (
+    TRANSFORMER,
+    VAE,
+    WEIGHTS_STEM,
+    Component,
+    build_without_memory,
+    expected_shapes,
+    read_arguments,
+    transformer_folder,
+    transformer_without_memory,
+    vae_folder,
+    weights_folder_for,
+)
+from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, refuse, tensor_problems
+
+
+def check_checkpoint(
+    root: str | Path,
+    version: str | None,
+    *,
+    weights_needed: bool = True,
+    with_glyphs: bool = False,
+    with_images: bool = False,
+) -> list[str]:
+    """Problems that keep the parts of a run from loading; empty when there are none.
+
+    Args:
+        weights_needed: False checks what ``random_weights_seed`` needs: the configs and the tokenizers.
+        with_glyphs, with_images: The run has text in quotes, reference images, and needs their encoders.
+    """
+    checks = [
+        lambda: transformer_problems(root, version, weights_needed),
+        lambda: vae_problems(root, weights_needed),
+        lambda: encoders.text_encoder_problems(root, weights_needed),
+        *([lambda: encoders.glyph_encoder_problems(root, weights_needed)] if with_glyphs else []),
+        *([lambda: encoders.vision_encoder_problems(root, weights_needed)] if with_images else []),
+    ]
+    return [problem for check in checks for problem in problems_of(check)]
+
+
+def transformer_problems(root: str | Path, version: str | None, weights_needed: bool = True) -> list[str]:
+    """Problems that keep the transformer from loading, from its config and the headers of its files."""
+    return _model_problems(TRANSFORMER, transformer_folder(root, version), weights_needed)
+
+
+def vae_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
+    """Problems that keep the VAE from loading."""
+    return _model_problems(VAE, vae_folder(root), weights_needed)
+
+
+def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
+    """Reasons why the models of a folder cannot make videos of this size; empty when they can. Reads configs only."""
+    transformer, _ = read_arguments(TRANSFORMER, transformer_folder(root, version))
+    vae, _ = read_arguments(VAE, vae_folder(root))
+    multiple = vae["spatial_compression_ratio"] * transformer["patch_size"]
+    temporal = vae["temporal_compression_ratio"]
+    problems = []
+    if height % multiple or width % multiple:
+        problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
+    if num_frames % temporal != 1:
+        problems.append(f"the number of frames must be {temporal}n + 1, got {num_frames}")
+    return problems
+
+
+def check_transformer_weights(root: str | Path, version: str | None, folder: str | Path) -> None:
+    """Raises the ValueError that `loading.load_transformer_weights` would; reads headers only."""
+    transformer = transformer_without_memory(root, version)
+    source, is_original = weights_folder_for(transformer, folder)
+    refuse(source, _tensor_problems(TRANSFORMER, source, transformer, is_original))
+
+
+def _model_problems(component: Component, folder: Folder, weights_needed: bool) -> list[str]:
+    model, is_original = build_without_memory(component, folder)
+    problems = _tensor_problems(component, folder, model, is_original) if weights_needed else []
+    return labelled(folder, problems)
+
+
+def _tensor_problems(component: Component, folder: Folder, model: nn.Module, is_original: bool) -> list[str]:
+    expected = expected_shapes(component, model.state_dict(), is_original)
+    return tensor_problems(folder, expected, read_header(folder, WEIGHTS_STEM))

@@ -1,0 +1,136 @@
+"""The frozen encoders of conditions: a prompt's text, the quoted text in it, and a reference image.
+
+The chat template and its system message come from the installed diffusers at run time.
+"""
+
+import inspect
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyvideo.data.images import fit, read_image, siglip_pixels, to_pixels
+from hyvideo.data.outside import shown
+from hyvideo.pipelines.conditions import ImageCondition
+
+MAX_TEXT_TOKENS = 1000
+MAX_GLYPH_TOKENS = 256
+_BATCH = 8  # prompts of one length that the language model reads together
+
+
+class TextEncoder:
+    """Hidden states of Qwen2.5-VL's language model as HunyuanVideo-1.5 reads them.
+
+    They are the output of the third layer from the end, without the final norm, from the first token of the user's
+    text on.
+
+    Args:
+        tokenizer: Qwen2 tokenizer with a chat template.
+        model: ``Qwen2_5_VLTextModel``; it is cut to the layers that are read.
+    """
+
+    def __init__(self, tokenizer, model: nn.Module):
+        from diffusers import HunyuanVideo15Pipeline
+
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
+        self.system_message = signature.parameters["system_message"].default
+        # The states are the input of the last layer but one: two layers and the norm would run for nothing.
+        model.layers, model.norm = model.layers[:-2], nn.Identity()
+        self.tokenizer, self.model = tokenizer, model
+        self.crop_start = self._find_crop_start()
+
+    @torch.no_grad()
+    def __call__(self, prompts: list[str]) -> list[Tensor]:
+        """States of each prompt on the CPU; prompts of one length together, so that none is padded.
+
+        Shape of each: (tokens, dim).
+        """
+        token_ids = [self._token_ids(prompt) for prompt in prompts]
+        by_length: dict[int, list[int]] = {}
+        for i, ids in enumerate(token_ids):
+            by_length.setdefault(len(ids), []).append(i)
+        states: list[Tensor] = [torch.empty(0)] * len(prompts)
+        for rows in by_length.values():
+            for start in range(0, len(rows), _BATCH):
+                batch = rows[start : start + _BATCH]
+                ids = torch.tensor([token_ids[i] for i in batch], device=self.model.device)
+                hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state
+                for i, row in zip(batch, hidden[:, self.crop_start :].cpu()):
+                    states[i] = row.clone()
+        return states
+
+    def _token_ids(self, prompt: str) -> list[int]:
+        """Template and prompt, cut on the right as in the original where they are too long."""
+        ids = self._all_token_ids(prompt)
+        longest = self.crop_start + MAX_TEXT_TOKENS
+        if len(ids) > longest:
+            cut = self.tokenizer.decode(ids[longest:], skip_special_tokens=True).removesuffix("assistant\n").strip()
+            warnings.warn(
+                f"a prompt has {len(ids) - self.crop_start} tokens, the model reads {MAX_TEXT_TOKENS}; "
+                f"left out from the end: {shown(cut)}",
+                stacklevel=2,
+            )
+        return ids[:longest]
+
+    def _all_token_ids(self, prompt: str) -> list[int]:
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
+
+        messages = format_text_input([prompt], self.system_message)
+        encoded = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        return encoded["input_ids"][0]
+
+    def _find_crop_start(self) -> int:
+        """Number of template tokens before the user's text: the common beginning of two different prompts."""
+        first, second = self._all_token_ids("a"), self._all_token_ids("b")
+        crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
+        assert self.tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
+        return crop
+
+
+class GlyphEncoder:
+    """Hidden states of ByT5 trained on glyphs: the spelling of text that is to be seen in the video."""
+
+    def __init__(self, tokenizer, model: nn.Module):
+        self.tokenizer, self.model = tokenizer, model
+
+    @torch.no_grad()
+    def __call__(self, text: str) -> Tensor:
+        """States of a text from `glyph_text`, on the CPU. Shape: (tokens, 1472)."""
+        ids = self.tokenizer(text, truncation=True, max_length=MAX_GLYPH_TOKENS, return_tensors="pt").input_ids
+        return self.model(input_ids=ids.to(self.model.device))[0][0].cpu()
+
+
+def glyph_text(prompt: str) -> str:
+    """The quoted texts of a prompt as ByT5 reads them; empty without."""
+    from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
+    return extract_glyph_texts(prompt) or ""
+
+
+class ImageEncoder:
+    """Features by SigLIP and latents by the VAE of a reference image, fitted to the video.
+
+    Args:
+        preprocessor: Values of SigLIP's preprocessor_config.json.
+        vae: Encodes a whole frame: in tiles it would be another one.
+    """
+
+    def __init__(self, preprocessor: dict[str, Any], model: nn.Module, vae: nn.Module):
+        self.preprocessor, self.model, self.vae = preprocessor, model, vae
+
+    @torch.no_grad()
+    def __call__(self, path: str, height: int, width: int) -> ImageCondition:
+        """The condition of an image file, on the CPU; the size is the video's, in pixels."""
+        image = fit(read_image(path), height, width)
+        pixels = siglip_pixels(image, self.preprocessor).to(self.model.device, self.model.dtype)
+        embeds = self.model(pixel_values=pixels[None]).last_hidden_state[0]
+        frame = to_pixels(image).to(self.vae.device, self.vae.dtype)
+        tiling, self.vae.use_tiling = self.vae.use_tiling, False
+        latents = self.vae.encode(frame[None, :, None]).latent_dist.mode()[0, :, 0]
+        self.vae.use_tiling = tiling
+        return ImageCondition(embeds.cpu(), (latents.float() * self.vae.config.scaling_factor).cpu())

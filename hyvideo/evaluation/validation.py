@@ -16,7 +16,8 @@ from hyvideo.data.randomness import normal
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import gather_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, is_made_with, measure_all, numbers_of, record
+from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all
+from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
@@ -66,7 +67,9 @@ class Validation:
             "repeats": config.record.validation_repeats,
             "size": [self.height, self.width],
         }
-        self.watch = HackingWatch(config.record, mesh, self.output, self.made_with)
+        self.watch = HackingWatch(
+            config.record.on_reward_hacking, config.record.hacking_threshold, mesh, self.output, self.made_with
+        )
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
@@ -84,7 +87,7 @@ class Validation:
         with told_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
                 self._record(iteration, rewards, names)
-                record(self.folder(iteration), seen, self.watch.found, self.made_with)
+                write_validation(self.folder(iteration), seen, self.watch.shifts, self.made_with)
         return {f"validation/{name}": value for name, value in measures.items()} | {"validation/hacking": hacking}
 
     def folder(self, iteration: int) -> Path:
@@ -92,11 +95,12 @@ class Validation:
 
     def has(self, iteration: int) -> bool:
         """Claims that the policy of ``iteration`` was validated in this folder, with the prompts and steps of now."""
-        return is_made_with(self.folder(iteration), self.made_with)
+        return read_validation(self.folder(iteration), self.made_with) is not None
 
     def measures(self, iteration: int) -> dict[str, float]:
         """The measures of an earlier validation, as recorded; NaN where nothing could be measured."""
-        return numbers_of(json.loads((self.folder(iteration) / "measures.json").read_text()))
+        recorded = read_validation(self.folder(iteration), self.made_with)
+        return dict(recorded.means) if recorded else {}
 
     def picture(self, iteration: int) -> Path | None:
         """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""

@@ -10,6 +10,7 @@ A figure that the runs do not allow is not made, and `Absent` says what it lacks
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -17,12 +18,32 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, compare, curve
-from hyvideo.evaluation.samplers.theory import REGIMES, Sampler, gradient_scale, noise_in_regime
+from hyvideo.evaluation.samplers.tables import grad_norm_table, std_table
 from hyvideo.evaluation.table2.runs import METHODS
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}
+REGIMES = {
+    "sigma_1": "(a) both begin at the second level",
+    "clamp": f"(b) both clamped at sigma {SAGE_SIGMA_MAX}",
+    "own": "(c) each with its own default",
+}
+
+
+class Sampler(NamedTuple):
+    """How rollouts are sampled; the paper's by default."""
+
+    num_steps: int = 20
+    shift: float = 5.0
+    eta: float = 0.5
+    last_step: str = "stochastic"
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_steps} steps, shift {self.shift:g}, eta {self.eta:.3g}"
 
 
 class Absent(Exception):
@@ -71,18 +92,26 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
     figure, panels = _panels(len(drawn))
     for axes, (sde, found) in zip(panels, drawn.items()):
         for sampler in found:
-            scale = gradient_scale(sde, sampler)
-            middle = len(scale.sigmas) // 2
-            factor = scale.norms[middle] / scale.inverse_std[middle]
-            (line,) = axes.plot(scale.sigmas, scale.norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
-            rule = [factor * inverse for inverse in scale.inverse_std]
-            axes.plot(scale.sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to meet it midway")
+            sigmas, norms, inverse_std = gradient_scale(sde, sampler)
+            middle = len(sigmas) // 2
+            (line,) = axes.plot(sigmas, norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
+            rule = inverse_std * (norms[middle] / inverse_std[middle])
+            axes.plot(sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to meet it midway")
         for norms in (m for m in measured if m["sde_type"] == sde):
             _draw_measured(axes, norms)
         axes.set_yscale("log")
         axes.invert_xaxis()
         _label(axes, METHODS[sde], "noise level sigma", "scale of the gradient")
     return [_save(figure, folder, "figure4")]
+
+
+def gradient_scale(sde_type: str, sampler: Sampler) -> tuple[Tensor, Tensor, Tensor]:
+    """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape of each: (steps,)."""
+    *schedule, last_step = sampler
+    stds = std_table(*schedule, sde_types=[sde_type], last_step=last_step)
+    norms = grad_norm_table(*schedule, sde_types=[sde_type], last_step=last_step)[sde_type]
+    is_stochastic = stds[sde_type] > 0
+    return stds["sigma"][is_stochastic], norms[is_stochastic], 1 / stds[sde_type][is_stochastic]
 
 
 def _draw_measured(axes: Axes, measured: dict) -> None:
@@ -99,7 +128,7 @@ def _sampler_of(measured: dict) -> Sampler:
 
 
 def _samplers(runs: list[Run], sde_type: str) -> list[Sampler]:
-    """With which the runs of an SDE sampled."""
+    """Samplers of the runs of an SDE."""
     rollouts = [run.config.rollout for run in runs if run.config.rollout.sde_type == sde_type]
     return list(dict.fromkeys(Sampler(r.grpo_sampling_steps, r.shift, r.eta, r.last_step) for r in rollouts))
 
@@ -126,9 +155,10 @@ def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
     figure, panels = _panels(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):
-        for sde, stds in noise_in_regime(regime, Sampler()).items():
-            axes.plot(range(len(stds)), stds, "o-", markersize=3, label=METHODS[sde])
-        _label(axes, f"({regime}) {title}", "step", "standard deviation of the step's noise")
+        stds = std_table(*Sampler()[:3], sde_types=("sage_grpo", "flow_grpo"), regime=regime)
+        for sde in ("sage_grpo", "flow_grpo"):
+            axes.plot(range(len(stds[sde])), stds[sde], "o-", markersize=3, label=METHODS[sde])
+        _label(axes, title, "step", "standard deviation of the step's noise")
     return [_save(figure, folder, "figure9")]
 
 
@@ -181,7 +211,7 @@ def _with_window(label: str, window: int) -> str:
 
 
 def _save(figure: Figure, folder: Path, stem: str, title: str = "", number: int = 0) -> Path:
-    """As <stem>.png, the comparisons after the first with a number; the title says what a comparison holds fixed."""
+    """Writes <stem>.png, comparisons after the first with a number; the title says what a comparison holds fixed."""
     if title:
         figure.suptitle(title, fontsize="small")
     path = folder / (f"{stem}_{number + 1}.png" if number else f"{stem}.png")

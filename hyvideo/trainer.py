@@ -22,7 +22,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint import CheckpointWriter
 from hyvideo.distributed.collectives import barrier, gather_objects, merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.validation import Validation
+from hyvideo.evaluation.validation import Validation, validation_size
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
 from hyvideo.models.lora import save_lora
@@ -90,11 +90,7 @@ class Trainer:
         self.order = PromptOrder(len(self.requests), self.plan.groups, config.data.seed)
         validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
         rollout_size = (config.data.height, config.data.width)
-        validation_size = (
-            config.record.validation_height or config.data.height,
-            config.record.validation_width or config.data.width,
-        )
-        sizes = [rollout_size, validation_size] if validated else [rollout_size]
+        sizes = [rollout_size, validation_size(config)] if validated else [rollout_size]
         check_checkpoint(config, RequiredEncoders.of(self.requests + validated), sizes)
         self.judge: AsyncScorer = make_async_scorer(config, device, scorers)
         self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
@@ -103,7 +99,7 @@ class Trainer:
             try_scorers(config, self.judge, self.requests[0].prompt)
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:
-            self._precompute_conditions([(self.requests, *rollout_size), (validated, *validation_size)])
+            self._precompute_conditions([(self.requests, *rollout_size), (validated, *validation_size(config))])
         unconditional = empty_condition(config, self.encoder, device)
         anchor_moves = config.kl_strategy.endswith("moving") if needs_anchor(config) else None
         self.policy = Policy(config, mesh, device, RequiredEncoders.of(self.requests), anchor_moves=anchor_moves)

@@ -23,6 +23,7 @@ KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
+THREADS = ["--num_threads", "1"]  # several cells may share a machine
 OF_THE_CELL = (
     "config output_dir seed reward_weights sde_type use_grad_balancing kl_strategy match_noise resume_from_checkpoint"
 ).split()
@@ -88,7 +89,7 @@ class Study:
         flags = ["--config", self.config_file, "--output_dir", str(self.folder(cell)), "--seed", str(cell.seed)]
         flags += ["--reward_weights", SETTINGS[cell.setting], "--sde_type", cell.method]
         flags += ["--use_grad_balancing", str(cell.has_equalizer).lower()]
-        flags += ["--num_threads", "1", "--report_to", "none", "--save_total_limit", "1"]
+        flags += [*THREADS, "--report_to", "none", "--save_total_limit", "1"]
         if self.match_noise:
             flags += ["--match_noise", self.match_noise]
         if (self.folder(cell) / "metrics.jsonl").is_file():
@@ -101,9 +102,12 @@ class Study:
         return parse(self.flags(cell)).config
 
     def evaluation_config(self) -> Config:
-        """Settings of the world, its validation and its scorers, without those of any cell."""
-        scorers = ["--reward_model", *self.scorers] if self.scorers else []
-        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra, *scorers]).config
+        """Settings of the world, its validation and its scorers, without those of any cell.
+
+        As many threads as a cell has: another number rounds otherwise, and a pixel falls to the other byte.
+        """
+        flags = ["--config", self.config_file, "--output_dir", str(self.out), *THREADS, *self.extra]
+        return parse([*flags, "--reward_model", *self.scorers] if self.scorers else flags).config
 
 
 def split_extra(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +127,9 @@ def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config,
 @pytest.mark.parametrize("ended, code", [(None, 0), (RewardHacking("reward up, motion down"), 3)])
 def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
     class Ended:
+        plan, policy, device, output_dir = None, SimpleNamespace(parameters=[]), CPU, Path()
+        iteration, resumed, changed_settings, validation = 0, False, [], None
+
         def __init__(self):
             self.mesh = mesh
 
@@ -134,8 +138,8 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
                 raise ended
 
     monkeypatch.setattr(post_train, "build", lambda *_: Ended())
-    monkeypatch.setattr(post_train, "print_start", lambda trainer: None)
-    monkeypatch.setattr(post_train, "print_summary", lambda trainer: None)
+    monkeypatch.setattr(post_train, "print_start", lambda *_, **__: None)
+    monkeypatch.setattr(post_train, "print_summary", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])
     assert post_train.main() == code
     assert ("reward up, motion down" in capsys.readouterr().err) == (code == 3)

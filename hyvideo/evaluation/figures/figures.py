@@ -47,7 +47,7 @@ class Sampler(NamedTuple):
 
 
 class Absent(Exception):
-    """Why a figure cannot be made."""
+    """Reason why a figure cannot be made."""
 
 
 def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
@@ -69,8 +69,8 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
                 _draw(axes, comparison.variants[has_equalizer,], "reward/mean", label, window)
             title = f"{METHODS[comparison.fixed['sde_type']]}, eta {comparison.fixed['eta']:.3g}"
             _label(axes, title, "iteration", _with_window("reward", window))
-        told = tuple(name for name in group[0].told if name not in of_panels)
-        title = dataclasses.replace(group[0], told=told).label
+        distinct = tuple(name for name in group[0].distinct if name not in of_panels)
+        title = dataclasses.replace(group[0], distinct=distinct).label
         paths.append(_save(figure, folder, "figure3", title, number))
     return paths
 
@@ -88,10 +88,10 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
         samplers = {sde: _samplers(runs, sde) for sde in METHODS}
     if not any(samplers.values()):
         samplers = {sde: [Sampler()] for sde in METHODS}
-    drawn = {sde: found for sde, found in samplers.items() if found}
-    figure, panels = _panels(len(drawn))
-    for axes, (sde, found) in zip(panels, drawn.items()):
-        for sampler in found:
+    samplers = {sde: of_sde for sde, of_sde in samplers.items() if of_sde}
+    figure, panels = _panels(len(samplers))
+    for axes, (sde, of_sde) in zip(panels, samplers.items()):
+        for sampler in of_sde:
             sigmas, norms, inverse_std = gradient_scale(sde, sampler)
             middle = len(sigmas) // 2
             (line,) = axes.plot(sigmas, norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
@@ -166,7 +166,7 @@ FIGURES: dict[int, Callable[..., list[Path]]] = {3: figure_3, 4: figure_4, 7: fi
 
 
 def remarks(number: int, *, has_measured: bool) -> str | None:
-    """What a made figure does not show, though the paper's does."""
+    """Remark on what a figure does not show, though the paper's does."""
     if number == 4 and not has_measured:
         return "theory alone: give norms that scripts/measure_gradient_norms.py measured by --gradients"
     return None
@@ -175,7 +175,7 @@ def remarks(number: int, *, has_measured: bool) -> str | None:
 def _by_variant(
     comparison: Comparison, names: dict[str, str], folder: Path, stem: str, number: int, window: int
 ) -> Path:
-    """A panel for each metric, a line for each variant."""
+    """Draws a panel for each metric, a line for each variant."""
     figure, panels = _panels(len(names))
     for axes, (metric, label) in zip(panels, names.items()):
         for (variant,), runs in comparison.variants.items():
@@ -185,14 +185,14 @@ def _by_variant(
 
 
 def _draw(axes: Axes, runs: list[Run], metric: str, label: str, window: int) -> None:
-    found = curve(runs, metric, window=window)
-    if found is None:
+    points = curve(runs, metric, window=window)
+    if points is None:
         plt.close("all")
         raise Absent(f"the metrics.jsonl of {runs[0].folder} and its other seeds lack {window} iterations of {metric}")
-    (line,) = axes.plot(found.iterations, found.mean, label=f"{label} ({found.num_runs} seed(s))")
-    if found.num_runs > 1:
-        low, high = found.mean - found.std, found.mean + found.std
-        axes.fill_between(found.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    (line,) = axes.plot(points.iterations, points.mean, label=f"{label} ({points.num_runs} seed(s))")
+    if points.num_runs > 1:
+        low, high = points.mean - points.std, points.mean + points.std
+        axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:

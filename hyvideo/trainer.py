@@ -18,6 +18,7 @@ from torch import Tensor
 from hyvideo.config.run_plan import make_plan, needs_anchor
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request, read_requests
+from hyvideo.data.randomness import generator
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint import CheckpointWriter
 from hyvideo.distributed.collectives import barrier, gather_objects, merge_rows, share_reason
@@ -232,7 +233,8 @@ class Trainer:
         """Of this iteration; the others become steps of the ODE."""
         if self.window is None:
             return self.stochastic_steps
-        steps = self.window.steps(self.stochastic_steps, self.config.data.seed, self.iteration)
+        random = generator(self.config.data.seed, "sde window", self.iteration)
+        steps = self.window.steps(self.stochastic_steps, self.iteration, lambda count: int(random.integers(count)))
         self.pipeline.scheduler.restrict_noise(steps)
         self.updates.refresh_step_weights()
         return steps

@@ -1,13 +1,16 @@
-"""The miniature world's judge: what a clip truly shows, in the role of VideoAlign."""
+"""The miniature world's scorers: what a clip truly shows, in the role of VideoAlign, and the learned reward model."""
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
-from hyvideo.miniature.world import labels_of
+from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, labels_of, render
+from hyvideo.models.reward_models.trial_clips import Trial
 
 REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
@@ -28,24 +31,24 @@ class MiniatureScorer:
             self.reference = statistics["mean"], statistics["covariance"]
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
-        shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
-        columns = (shown.visual_quality, shown.motion_quality, shown.text_alignment)
+        measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
+        columns = (measured.visual_quality, measured.motion_quality, measured.text_alignment)
         return [dict(zip(("VQ", "MQ", "TA"), row)) for row in zip(*(column.tolist() for column in columns))]
 
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
-        """The Frechet distance of the whole set to clean clips."""
+        """Frechet distance of the whole set to clean clips."""
         if self.reference is None or len(videos) < 2:
             return {}
         return {"frechet_distance": frechet_distance(moments(features(torch.stack(videos).cpu())), self.reference)}
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Whether colour, shape and direction are those of the caption, 1 or 0."""
-        shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
+        """Marks of whether colour, shape and direction are those of the caption, 1 or 0."""
+        measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
         names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
-        return [dict(zip(names, row)) for row in zip(*(getattr(shown, name).tolist() for name in names))]
+        return [dict(zip(names, row)) for row in zip(*(getattr(measured, name).tolist() for name in names))]
 
 
 class LearnedMiniatureScorer:
@@ -72,7 +75,17 @@ class LearnedMiniatureScorer:
         return self.truth.held_out(videos, prompts)
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Those of `MiniatureScorer`, and the true scores."""
-        true = self.truth.score(videos, prompts, fps=0.0)
-        right = self.truth.held_out_each(videos, prompts)
-        return [one | {f"true/{name}": score for name, score in scores.items()} for one, scores in zip(right, true)]
+        """Marks as of `MiniatureScorer`, and the true scores."""
+        scores = self.truth.score(videos, prompts, fps=0.0)
+        marks = self.truth.held_out_each(videos, prompts)
+        return [
+            of_video | {f"true/{name}": score for name, score in true.items()} for of_video, true in zip(marks, scores)
+        ]
+
+
+def miniature_trial() -> Trial:
+    """A clean clip of the miniature world; the foreign caption differs in colour, shape and direction."""
+    row = 0
+    foreign = next(i for i, label in enumerate(LABELS) if (label != LABELS[row]).all())
+    video = render(LABELS[row : row + 1], np.random.default_rng(0))[0]
+    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[row], FPS, CAPTIONS[foreign])

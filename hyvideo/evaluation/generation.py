@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from hyvideo.config import processes
@@ -22,6 +23,7 @@ from hyvideo.data.videos import write_video
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.versions import version_defaults
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records.run_files import peak_memory_gib, write_json
@@ -45,11 +47,38 @@ class Video:
 
 @dataclass(frozen=True)
 class Source:
-    """Policy that makes the videos; the base model of the config without either."""
+    """Policy that makes the videos: a checkpoint of a run, a LoRA, both, or the base model of the config."""
 
     checkpoint: Path | None = None
     lora: Path | None = None
     lora_scale: float = 1.0
+
+    def check(self, config: Config) -> None:
+        """Raises ValueError for files that cannot be used, before any weights of the policy are read."""
+        root, version = config.model.pretrained_model_root, config.model.transformer_version
+        if self.checkpoint:
+            saved_policy.check_policy(root, version, self.checkpoint)
+        if self.lora:
+            check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))
+
+    def load(
+        self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, needs: RequiredEncoders
+    ) -> HunyuanVideoGRPOPipeline:
+        """Pipeline of the policy, with weights in the precision that it computes in."""
+        pipeline = load_pipeline(
+            config,
+            device,
+            encoder=encoder,
+            vae=vae,
+            trained=needs,
+            weights_dtype=DTYPES[config.model.dtype],
+            is_overwritten=self.checkpoint is not None and saved_policy.is_full_checkpoint(self.checkpoint),
+        )
+        if self.checkpoint:
+            saved_policy.load_into(pipeline.transformer, self.checkpoint)
+        if self.lora:
+            add_lora(pipeline.transformer, read_lora(self.lora), scale=self.lora_scale)
+        return pipeline
 
 
 def read_or_make_requests(csv: str | None, prompts: list[str] | None, image: str | None) -> list[Request]:
@@ -122,14 +151,9 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
-    root, version = config.model.pretrained_model_root, config.model.transformer_version
     needs = RequiredEncoders.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
-    if source.checkpoint:
-        saved_policy.check_policy(root, version, source.checkpoint)
-    lora = read_lora(source.lora) if source.lora else None
-    if lora:
-        check_lora(loading.transformer_without_memory(root, version), lora)
+    source.check(config)
     device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,21 +166,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
         encoder([Request("")])
     encoder.release()  # before the transformer comes
     gc.collect()
-    dtype = DTYPES[config.model.dtype]
-    pipeline = load_pipeline(
-        config,
-        device,
-        encoder=encoder,
-        vae=vae,
-        trained=needs,
-        weights_dtype=dtype,
-        is_overwritten=source.checkpoint is not None and saved_policy.is_full_checkpoint(source.checkpoint),
-    )
-    if source.checkpoint:
-        saved_policy.load_into(pipeline.transformer, source.checkpoint)
-    if lora:
-        add_lora(pipeline.transformer, lora, scale=source.lora_scale)
-    pipeline = pipeline.with_steps(config.record.validation_steps)
+    pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0), conditions):
         _make(pipeline, config, video, condition, seed=seed, is_stochastic=is_stochastic)

@@ -17,13 +17,9 @@ from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
 from hyvideo.evaluation.validation import Validation, validation_size
 from hyvideo.evaluation.video_folder import find_clips, read_clips
-from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.records.run_files import score_entry
-from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
+from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 
 
@@ -57,24 +53,11 @@ class Evaluator:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
         needs = RequiredEncoders.of(self.requests)
         check_checkpoint(config, needs, [self.size])
-        self._check(source)
+        source.check(config)
         if self._loaded is None:
             self._loaded = load_encoder(config, self.device)
         encoder, vae = self._loaded
-        dtype = DTYPES[config.model.dtype]
-        pipeline = load_pipeline(
-            config,
-            self.device,
-            encoder=encoder,
-            vae=vae,
-            trained=needs,
-            weights_dtype=dtype,
-            is_overwritten=source.checkpoint is not None and saved_policy.is_full_checkpoint(source.checkpoint),
-        )
-        if source.checkpoint:
-            saved_policy.load_into(pipeline.transformer, source.checkpoint)
-        if source.lora:
-            add_lora(pipeline.transformer, read_lora(source.lora), scale=source.lora_scale)
+        pipeline = source.load(config, self.device, encoder, vae, needs)
         validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.scorer)
         videos = validation.videos(validation.rows())
         prompts = [validation.prompts[row] for row in videos]
@@ -120,10 +103,3 @@ class Evaluator:
 
     def close(self) -> None:
         self.scorer.close()
-
-    def _check(self, source: Source) -> None:
-        root, version = self.config.model.pretrained_model_root, self.config.model.transformer_version
-        if source.checkpoint:
-            saved_policy.check_policy(root, version, source.checkpoint)
-        if source.lora:
-            check_lora(loading.transformer_without_memory(root, version), read_lora(source.lora))

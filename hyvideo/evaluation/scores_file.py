@@ -88,7 +88,7 @@ def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) 
 
 
 def as_text(summary: dict[str, Interval]) -> str:
-    """A line for each measure."""
+    """Lines of mean and interval, one for each measure."""
     lines = []
     for name, value in summary.items():
         interval = f"  [{value.low:.4f}, {value.high:.4f}]" if value.low < value.high else ""

@@ -34,7 +34,7 @@ REGIMES = {
 
 
 class Sampler(NamedTuple):
-    """How rollouts are sampled; the paper's by default."""
+    """Settings of the sampler of rollouts; the paper's by default."""
 
     num_steps: int = 20
     shift: float = 5.0

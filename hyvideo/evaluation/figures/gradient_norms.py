@@ -1,4 +1,4 @@
-"""Figure 4: how long the policy's gradient is at each denoising step, beside the theory that the equalizer divides by.
+"""Figure 4: norm of the policy's gradient at each denoising step, beside the theory that the equalizer divides by.
 
 For each stochastic step t of a round of rollouts: the gradient of the mean over the rollouts of the policy term of that
 step alone, the KL term off, and its norm over all trained parameters. The term is ``S_t max(...)`` (method.md, 6) and

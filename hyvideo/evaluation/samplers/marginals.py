@@ -1,4 +1,4 @@
-"""Whether a sampler keeps the marginals: a density in one dimension, sent through the steps without sampling.
+"""Marginals under a sampler: a density in one dimension, sent through the steps without sampling.
 
 Data from a mixture of normals have a marginal at every noise level, and a velocity ``E[x1 - x0 | x]``, in closed form:
 

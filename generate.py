@@ -15,12 +15,8 @@ import math
 import sys
 from pathlib import Path
 
-from hyvideo.config.settings import Config, load_config
-from hyvideo.data.outside import BriefErrors, brief, shown
-from hyvideo.models.versions import version_defaults
+from hyvideo.data.outside import BriefErrors, brief, shown, unusable
 
-MINIATURE = "configs/miniature.yaml"
-VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
 MOST_VIDEOS = 100_000  # of one call
 MOST_PIXELS = 8_192  # of a side
 
@@ -39,7 +35,9 @@ def parse() -> argparse.Namespace:
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder, or one mp4")
     model = parser.add_argument_group("by which model")
-    model.add_argument("--config", help=f"YAML of a run; {MINIATURE} unless a model is named by the next three")
+    model.add_argument(
+        "--config", help="YAML of a run; configs/miniature.yaml unless a model is named by the next three"
+    )
     model.add_argument("--model_path", help="folder of the checkpoints; ./ckpts by default")
     model.add_argument("--resolution", choices=["480p", "720p"], help="picks the version with the task")
     model.add_argument("--transformer_version", help="a version by name, such as 480p_i2v_step_distilled")
@@ -59,35 +57,6 @@ def parse() -> argparse.Namespace:
     how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, flow_grpo, ...")
     how.add_argument("--eta", type=float, help="exploration scale, with --stochastic")
     return parser.parse_args()
-
-
-def config_of(options: argparse.Namespace, has_images: bool) -> Config:
-    """The settings: those of a YAML file or of a version, changed by the flags."""
-    names_model = options.model_path or options.resolution or options.transformer_version
-    version = options.transformer_version
-    if version is None and options.resolution:
-        version = f"{options.resolution}_{'i2v' if has_images else 't2v'}"
-    flags = {
-        "pretrained_model_root": options.model_path,
-        "transformer_version": version,
-        "validation_steps": options.num_inference_steps,
-        "cfg_scale": options.guidance_scale,
-        "shift": options.shift,
-        "sample_n_frames": options.video_length,
-        "sde_type": options.stochastic,
-        "eta": options.eta,
-        "match_noise": None if options.eta is None else "",
-        "dtype": options.dtype,
-        "device": options.device,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
-    if options.config or not names_model:
-        return load_config(options.config or MINIATURE, **given)
-    config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**given)
-    defaults = version_defaults(config.model.transformer_version)
-    if options.num_inference_steps is None and defaults:
-        config = config.with_settings(validation_steps=defaults.num_steps)
-    return config.resolved()
 
 
 def check(options: argparse.Namespace) -> None:
@@ -116,71 +85,60 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--lora_scale needs --lora_path")
 
 
-def requests_of(options: argparse.Namespace) -> list:
-    from hyvideo.data.images import check_image
-    from hyvideo.data.prompts import Request, check_prompt, read_requests
+def config_of(options: argparse.Namespace, has_images: bool):
+    """Settings of a YAML file or of a version, changed by the flags."""
+    from hyvideo.evaluation.generation import sampling_config
 
-    if options.valid_video_csv:
-        requests = read_requests(options.valid_video_csv)
-    else:
-        for number, prompt in enumerate(options.prompt, start=1):
-            check_prompt(prompt, f"as number {number} of --prompt")
-        requests = [Request(prompt, options.image_path) for prompt in options.prompt]
-    for image in dict.fromkeys(request.image for request in requests if request.image):
-        check_image(image)
-    return requests
+    flags = {
+        "pretrained_model_root": options.model_path,
+        "transformer_version": options.transformer_version,
+        "validation_steps": options.num_inference_steps,
+        "cfg_scale": options.guidance_scale,
+        "shift": options.shift,
+        "sample_n_frames": options.video_length,
+        "sde_type": options.stochastic,
+        "eta": options.eta,
+        "match_noise": None if options.eta is None else "",
+        "dtype": options.dtype,
+        "device": options.device,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    return sampling_config(options.config, given, options.resolution, has_images)
 
 
-def size_of(options: argparse.Namespace, config: Config, image: str | None) -> tuple[int, int]:
-    """Height and width: as asked for, or the bucket of the version's resolution nearest to the image's shape."""
-    from hyvideo.data.images import nearest_size, read_image, size_of_aspect_ratio
+def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
+    """Height and width in pixels: as asked for, or by the shape that is asked for or of the image."""
+    from hyvideo.evaluation.generation import model_size
 
     if options.height is not None:
         return options.height, options.width
-    version = version_defaults(config.model.transformer_version)
-    resolution = options.resolution or (version.resolution if version else None)
-    if options.aspect_ratio:
-        if resolution is None:
-            raise ValueError("--aspect_ratio needs --resolution: this model has no resolution of its own")
-        return size_of_aspect_ratio(options.aspect_ratio, resolution)
-    if options.config or resolution is None:
-        return config.data.height, config.data.width
-    if image:
-        picture = read_image(image)
-        return nearest_size(picture.height, picture.width, resolution)
-    return size_of_aspect_ratio("16:9", resolution)
+    is_of_config = bool(options.config) and not options.aspect_ratio
+    size = None if is_of_config else model_size(config, options.resolution, options.aspect_ratio, image)
+    return size or (config.data.height, config.data.width)
 
 
 def run(options: argparse.Namespace) -> None:
     check(options)
-    requests = requests_of(options)
-    config = config_of(options, has_images=any(request.image for request in requests))
-    is_file = options.output_path.suffix == ".mp4"
 
-    from hyvideo.config.run_plan import check_sampling
-    from hyvideo.data.outside import unusable
-    from hyvideo.evaluation.generation import Source, Video, generate
+    from hyvideo.config.run_plan import check_sampling  # what is heavy, only now
+    from hyvideo.evaluation import generation
 
-    check_sampling(config, output=options.output_path.parent if is_file else options.output_path)
+    requests = generation.read_or_make_requests(options.valid_video_csv, options.prompt, options.image_path)
     if len(requests) * options.num_videos > MOST_VIDEOS:
         raise ValueError(
             f"one call makes at most {MOST_VIDEOS:,} videos, got {len(requests):,} prompts with --num_videos "
             f"{options.num_videos:,}"
         )
+    config = config_of(options, has_images=any(request.image for request in requests))
+    output = options.output_path
+    check_sampling(config, output=output.parent if output.suffix == ".mp4" else output)
     sizes = {request: size_of(options, config, request.image) for request in requests}
-    wanted = [request for request in requests for _ in range(options.num_videos)]
-    if is_file and len(wanted) > 1:
-        raise ValueError(f"--output_path must be a folder for {len(wanted)} videos, got {options.output_path}")
-    videos = [
-        Video(request, *sizes[request], number, options.output_path if is_file else options.output_path / name)
-        for number, request in enumerate(wanted)
-        for name in [f"{number:04d}.mp4"]
-    ]
+    videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
     for name, path in (("checkpoint_path", options.checkpoint_path), ("lora_path", options.lora_path)):
         if path and (problem := unusable(path)):
             raise ValueError(f"--{name} must be a path that can be read, got {shown(path)}: {problem}")
-    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
-    generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
+    source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
+    generation.generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
 
 
 def main() -> int:

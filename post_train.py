@@ -15,7 +15,7 @@ from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import brief
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking
-from hyvideo.evaluation.run_summary import print_idle, print_start, print_summary
+from hyvideo.evaluation.run_summary import print_start, print_summary, print_without_effect
 from hyvideo.training.preemption import EXIT_CODE, Stopped
 
 
@@ -33,14 +33,22 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
             print(yaml.safe_dump(config.flat(), sort_keys=False))
             plan = make_plan(config, processes.world_size())
             print(describe(config, plan))
-            print_idle(settings_without_effect(config, plan, processes.world_size()))
+            print_without_effect(settings_without_effect(config, plan, processes.world_size()))
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
         print(f"post_train.py: {brief(str(error))}", file=sys.stderr)
         return 2
     if trainer.mesh.is_main:
-        print_start(trainer)
+        print_start(
+            config,
+            trainer.plan,
+            world_size=trainer.mesh.world_size,
+            device=trainer.device,
+            num_trained_parameters=sum(parameter.numel() for parameter in trainer.policy.parameters),
+            resumed_iteration=trainer.iteration if trainer.resumed else None,
+            changed_settings=trainer.state.changed_settings,
+        )
     code = 0
     try:
         trainer.train()
@@ -49,7 +57,7 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
         if trainer.mesh.is_main:
             print(f"post_train.py: {error}", file=sys.stderr)
     if trainer.mesh.is_main and code != EXIT_CODE:
-        print_summary(trainer)
+        print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     ranks.stop()
     return code
 

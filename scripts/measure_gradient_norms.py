@@ -6,8 +6,8 @@
         --out gradients.json --rollouts 16
 
 Takes the flags of post_train.py; --resume_from_checkpoint measures a checkpoint in place of the base. Trains nothing
-and leaves nothing but the JSON, or what --conditions_dir asks for; hyvideo/evaluation/gradient_norms.py says what is
-measured and what the fields are. Ends with 2 when it was called wrongly.
+and leaves nothing but the JSON, or what --conditions_dir asks for; hyvideo/evaluation/figures/gradient_norms.py says
+what is measured and what the fields are. Ends with 2 when it was called wrongly.
 """
 
 import argparse
@@ -29,14 +29,14 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or "-h" in argv or "--help" in argv:
         print(__doc__)
         return 0
-    own = argparse.ArgumentParser(prog="measure_gradient_norms.py", add_help=False, allow_abbrev=False)
-    own.add_argument("--out", type=Path, required=True)
-    own.add_argument("--rounds", type=int, default=1)
-    own.add_argument("--rollouts", type=int, default=8)  # of a round, over all processes
-    options, flags = own.parse_known_args(argv)
+    parser = argparse.ArgumentParser(prog="measure_gradient_norms.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rollouts", type=int, default=8)  # of a round, over all processes
+    options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:
-        own.error("--print_config is for post_train.py")
+        parser.error("--print_config is for post_train.py")
     folder = options.out.with_name(f".{options.out.name}.run")  # the same for all ranks, who may share conditions there
     try:
         measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
-from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_cells, train_cells
+from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_runs, train_runs
 
 WORLDS = {"miniature": "configs/miniature.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
@@ -65,29 +65,29 @@ def run(options: argparse.Namespace) -> int:
         num_gpus=options.num_gpus,
         scorers=options.scorers,
     )
-    cells = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
+    runs = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
     if options.only_cell:
-        chosen = [cell for cell in cells if cell.name == options.only_cell]
+        chosen = [run for run in runs if run.name == options.only_cell]
         if not chosen:
-            raise ValueError(f"--only_cell must name a cell of the plan, such as {cells[0].name}; --dry_run lists them")
-        cells = chosen
-    plans = plan_cells(study, cells)
+            raise ValueError(f"--only_cell must name a cell of the plan, such as {runs[0].name}; --dry_run lists them")
+        runs = chosen
+    plans = plan_runs(study, runs)
     check_scorers(study)
     print(describe(study, plans), flush=True)
     if options.dry_run:
         return 0
-    to_run = [plan.cell for plan in plans if not plan.is_finished]
-    failed = {} if options.only_table else train_cells(study, to_run, jobs=options.jobs)
+    to_run = [plan.run for plan in plans if not plan.is_finished]
+    failed = {} if options.only_table else train_runs(study, to_run, jobs=options.jobs)
 
-    from hyvideo.evaluation.table2.evaluate_runs import evaluate_cells, write_results  # what is heavy, only now
+    from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs, write_results  # what is heavy, only now
 
     if options.only_cell:
-        evaluate_cells(study, cells)
+        evaluate_runs(study, runs)
     else:
-        write_results(study, cells)
+        write_results(study, runs)
         print((study.out / "table2.md").read_text(encoding="utf-8"))
-    for cell, log in failed.items():
-        print(f"failed: {cell.name}, see {log}", file=sys.stderr)
+    for run, log in failed.items():
+        print(f"failed: {run.name}, see {log}", file=sys.stderr)
     return 1 if failed else 0
 
 

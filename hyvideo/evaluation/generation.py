@@ -1,4 +1,4 @@
-"""Videos from prompts and images, by a base model, a checkpoint of a run, or a LoRA: what generate.py does.
+"""Makes videos from prompts and images, by a base model, a checkpoint of a run, or a LoRA; generate.py calls it.
 
     requests -> sizes -> checks -> conditions -> (encoders let go) -> transformer -> latents -> mp4 and json
 
@@ -7,26 +7,32 @@ One sampler serves all: without ``sde_type`` it walks the ODE, with it a rollout
 
 import gc
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from hyvideo.config import processes
-from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request
+from hyvideo.config.settings import Config, load_config
+from hyvideo.data.images import check_image, nearest_size, read_image, size_of_aspect_ratio
+from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
+from hyvideo.models.versions import version_defaults
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
+
+MINIATURE = "configs/miniature.yaml"
+VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,99 @@ class Video:
 
 @dataclass(frozen=True)
 class Source:
-    """Which policy makes the videos; the base model of the config without either."""
+    """Policy that makes the videos: a checkpoint of a run, a LoRA, both, or the base model of the config."""
 
     checkpoint: Path | None = None
     lora: Path | None = None
     lora_scale: float = 1.0
+
+    def check(self, config: Config) -> None:
+        """Raises ValueError for files that cannot be used, before any weights of the policy are read."""
+        root, version = config.model.pretrained_model_root, config.model.transformer_version
+        if self.checkpoint:
+            saved_policy.check_policy(root, version, self.checkpoint)
+        if self.lora:
+            check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))
+
+    def load(
+        self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, needs: RequiredEncoders
+    ) -> HunyuanVideoGRPOPipeline:
+        """Pipeline of the policy, with weights in the precision that it computes in."""
+        pipeline = load_pipeline(
+            config,
+            device,
+            encoder=encoder,
+            vae=vae,
+            trained=needs,
+            weights_dtype=DTYPES[config.model.dtype],
+            is_overwritten=self.checkpoint is not None and saved_policy.is_full_checkpoint(self.checkpoint),
+        )
+        if self.checkpoint:
+            saved_policy.load_into(pipeline.transformer, self.checkpoint)
+        if self.lora:
+            add_lora(pipeline.transformer, read_lora(self.lora), scale=self.lora_scale)
+        return pipeline
+
+
+def read_or_make_requests(csv: str | None, prompts: list[str] | None, image: str | None) -> list[Request]:
+    """Requests of a prompts CSV, or of prompts that share an image. Raises ValueError for what cannot be used."""
+    if csv:
+        requests = read_requests(csv)
+    else:
+        for number, prompt in enumerate(prompts or [], start=1):
+            check_prompt(prompt, f"as number {number} of --prompt")
+        requests = [Request(prompt, image) for prompt in prompts or []]
+    for path in dict.fromkeys(request.image for request in requests if request.image):
+        check_image(path)
+    return requests
+
+
+def sampling_config(file: str | None, settings: dict, resolution: str | None, has_images: bool) -> Config:
+    """Settings of a YAML file, or of the version that is named or goes with the resolution, changed by ``settings``."""
+    if resolution and "transformer_version" not in settings:
+        settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}"}
+    if file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
+        return load_config(file or MINIATURE, **settings)
+    config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**settings)
+    defaults = version_defaults(config.model.transformer_version)
+    if "validation_steps" not in settings and defaults:
+        config = config.with_settings(validation_steps=defaults.num_steps)
+    return config.resolved()
+
+
+def model_size(
+    config: Config, resolution: str | None, aspect_ratio: str | None, image: str | None
+) -> tuple[int, int] | None:
+    """Height and width: the bucket of the model's resolution nearest to a shape; None for a model without one.
+
+    Args:
+        resolution: By default that of the version.
+        aspect_ratio: By default the shape of the image, or 16:9.
+    """
+    version = version_defaults(config.model.transformer_version)
+    resolution = resolution or (version.resolution if version else None)
+    if resolution is None:
+        if aspect_ratio:
+            raise ValueError("--aspect_ratio needs --resolution: this model has no resolution of its own")
+        return None
+    if image and not aspect_ratio:
+        picture = read_image(image)
+        return nearest_size(picture.height, picture.width, resolution)
+    return size_of_aspect_ratio(aspect_ratio or "16:9", resolution)
+
+
+def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
+    """Videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 by its name.
+
+    Args:
+        sizes: Height and width of each request's videos.
+    """
+    if output.suffix == ".mp4" and len(requests) > 1:
+        raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
+    return [
+        Video(request, *sizes[request], number, output if output.suffix == ".mp4" else output / f"{number:04d}.mp4")
+        for number, request in enumerate(requests)
+    ]
 
 
 def generate(config: Config, videos: list[Video], *, source: Source, seed: int, is_stochastic: bool) -> None:
@@ -58,50 +152,27 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
-    root, version = config.model.pretrained_model_root, config.model.transformer_version
     needs = RequiredEncoders.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
-    if source.checkpoint:
-        saved_policy.check_policy(root, version, source.checkpoint)
-    lora = read_lora(source.lora) if source.lora else None
-    if lora:
-        check_lora(loading.transformer_without_memory(root, version), lora)
+    source.check(config)
     device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         folder.mkdir(parents=True, exist_ok=True)
-    own = videos[processes.rank() :: processes.world_size()]
+    local = videos[processes.rank() :: processes.world_size()]
 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
-    conditions = _encode(encoder, own)
+    conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
     if config.rollout.cfg_scale > 1:
         encoder([Request("")])
     encoder.release()  # before the transformer comes
     gc.collect()
-    dtype = DTYPES[config.model.dtype]
-    pipeline = load_pipeline(
-        config,
-        device,
-        encoder=encoder,
-        vae=vae,
-        trained=needs,
-        weights_dtype=dtype,
-        is_overwritten=source.checkpoint is not None and saved_policy.is_full_checkpoint(source.checkpoint),
-    )
-    if source.checkpoint:
-        saved_policy.load_into(pipeline.transformer, source.checkpoint)
-    if lora:
-        add_lora(pipeline.transformer, lora, scale=source.lora_scale)
-    pipeline = pipeline.with_steps(config.record.validation_steps)
+    pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
-    for video, condition in zip(tqdm(own, unit="video", disable=processes.rank() > 0), conditions):
+    for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0), conditions):
         _make(pipeline, config, video, condition, seed=seed, is_stochastic=is_stochastic)
         write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
-    _report(own, loaded - start, time.perf_counter() - loaded, device)
-
-
-def _encode(encoder, videos: Iterable[Video]) -> list[Conditions]:
-    return [encoder([video.request], height=video.height, width=video.width) for video in videos]
+    _report(local, loaded - start, time.perf_counter() - loaded, device)
 
 
 def _make(
@@ -119,8 +190,8 @@ def _make(
     conditions = conditions.to(device)
 
     def with_progress(steps):
-        is_shown = processes.rank() == 0 and len(steps) > 1
-        return tqdm(steps, desc=video.path.name, unit="step", leave=False, disable=not is_shown)
+        is_silent = processes.rank() > 0 or len(steps) == 1
+        return tqdm(steps, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
     def step_noise(step: int) -> torch.Tensor:
         return normal(shape, seed, "generate", video.number, step)[None].to(device)
@@ -136,7 +207,7 @@ def _make(
 
 
 def _settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:
-    """All that makes the same video again."""
+    """Content of the JSON file beside a video: all that makes it again."""
     return {
         **asdict(video.request),
         "seed": seed,

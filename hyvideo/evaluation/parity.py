@@ -20,7 +20,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGR
 
 @dataclass(frozen=True)
 class Sample:
-    """What one of the two made, and how long it took without text encoding and decoding."""
+    """Latents of one of the two, and the time they took without text encoding and decoding."""
 
     latents: Tensor  # (1, channels, frames, height, width)
     seconds: float

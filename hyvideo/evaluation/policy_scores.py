@@ -17,13 +17,9 @@ from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
-from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.records.run_files import score_entry
-from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
+from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 
 
@@ -42,16 +38,13 @@ class Evaluator:
         self.config = config
         self.device = choose_device(config.model.device)
         self.requests: list[Request] = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
-        self.size = (
-            config.record.validation_height or config.data.height,
-            config.record.validation_width or config.data.width,
-        )
-        self.judge = make_async_scorer(config, self.device)
-        self.judge.check_prompts([request.prompt for request in self.requests])
+        self.size = config.validation_size
+        self.scorer = make_async_scorer(config, self.device)
+        self.scorer.check_prompts([request.prompt for request in self.requests])
         self._loaded: tuple[ConditionEncoder, nn.Module] | None = None
 
     def policy(self, source: Source) -> Evaluation:
-        """Of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
+        """Evaluation of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
 
         Raises: ValueError for checkpoints that cannot be used, before any weights of the policy are read.
         """
@@ -60,35 +53,22 @@ class Evaluator:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
         needs = RequiredEncoders.of(self.requests)
         check_checkpoint(config, needs, [self.size])
-        self._check(source)
+        source.check(config)
         if self._loaded is None:
             self._loaded = load_encoder(config, self.device)
         encoder, vae = self._loaded
-        dtype = DTYPES[config.model.dtype]
-        pipeline = load_pipeline(
-            config,
-            self.device,
-            encoder=encoder,
-            vae=vae,
-            trained=needs,
-            weights_dtype=dtype,
-            is_overwritten=source.checkpoint is not None and saved_policy.is_full_checkpoint(source.checkpoint),
-        )
-        if source.checkpoint:
-            saved_policy.load_into(pipeline.transformer, source.checkpoint)
-        if source.lora:
-            add_lora(pipeline.transformer, read_lora(source.lora), scale=source.lora_scale)
-        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.judge)
+        pipeline = source.load(config, self.device, encoder, vae, needs)
+        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.scorer)
         videos = validation.videos(validation.rows())
         prompts = [validation.prompts[row] for row in videos]
-        groups = [row // config.record.validation_repeats for row in videos]
+        groups = [validation.groups[row] for row in videos]
         return self.score(list(videos.values()), prompts, groups, fps=config.data.fps)
 
     def folder(self, folder: Path) -> Evaluation:
-        """Of the mp4 files in a folder; see `find_clips` for whose videos they are."""
+        """Evaluation of the mp4 files in a folder; see `find_clips` for whose videos they are."""
         clips = find_clips(folder, self.requests)
         prompts = [clip.prompt for clip in clips]
-        self.judge.check_prompts(prompts)
+        self.scorer.check_prompts(prompts)
         videos, fps = read_clips(clips, *self.size)
         files = [clip.path.name for clip in clips]
         return self.score(videos, prompts, [clip.group for clip in clips], fps=fps, files=files)
@@ -102,31 +82,24 @@ class Evaluator:
         fps: float,
         files: list[str] | None = None,
     ) -> Evaluation:
-        """Of given videos; None stands for one that could not be decoded, and is missing.
+        """Evaluation of given videos; None stands for one that could not be decoded, and is missing.
 
         Args:
             groups: Place of each video's prompt among the prompts.
         """
-        rewards = self.judge.score(videos, prompts, fps=fps)
+        rewards = self.scorer.score(videos, prompts, fps=fps)
         seed = self.config.record.validation_seed
-        seen = {number: video for number, video in enumerate(videos) if video is not None}
-        shown = list(seen.values()), [prompts[number] for number in seen]
-        said = dict(zip(seen, self.judge.held_out_each(*shown)))
+        decoded = {number: video for number, video in enumerate(videos) if video is not None}
+        clips = list(decoded.values()), [prompts[number] for number in decoded]
+        held_out = dict(zip(decoded, self.scorer.held_out_each(*clips)))
         entries = []
         for number, (prompt, group, reward) in enumerate(zip(prompts, groups, rewards)):
             file = files[number] if files else None
             entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
             del entry["advantage"]
-            entries.append(entry | {name: finite_or_none(value) for name, value in said.get(number, {}).items()})
-        measures = self.judge.held_out(*shown) if seen else {}
+            entries.append(entry | {name: finite_or_none(value) for name, value in held_out.get(number, {}).items()})
+        measures = self.scorer.held_out(*clips) if decoded else {}
         return Evaluation(entries, {name: finite_or_none(value) for name, value in measures.items()})
 
     def close(self) -> None:
-        self.judge.close()
-
-    def _check(self, source: Source) -> None:
-        root, version = self.config.model.pretrained_model_root, self.config.model.transformer_version
-        if source.checkpoint:
-            saved_policy.check_policy(root, version, source.checkpoint)
-        if source.lora:
-            check_lora(loading.transformer_without_memory(root, version), read_lora(source.lora))
+        self.scorer.close()

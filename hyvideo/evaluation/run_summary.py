@@ -1,41 +1,55 @@
-"""What a run says at its start and in the end."""
+"""Lines that a run prints at its start and in the end."""
 
 import json
 import statistics
 from pathlib import Path
 
-from hyvideo.config.run_plan import describe
+from hyvideo.config.run_plan import Plan, describe
+from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.records.metrics_file import whole_lines
 
 
-def print_start(trainer) -> None:
-    trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
-    print(describe(trainer.config, trainer.plan))
-    print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
-    print_idle(settings_without_effect(trainer.config, trainer.plan, trainer.mesh.world_size))
-    begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
-    for sentence in trainer.state.changed_settings:
+def print_start(
+    config: Config,
+    plan: Plan,
+    *,
+    world_size: int,
+    device: object,
+    num_trained_parameters: int,
+    resumed_iteration: int | None,
+    changed_settings: list[str],
+) -> None:
+    """Prints the arithmetic of the run, what it trains, settings without effect, and where it begins.
+
+    Args:
+        resumed_iteration: Iteration of the checkpoint that the run goes on from; None for a new run.
+        changed_settings: A sentence for each setting that differs from that checkpoint's.
+    """
+    print(describe(config, plan))
+    print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
+    print_without_effect(settings_without_effect(config, plan, world_size))
+    begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
+    for sentence in changed_settings:
         print(f"changed since then     {sentence}")
-    print(f"output                 {trainer.output_dir}, {begin}", flush=True)
+    print(f"output                 {Path(config.record.output_dir)}, {begin}", flush=True)
 
 
-def print_idle(sentences: list[str]) -> None:
-    """Settings that do nothing here."""
+def print_without_effect(sentences: list[str]) -> None:
+    """Prints a sentence for each setting that does nothing in this run."""
     for number, sentence in enumerate(sentences):
         print(("does nothing here      " if number == 0 else " " * 23) + sentence)
 
 
-def print_summary(trainer) -> None:
-    """Reward before and after with its spread, where the videos are, and a picture of both."""
+def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
+    """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
     print()
-    validation = trainer.validation
-    if validation and validation.has(0) and validation.has(trainer.iteration):
-        print("\n".join(_validation_lines(validation, trainer.iteration)))
+    if validation and validation.has(0) and validation.has(iteration):
+        print("\n".join(_validation_lines(validation, iteration)))
     else:
-        print(_training_line(trainer.output_dir / "metrics.jsonl"))
-    print(f"metrics, videos and checkpoints are in {trainer.output_dir}")
+        print(_training_line(output_dir / "metrics.jsonl"))
+    print(f"metrics, videos and checkpoints are in {output_dir}")
 
 
 def _validation_lines(validation: Validation, iteration: int) -> list[str]:

@@ -1,25 +1,61 @@
-"""What an evaluation is: every score of every video and the measures of the set; in sum, and as a file."""
+"""Scores of videos: those of all ranks together, their means, and an evaluation as a file."""
 
 import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hyvideo.config.settings import Config
+from hyvideo.distributed.collectives import merge_rows
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.reward_hacking.rule import Dispersion
 from hyvideo.evaluation.table2.bootstrap import Interval, bootstrap_interval
+from hyvideo.grpo.metrics import DIMENSIONS
+from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import write_json, write_text
 
 NOT_SCORES = ("number", "seed", "group", "missing")
 
 
+def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
+    """Rewards of all videos in their order, on every rank, from those of each rank by number."""
+    rows = {
+        row: [reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)]
+        for row, reward in local.items()
+    }
+    in_order = merge_rows(rows, num_videos, 1 + len(DIMENSIONS), mesh).tolist()
+    return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
+
+
+def summarise_rewards(rewards: list[Reward]) -> dict[str, float]:
+    """Mean and spread over the videos that were scored, and the number of those that were not."""
+    scored = [reward for reward in rewards if not reward.is_missing]
+    totals = [reward.total for reward in scored]
+    means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in DIMENSIONS}
+    return {
+        "reward": _finite_mean(totals),
+        "reward_std": statistics.pstdev(totals) if totals else math.nan,
+        **means,
+        "overall": sum(means.values()),
+        "missing": float(len(rewards) - len(scored)),
+    }
+
+
+def reward_spread(rewards: list[Reward]) -> dict[str, Dispersion]:
+    """Spread of ``reward`` over the videos; empty where none was scored."""
+    totals = [reward.total for reward in rewards if not reward.is_missing]
+    return {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured of one policy, or of a folder of videos."""
+    """Scores of one policy, or of a folder of videos."""
 
     videos: list[dict]  # number, prompt, group (place of the prompt), reward, scores, held-out measures of the video
     measures: dict[str, float | None]  # of the whole set: held-out, such as frechet_distance
@@ -43,16 +79,16 @@ def summarise(evaluation: Evaluation, *, seed: int = 0) -> dict[str, Interval]:
 
 def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) -> dict[int, float]:
     """Mean over the videos of each prompt that have a value."""
-    found: dict[int, list[float]] = {}
+    values_of: dict[int, list[float]] = {}
     for entry in videos:
         value = value_of(entry)
         if value is not None:
-            found.setdefault(entry["group"], []).append(value)
-    return {prompt: float(np.mean(values)) for prompt, values in found.items()}
+            values_of.setdefault(entry["group"], []).append(value)
+    return {prompt: float(np.mean(values)) for prompt, values in values_of.items()}
 
 
 def as_text(summary: dict[str, Interval]) -> str:
-    """A line for each measure."""
+    """Lines of mean and interval, one for each measure."""
     lines = []
     for name, value in summary.items():
         interval = f"  [{value.low:.4f}, {value.high:.4f}]" if value.low < value.high else ""
@@ -72,7 +108,7 @@ def what_is_measured(config: Config) -> dict:
 
 
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:
-    """One JSON file; ``identity`` says of what, and under which settings."""
+    """Writes one JSON file; ``identity`` says what was evaluated, and under which settings."""
     path.parent.mkdir(parents=True, exist_ok=True)
     summary = {name: asdict(value) for name, value in summarise(evaluation).items()}
     content = {"of": identity, "summary": summary, "measures": evaluation.measures, "videos": evaluation.videos}
@@ -80,7 +116,7 @@ def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None
 
 
 def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
-    """An evaluation of the same thing under the same settings, or None where the file has none."""
+    """Evaluation of the same policy under the same settings, or None where the file has none."""
     if not path.is_file():
         return None
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +126,7 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
 
 
 def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
-    """A row for each video."""
+    """Writes a row for each video."""
     text = io.StringIO()
     names = [name for name in dict.fromkeys(name for entry in evaluation.videos for name in entry)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -100,8 +136,14 @@ def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
 
 
 def finite_or_none(value: float) -> float | None:
-    """As JSON can say it."""
+    """Value as JSON has it."""
     return value if math.isfinite(value) else None
+
+
+def _finite_mean(values: list[float]) -> float:
+    """Mean of the finite values; NaN without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def _names(videos: list[dict]) -> list[str]:

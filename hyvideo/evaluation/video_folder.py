@@ -13,7 +13,7 @@ from hyvideo.data.videos import mp4_factor, read_video
 
 @dataclass(frozen=True)
 class Clip:
-    """A video file and what it was asked to show."""
+    """A video file and the prompt that it was made for."""
 
     path: Path
     prompt: str
@@ -52,7 +52,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
 
 
 def read_clips(clips: list[Clip], height: int, width: int) -> tuple[list[Tensor], float]:
-    """Their frames and the frames per second that all have.
+    """Frames of the clips, and the frames per second that all have.
 
     A clip that was stored enlarged, as small ones are, is given in its own size ``height`` x ``width``.
     """
@@ -72,7 +72,7 @@ def _in_own_size(video: Tensor, height: int, width: int) -> Tensor:
 
 
 def _recorded(folder: Path) -> list[Clip]:
-    """The videos that a run kept, by its record of them; none where the folder is not a run's."""
+    """Videos that a run kept, by its record of them; none where the folder is not a run's."""
     path = folder / "scores.json"
     entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
     if not isinstance(entries, list):

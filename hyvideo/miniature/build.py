@@ -121,11 +121,11 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
     running = None
     for step, bar in steps(num_steps, "base policy"):
         rows = torch.from_numpy(rng.integers(len(latents), size=batch_size))
-        told = captions[rows].clone()
-        told[torch.from_numpy(rng.random(batch_size) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
-        by_length = torch.tensor([len(texts[i]) for i in told.tolist()]).argsort()  # attention goes by length
-        rows, told = rows[by_length], told[by_length]
-        loss = _flow_matching_loss(transformer, latents[rows], conditions.select(told.tolist()), rng)
+        asked = captions[rows].clone()
+        asked[torch.from_numpy(rng.random(batch_size) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
+        by_length = torch.tensor([len(texts[i]) for i in asked.tolist()]).argsort()  # attention goes by length
+        rows, asked = rows[by_length], asked[by_length]
+        loss = _flow_matching_loss(transformer, latents[rows], conditions.select(asked.tolist()), rng)
         optimizer.step(loss)
         decay = min(0.998, (1 + step) / (10 + step))
         torch._foreach_lerp_(average, [p.detach() for p in optimizer.parameters], 1 - decay)
@@ -151,13 +151,13 @@ def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor
     """Latents of corrupted clips (clips, channels, frames, height, width) and index of their lying caption (clips,)."""
     rng = generator(seed, "web")
     labels = world.LABELS.repeat(num_clips // len(world.LABELS), 1)
-    told = world.web_labels(labels, rng)
+    web = world.web_labels(labels, rng)
     strength = world.corruption_strengths(len(labels), rng)
     latents = []
     for part, corruption in tqdm(list(zip(labels.split(48), strength.split(48))), desc="web clips", unit="batch"):
         videos = world.render(part, rng, corruption)
         latents.append(vae.encode(videos).latent_dist.mode() * vae.config.scaling_factor)
-    return torch.cat(latents), (told[:, 0] * 3 + told[:, 1]) * 4 + told[:, 2]
+    return torch.cat(latents), (web[:, 0] * 3 + web[:, 1]) * 4 + web[:, 2]
 
 
 def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Conditions, rng) -> Tensor:
@@ -189,10 +189,10 @@ def build_reference_statistics(out: Path, seed: int) -> None:
     decoded = torch.cat([vae.decode(vae.encode(part).latent_dist.mode()).sample for part in videos.split(48)])
     mean, covariance = moments(features(to_uint8(decoded).transpose(1, 2)))
     save_file({"mean": mean, "covariance": covariance}, out / REFERENCE_STATISTICS)
-    shown = measure(to_uint8(decoded).transpose(1, 2), world.LABELS.repeat(8, 1))
+    measured = measure(to_uint8(decoded).transpose(1, 2), world.LABELS.repeat(8, 1))
     print(
-        f"clips through the VAE: VQ {shown.visual_quality.mean():.3f} MQ {shown.motion_quality.mean():.3f} "
-        f"TA {shown.text_alignment.mean():.3f}, read back right {shown.all_correct.mean():.1%}"
+        f"clips through the VAE: VQ {measured.visual_quality.mean():.3f} MQ {measured.motion_quality.mean():.3f} "
+        f"TA {measured.text_alignment.mean():.3f}, read back right {measured.all_correct.mean():.1%}"
     )
 
 

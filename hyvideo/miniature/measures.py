@@ -1,4 +1,4 @@
-"""What a clip really shows: ground truth for quality, motion and alignment, in the role of VideoAlign's dimensions.
+"""Ground truth of a clip for quality, motion and alignment, in the role of VideoAlign's dimensions.
 
 VQ, MQ and TA lie in [0, 1] and are smooth in the pixels. They read the clip by its saturated pixels: where the object
 is, how it moves, what colour and shape it has. Clean clips of the world score about 0.81, 0.99 and 0.98.
@@ -51,11 +51,11 @@ def measure(videos: Tensor, labels: Tensor) -> Measures:
         labels: Colour, shape and direction of the captions. Shape: (batch, 3).
     """
     pixels = videos.float() / 255
-    seen = _find_object(pixels)
-    shape_overlap, templates = _shape_overlap(seen)
-    velocity, wobble = _motion(seen)
+    thing = _find_object(pixels)
+    shape_overlap, templates = _shape_overlap(thing)
+    velocity, wobble = _motion(thing)
 
-    color_probability = _color_probability(pixels, seen)
+    color_probability = _color_probability(pixels, thing)
     shape_probability = torch.softmax(shape_overlap / 0.03, dim=1)
     direction_probability = torch.softmax(velocity @ HEADINGS.T / 2.0, dim=1)
     beliefs = (color_probability, shape_probability, direction_probability)
@@ -64,14 +64,14 @@ def measure(videos: Tensor, labels: Tensor) -> Measures:
     crispness = ((shape_overlap.amax(1) - 0.5) / 0.4).clamp(0, 1)
     cleanness = torch.exp(-_background_spread(pixels, templates) / 0.04)
     steadiness = torch.exp(-wobble / 0.8)
-    area_change = seen.area.std(1) / (seen.area.mean(1) + EPSILON)
+    area_change = thing.area.std(1) / (thing.area.mean(1) + EPSILON)
     speed = (velocity.norm(dim=1) / 9).clamp(0, 1)
     alignment = torch.stack([belief[index, labels[:, k]] for k, belief in enumerate(beliefs)]).mean(0)
-    correct = [(b.argmax(1) == labels[:, k]).float() * (seen.visible > 0.5) for k, b in enumerate(beliefs)]
+    correct = [(b.argmax(1) == labels[:, k]).float() * (thing.visible > 0.5) for k, b in enumerate(beliefs)]
     return Measures(
-        visual_quality=seen.visible * (crispness + cleanness) / 2,
-        motion_quality=seen.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3,
-        text_alignment=seen.visible * alignment,
+        visual_quality=thing.visible * (crispness + cleanness) / 2,
+        motion_quality=thing.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3,
+        text_alignment=thing.visible * alignment,
         color_correct=correct[0],
         shape_correct=correct[1],
         direction_correct=correct[2],
@@ -92,33 +92,33 @@ def _find_object(pixels: Tensor) -> _Object:
     )
 
 
-def _shape_overlap(seen: _Object) -> tuple[Tensor, Tensor]:
+def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
     """Soft intersection over union with each shape of the same area and centre, mean over frames.
 
     Shape: (batch, shapes), and the templates (shapes, batch, frames, height, width).
     """
-    x, y = pixel_grid(*seen.cover.shape[-2:])
-    dx, dy = x - seen.centre_x[..., None, None], y - seen.centre_y[..., None, None]
-    radius = (seen.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
+    x, y = pixel_grid(*thing.cover.shape[-2:])
+    dx, dy = x - thing.centre_x[..., None, None], y - thing.centre_y[..., None, None]
+    radius = (thing.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
     templates = torch.sigmoid(-signed_distances(dx, dy, radius) / 0.5)
-    intersection = torch.minimum(seen.cover, templates).sum((3, 4))
-    union = torch.maximum(seen.cover, templates).sum((3, 4))
+    intersection = torch.minimum(thing.cover, templates).sum((3, 4))
+    union = torch.maximum(thing.cover, templates).sum((3, 4))
     return (intersection / (union + EPSILON)).mean(2).T, templates
 
 
-def _motion(seen: _Object) -> tuple[Tensor, Tensor]:
+def _motion(thing: _Object) -> tuple[Tensor, Tensor]:
     """Displacement over the clip by a line fit (batch, 2), and rms distance from that line (batch,). Pixels."""
-    time = torch.linspace(-0.5, 0.5, seen.area.shape[1])
-    path = torch.stack([seen.centre_x, seen.centre_y], dim=-1)  # (batch, frames, 2)
+    time = torch.linspace(-0.5, 0.5, thing.area.shape[1])
+    path = torch.stack([thing.centre_x, thing.centre_y], dim=-1)  # (batch, frames, 2)
     velocity = (path * time[:, None]).sum(1) / (time**2).sum()
     residual = path - path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
     return velocity, (residual**2).sum(-1).mean(1).sqrt()
 
 
-def _color_probability(pixels: Tensor, seen: _Object) -> Tensor:
-    """Which palette colour the object has. Shape: (batch, colors)."""
-    weighted = (pixels * seen.cover[:, :, None]).sum((1, 3, 4))
-    color = weighted / (seen.cover.sum((1, 2, 3))[:, None] + EPSILON)
+def _color_probability(pixels: Tensor, thing: _Object) -> Tensor:
+    """Probability of each palette colour for the object. Shape: (batch, colors)."""
+    weighted = (pixels * thing.cover[:, :, None]).sum((1, 3, 4))
+    color = weighted / (thing.cover.sum((1, 2, 3))[:, None] + EPSILON)
     return torch.softmax(-((color[:, None] - PALETTE) ** 2).sum(-1) / 0.06, dim=1)
 
 

@@ -1,4 +1,4 @@
-"""The miniature world's scorers: what a clip truly shows, in the role of VideoAlign, and a clip to try scorers on."""
+"""The miniature world's scorers: what a clip truly shows, in the role of VideoAlign, and the learned reward model."""
 
 from pathlib import Path
 
@@ -32,24 +32,24 @@ class MiniatureScorer:
             self.reference = statistics["mean"], statistics["covariance"]
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
-        shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
-        columns = (shown.visual_quality, shown.motion_quality, shown.text_alignment)
+        measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
+        columns = (measured.visual_quality, measured.motion_quality, measured.text_alignment)
         return [dict(zip(DIMENSIONS, row)) for row in zip(*(column.tolist() for column in columns))]
 
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
-        """The Frechet distance of the whole set to clean clips."""
+        """Frechet distance of the whole set to clean clips."""
         if self.reference is None or len(videos) < 2:
             return {}
         return {"frechet_distance": frechet_distance(moments(features(torch.stack(videos).cpu())), self.reference)}
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Whether colour, shape and direction are those of the caption, 1 or 0."""
-        shown = measure(torch.stack(videos).cpu(), labels_of(prompts))
+        """Marks of whether colour, shape and direction are those of the caption, 1 or 0."""
+        measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
         names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
-        return [dict(zip(names, row)) for row in zip(*(getattr(shown, name).tolist() for name in names))]
+        return [dict(zip(names, row)) for row in zip(*(getattr(measured, name).tolist() for name in names))]
 
 
 class LearnedMiniatureScorer:
@@ -76,10 +76,12 @@ class LearnedMiniatureScorer:
         return self.truth.held_out(videos, prompts)
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Those of `MiniatureScorer`, and the true scores."""
-        true = self.truth.score(videos, prompts, fps=0.0)
-        right = self.truth.held_out_each(videos, prompts)
-        return [one | {f"true/{name}": score for name, score in scores.items()} for one, scores in zip(right, true)]
+        """Marks as of `MiniatureScorer`, and the true scores."""
+        scores = self.truth.score(videos, prompts, fps=0.0)
+        marks = self.truth.held_out_each(videos, prompts)
+        return [
+            of_video | {f"true/{name}": score for name, score in true.items()} for of_video, true in zip(marks, scores)
+        ]
 
 
 def miniature_trial() -> Trial:

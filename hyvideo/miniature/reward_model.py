@@ -102,9 +102,9 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
         truth = true_scores(videos, labels)
         answers = model.answers(**encode(videos, [world.caption(label) for label in labels]))
         error = model.head(answers)[..., 0] - truth
-        named = _cross_entropy(model.seen(answers[: len(shown), 1]), shown)
-        told = _cross_entropy(model.asked(answers[:, 2]), labels)
-        optimizer.step((error / SPREADS).square().mean() + 0.1 * (named + told))
+        of_seen = _cross_entropy(model.seen(answers[: len(shown), 1]), shown)
+        of_asked = _cross_entropy(model.asked(answers[:, 2]), labels)
+        optimizer.step((error / SPREADS).square().mean() + 0.1 * (of_seen + of_asked))
         mean = error.detach().square().mean().item()
         running = mean if running is None else 0.98 * running + 0.02 * mean
         bar.set_postfix(rms=f"{math.sqrt(running):.4f}", refresh=False)
@@ -112,9 +112,9 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
 
 
 def true_scores(videos: Tensor, labels: Tensor) -> Tensor:
-    """VQ, MQ and TA as the pixels say. Shape: (clips, 3)."""
-    shown = measure(videos, labels)
-    return torch.stack([shown.visual_quality, shown.motion_quality, shown.text_alignment], dim=1).float()
+    """VQ, MQ and TA measured in the pixels. Shape: (clips, 3)."""
+    truth = measure(videos, labels)
+    return torch.stack([truth.visual_quality, truth.motion_quality, truth.text_alignment], dim=1).float()
 
 
 def load_for_training(folder: Path):
@@ -150,15 +150,15 @@ def policy_clips(pipeline: HunyuanVideoGRPOPipeline, encoder, *, count: int, see
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of colour, shape and direction. Shape: (clips, 11) and (clips, 3) to ()."""
+    """Sum of the cross entropies of colour, shape and direction. Shape: (clips, 11) and (clips, 3) to ()."""
     parts = zip(logits.split(NUM_LABELS, dim=1), labels.unbind(1))
     return sum(nn.functional.cross_entropy(part, label) for part, label in parts)
 
 
 def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor, Tensor]:
-    """Half rendered clips with defects, half the policy's; half of the captions lie.
+    """Clips, labels of their captions, and labels of what the rendered ones show.
 
-    Clips, labels of their captions, and what the rendered ones (they come first) show.
+    The first half are rendered clips with defects, the second the policy's; half of the captions lie.
     """
     half = size // 2
     labels = world.LABELS[torch.from_numpy(rng.integers(len(world.LABELS), size=half))]

@@ -86,7 +86,7 @@ def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
-    """0 for a clean clip, else 0.4 to 1. Shape: (batch,)."""
+    """Strengths: 0 for a clean clip, else 0.4 to 1. Shape: (batch,)."""
     corrupted = rng.random(batch) < CORRUPTED_FRACTION
     return _tensor(corrupted * rng.uniform(0.4, 1.0, batch))
 

@@ -1,4 +1,4 @@
-"""The eta at which one SDE injects as much noise as another: baselines compared at equal exploration.
+"""Eta at which one SDE injects as much noise as another: baselines compared at equal exploration.
 
 At one eta the four SDEs explore very differently: at 20 steps, shift 5 and eta 0.5 the variances of the steps of sage
 sum to 1.20, of dance to 0.25 and of cps to 5.93. ``match_noise: "sage_grpo:0.5"`` asks for the eta at which the run's
@@ -11,7 +11,7 @@ For every SDE that sum is a share, which depends on eta alone, of the sum at eta
 
 so the eta is in closed form. It does not depend on the eta that was set before: matching twice changes nothing.
 
-What the methods' own video recipes set (docs/sde.md has the tables and the sources):
+Values of the methods' video recipes (docs/sde.md has the tables and the sources):
 
     SAGE-GRPO     sage_grpo     0.5
     DanceGRPO     dance_grpo    0.25 (HunyuanVideo), 0.3 (SkyReels-I2V)
@@ -31,7 +31,7 @@ MAX_ETA = 1000.0  # far above all that explores; its square is a number still
 
 
 def matched_eta(target: str, sde_type: str, *, num_steps: int, shift: float, last_step: str) -> float:
-    """The eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
+    """Eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
     Raises: ValueError if ``target`` is malformed, injects no noise, or more than ``sde_type`` can; for `recommended`,
         if there is no such recipe.
@@ -47,21 +47,21 @@ def matched_eta(target: str, sde_type: str, *, num_steps: int, shift: float, las
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")
     levels = shifted_levels(num_steps, shift)
-    wanted = total_variance(named, levels, eta, last_step)
+    target_variance = total_variance(named, levels, eta, last_step)
     at_one = total_variance(sde_type, levels, 1.0, last_step)
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
-    for name, variance in ((named, wanted), (sde_type, at_one)):
+    for name, variance in ((named, target_variance), (sde_type, at_one)):
         if variance == 0:
             raise ValueError(
                 f"match_noise {target} cannot be reached: {name} injects no noise {where}; raise the steps"
             )
-    share = wanted / at_one
+    share = target_variance / at_one
     if sde_type != "cps":
         return math.sqrt(share)
     if share > 1 + 1e-12:  # cps at eta 1 may be matched with itself
         raise ValueError(
-            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and cps at most "
-            f"{at_one:.4g}, at eta 1; lower the eta of {named}"
+            f"match_noise {target} cannot be reached: it injects a variance of {target_variance:.4g} {where}, and cps "
+            f"at most {at_one:.4g}, at eta 1; lower the eta of {named}"
         )
     return 2 / math.pi * math.asin(math.sqrt(min(share, 1.0)))
 
@@ -72,7 +72,7 @@ def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_st
 
 
 def parse_target(target: str) -> tuple[str, float]:
-    """The SDE and the eta of ``<sde_type>:<eta>``. Raises ValueError."""
+    """SDE and eta of ``<sde_type>:<eta>``. Raises ValueError."""
     name, _, number = target.partition(":")
     try:
         eta = float(number)

@@ -8,32 +8,38 @@ A window counts the steps that are stochastic without it, so that each has as ma
 iteration share one: they are compared with each other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Window:
+    """Neighbouring stochastic steps that have noise."""
+
     kind: str  # fixed, random or sliding
     length: int
     start: int = 0  # of a fixed one
     stride: int = 1  # of a sliding one
 
-    def steps(self, stochastic: list[int], seed: int, iteration: int) -> list[int]:
-        """Which of the stochastic steps have noise in an iteration, counted from 1."""
-        places = len(stochastic) - self.length + 1
-        if self.kind == "fixed":
-            first = self.start
-        elif self.kind == "sliding":
-            first = (iteration - 1) * self.stride % places
-        else:
-            from hyvideo.data.randomness import generator
+    def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
+        """Steps that have noise in an iteration, of the stochastic ones.
 
-            first = int(generator(seed, "sde window", iteration).integers(places))
+        Args:
+            iteration: Counted from 1.
+            draw: Gives a number below its argument, drawn for this iteration: the start of a random window.
+        """
+        num_starts = len(stochastic) - self.length + 1
+        starts = {
+            "fixed": lambda: self.start,
+            "sliding": lambda: (iteration - 1) * self.stride % num_starts,
+            "random": lambda: draw(num_starts),
+        }
+        first = starts[self.kind]()
         return stochastic[first : first + self.length]
 
 
 def parse_window(text: str, num_stochastic: int) -> Window | None:
-    """The window of a setting; None for an empty one.
+    """Window of a setting; None for an empty one.
 
     Raises: ValueError for what is none, or does not fit into the schedule's stochastic steps.
     """

@@ -82,7 +82,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return [i for i, step in enumerate(self._transitions(sde_type, eta)) if step.is_stochastic]
 
     def next_timesteps(self, timestep: Tensor) -> Tensor:
-        """Where the steps that begin at ``timestep`` end, 0 after the last. Shape: (batch,)."""
+        """Timesteps where the steps that begin at ``timestep`` end, 0 after the last. Shape: (batch,)."""
         places = self._indices(timestep, timestep.numel())
         return torch.tensor([self._levels[i + 1] * NUM_TRAIN_TIMESTEPS for i in places], dtype=torch.float32)
 
@@ -118,16 +118,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
         Raises: ValueError for shapes that differ, a timestep that is not in the schedule, an unknown ``sde_type``.
         """
-        if model_output.shape != sample.shape:
-            shapes = f"{tuple(model_output.shape)} and {tuple(sample.shape)}"
-            raise ValueError(f"model_output and sample must have one shape, got {shapes}")
-        for name, given in (("prev_sample", prev_sample), ("noise", noise)):
-            if given is not None and given.shape != sample.shape:
-                raise ValueError(
-                    f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}"
-                )
-        if prev_sample is not None and noise is not None:
-            raise ValueError("prev_sample is to be scored and noise is to be drawn with: give one of them, got both")
+        _check_shapes(model_output, sample, prev_sample, noise)
         velocity, sample = model_output.float(), sample.float()
         indices = self._indices(timestep, len(sample))
         table = self._transitions(sde_type, eta)
@@ -201,6 +192,18 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
                 f"{self.config.shift}; take one of scheduler.timesteps, in float32"
             )
         return place
+
+
+def _check_shapes(model_output: Tensor, sample: Tensor, prev_sample: Tensor | None, noise: Tensor | None) -> None:
+    """Raises ValueError for tensors that do not belong to one step."""
+    if model_output.shape != sample.shape:
+        shapes = f"{tuple(model_output.shape)} and {tuple(sample.shape)}"
+        raise ValueError(f"model_output and sample must have one shape, got {shapes}")
+    for name, given in (("prev_sample", prev_sample), ("noise", noise)):
+        if given is not None and given.shape != sample.shape:
+            raise ValueError(f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}")
+    if prev_sample is not None and noise is not None:
+        raise ValueError("prev_sample is to be scored and noise is to be drawn with: give one of them, got both")
 
 
 def _per_sample(values, sample: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
+from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
@@ -95,7 +96,8 @@ class RolloutCollector:
         """Steps with noise in this iteration; a window makes the others steps of the ODE."""
         if self.window is None:
             return self.stochastic_steps
-        steps = self.window.steps(self.stochastic_steps, self.config.data.seed, iteration)
+        random = generator(self.config.data.seed, "sde window", iteration)
+        steps = self.window.steps(self.stochastic_steps, iteration, lambda count: int(random.integers(count)))
         self.pipeline.scheduler.restrict_noise(steps)
         return steps
 

@@ -1,19 +1,31 @@
 """Windows of noise: where they are, and that only what is in them is drawn, trained and paid for."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from hyvideo.config.run_plan import check, describe, make_plan
+from hyvideo.data.randomness import generator
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.trainer import Trainer
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 STEPS = [0, 1, 2, 3, 5, 6]  # the fourth is deterministic
 
 
+def steps_of(window, stochastic, seed, iteration):
+    """The steps with noise, drawn as the trainer draws them."""
+    random = generator(seed, "sde window", iteration)
+    return window.steps(stochastic, iteration, lambda count: int(random.integers(count)))
+
+
 def walk(text, iterations=6):
     window = parse_window(text, len(STEPS))
-    return [window.steps(STEPS, 7, iteration) for iteration in range(1, iterations + 1)]
+    return [steps_of(window, STEPS, 7, iteration) for iteration in range(1, iterations + 1)]
 
 
 def test_a_fixed_window_stays():
@@ -29,6 +41,12 @@ def test_a_random_window_is_a_function_of_seed_and_iteration():
     seen = walk("random:3", 60)
     assert seen == walk("random:3", 60) and all(len(steps) == 3 for steps in seen)
     assert {steps[0] for steps in seen} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["transitions", "noise_matching", "noise_window"])
+def test_rules_of_settings_can_ask_the_schedulers_without_torch(name):
+    program = f"import sys, hyvideo.schedulers.{name}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 def test_no_window_is_none():
@@ -73,7 +91,7 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
     for _ in range(3):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-        window = parse_window(text, 5).steps([0, 1, 2, 3, 4], config.data.seed, trainer.iteration)
+        window = steps_of(parse_window(text, 5), [0, 1, 2, 3, 4], config.data.seed, trainer.iteration)
         visited = rounds[-1].trained_steps
         assert all(sorted(row) == window for row in visited.tolist())
         drawn = rounds[-1].trajectories.log_probs.abs().sum(0) > 0

@@ -24,7 +24,7 @@ class Run:
 
     folder: Path
     config: Config
-    settings: dict  # that change what is learned; the trust region by its own name
+    settings: dict  # those that change what is learned; the trust region by its own name
     lines: list[dict]  # of metrics.jsonl
 
 
@@ -43,24 +43,24 @@ class Comparison:
     """Runs that differ in the compared settings and their seeds alone."""
 
     fixed: dict[str, object]
-    told: tuple[str, ...]  # fixed settings in which it differs from the other comparisons
+    distinct: tuple[str, ...]  # fixed settings in which it differs from the other comparisons
     variants: dict[tuple, list[Run]]  # by the values of the compared settings
 
     @property
     def label(self) -> str:
-        values = {name: self.fixed[name] for name in self.told if name in self.fixed}
+        values = {name: self.fixed[name] for name in self.distinct if name in self.fixed}
         return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs that the folders are, or have in them. Raises ValueError for a folder without any."""
+    """Runs that the folders are, or have in them. Raises ValueError for a folder without any."""
     runs = {}
     for folder in folders:
-        found = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
-        found = [path for path in sorted(found) if (path / "config.yaml").is_file()]
-        if not found:
+        paths = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
+        paths = [path for path in sorted(paths) if (path / "config.yaml").is_file()]
+        if not paths:
             raise ValueError(f"{folder} must be a run, or have runs in it: a config.yaml beside a metrics.jsonl")
-        runs |= {path.resolve(): path for path in found}
+        runs |= {path.resolve(): path for path in paths}
     return [read_run(path) for path in runs.values()]
 
 
@@ -86,7 +86,7 @@ def compare(runs: list[Run], names: list[str], *, may_lack: Iterable[str] = ()) 
         may_lack: Settings of which a run may have none; it takes part in the comparisons of all that have them.
     """
     optional = set(may_lack)
-    found: dict[tuple, dict[tuple, dict[tuple, list[Run]]]] = {}  # by fixed settings, optional settings, variant
+    grouped: dict[tuple, dict[tuple, dict[tuple, list[Run]]]] = {}  # by fixed settings, optional settings, variant
     for run in runs:
         if any(name not in run.settings for name in names):  # as the schedule of a run without a trust region
             continue
@@ -94,14 +94,14 @@ def compare(runs: list[Run], names: list[str], *, may_lack: Iterable[str] = ()) 
         fixed = tuple((name, value) for name, value in rest.items() if name not in optional)
         more = tuple((name, value) for name, value in rest.items() if name in optional)
         variant = tuple(run.settings[name] for name in names)
-        found.setdefault(fixed, {}).setdefault(more, {}).setdefault(variant, []).append(run)
+        grouped.setdefault(fixed, {}).setdefault(more, {}).setdefault(variant, []).append(run)
     comparisons: dict[tuple, dict[tuple, list[Run]]] = {}
-    for fixed, by_optional in found.items():
+    for fixed, by_optional in grouped.items():
         lacking = by_optional.pop((), {}) if len(by_optional) > 1 else {}
         comparisons |= {fixed + more: variants | lacking for more, variants in by_optional.items()}
-    wanted = {fixed: variants for fixed, variants in comparisons.items() if len(variants) > 1}
-    told = _differing([dict(fixed) for fixed in wanted])
-    return [Comparison(dict(fixed), told, dict(sorted(v.items(), key=str))) for fixed, v in wanted.items()]
+    comparisons = {fixed: variants for fixed, variants in comparisons.items() if len(variants) > 1}
+    distinct = _differing([dict(fixed) for fixed in comparisons])
+    return [Comparison(dict(fixed), distinct, dict(sorted(v.items(), key=str))) for fixed, v in comparisons.items()]
 
 
 def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
@@ -111,10 +111,10 @@ def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
         window: Iterations of which each point is the mean.
     """
     series = [{line["iteration"]: line[name] for line in run.lines if line.get(name) is not None} for run in runs]
-    common = sorted(set.intersection(*(set(one) for one in series)))
+    common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) < window:
         return None
-    values = np.array([[one[iteration] for iteration in common] for one in series])  # (runs, iterations)
+    values = np.array([[points[iteration] for iteration in common] for points in series])  # (runs, iterations)
     kernel = np.full(window, 1 / window)
     smooth = np.array([np.convolve(row, kernel, mode="valid") for row in values])
     return Curve(np.array(common[window - 1 :]), smooth.mean(0), smooth.std(0), len(runs))
@@ -122,8 +122,8 @@ def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
 
 def _differing(settings: list[dict]) -> tuple[str, ...]:
     """Names whose value is not the same in all, or that some lack."""
-    names = dict.fromkeys(name for one in settings for name in one)
-    return tuple(name for name in names if len({one.get(name, "absent") for one in settings}) > 1)
+    names = dict.fromkeys(name for of_run in settings for name in of_run)
+    return tuple(name for name in names if len({of_run.get(name, "absent") for of_run in settings}) > 1)
 
 
 def _hashable(value: object) -> object:

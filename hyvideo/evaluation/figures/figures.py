@@ -10,6 +10,7 @@ A figure that the runs do not allow is not made, and `Absent` says what it lacks
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -17,16 +18,36 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, compare, curve
-from hyvideo.evaluation.samplers.theory import REGIMES, Sampler, gradient_scale, noise_in_regime
+from hyvideo.evaluation.samplers.tables import grad_norm_table, std_table
 from hyvideo.evaluation.table2.runs import METHODS
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}
+REGIMES = {
+    "sigma_1": "(a) both begin at the second level",
+    "clamp": f"(b) both clamped at sigma {SAGE_SIGMA_MAX}",
+    "own": "(c) each with its own default",
+}
+
+
+class Sampler(NamedTuple):
+    """Settings of the sampler of rollouts; the paper's by default."""
+
+    num_steps: int = 20
+    shift: float = 5.0
+    eta: float = 0.5
+    last_step: str = "stochastic"
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_steps} steps, shift {self.shift:g}, eta {self.eta:.3g}"
 
 
 class Absent(Exception):
-    """Why a figure cannot be made."""
+    """Reason why a figure cannot be made."""
 
 
 def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
@@ -48,8 +69,8 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
                 _draw(axes, comparison.variants[has_equalizer,], "reward/mean", label, window)
             title = f"{METHODS[comparison.fixed['sde_type']]}, eta {comparison.fixed['eta']:.3g}"
             _label(axes, title, "iteration", _with_window("reward", window))
-        told = tuple(name for name in group[0].told if name not in of_panels)
-        title = dataclasses.replace(group[0], told=told).label
+        distinct = tuple(name for name in group[0].distinct if name not in of_panels)
+        title = dataclasses.replace(group[0], distinct=distinct).label
         paths.append(_save(figure, folder, "figure3", title, number))
     return paths
 
@@ -67,22 +88,30 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
         samplers = {sde: _samplers(runs, sde) for sde in METHODS}
     if not any(samplers.values()):
         samplers = {sde: [Sampler()] for sde in METHODS}
-    drawn = {sde: found for sde, found in samplers.items() if found}
-    figure, panels = _panels(len(drawn))
-    for axes, (sde, found) in zip(panels, drawn.items()):
-        for sampler in found:
-            scale = gradient_scale(sde, sampler)
-            middle = len(scale.sigmas) // 2
-            factor = scale.norms[middle] / scale.inverse_std[middle]
-            (line,) = axes.plot(scale.sigmas, scale.norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
-            rule = [factor * inverse for inverse in scale.inverse_std]
-            axes.plot(scale.sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to meet it midway")
+    samplers = {sde: of_sde for sde, of_sde in samplers.items() if of_sde}
+    figure, panels = _panels(len(samplers))
+    for axes, (sde, of_sde) in zip(panels, samplers.items()):
+        for sampler in of_sde:
+            sigmas, norms, inverse_std = gradient_scale(sde, sampler)
+            middle = len(sigmas) // 2
+            (line,) = axes.plot(sigmas, norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
+            rule = inverse_std * (norms[middle] / inverse_std[middle])
+            axes.plot(sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to meet it midway")
         for norms in (m for m in measured if m["sde_type"] == sde):
             _draw_measured(axes, norms)
         axes.set_yscale("log")
         axes.invert_xaxis()
         _label(axes, METHODS[sde], "noise level sigma", "scale of the gradient")
     return [_save(figure, folder, "figure4")]
+
+
+def gradient_scale(sde_type: str, sampler: Sampler) -> tuple[Tensor, Tensor, Tensor]:
+    """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape of each: (steps,)."""
+    *schedule, last_step = sampler
+    stds = std_table(*schedule, sde_types=[sde_type], last_step=last_step)
+    norms = grad_norm_table(*schedule, sde_types=[sde_type], last_step=last_step)[sde_type]
+    is_stochastic = stds[sde_type] > 0
+    return stds["sigma"][is_stochastic], norms[is_stochastic], 1 / stds[sde_type][is_stochastic]
 
 
 def _draw_measured(axes: Axes, measured: dict) -> None:
@@ -99,7 +128,7 @@ def _sampler_of(measured: dict) -> Sampler:
 
 
 def _samplers(runs: list[Run], sde_type: str) -> list[Sampler]:
-    """With which the runs of an SDE sampled."""
+    """Samplers of the runs of an SDE."""
     rollouts = [run.config.rollout for run in runs if run.config.rollout.sde_type == sde_type]
     return list(dict.fromkeys(Sampler(r.grpo_sampling_steps, r.shift, r.eta, r.last_step) for r in rollouts))
 
@@ -126,9 +155,10 @@ def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
     figure, panels = _panels(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):
-        for sde, stds in noise_in_regime(regime, Sampler()).items():
-            axes.plot(range(len(stds)), stds, "o-", markersize=3, label=METHODS[sde])
-        _label(axes, f"({regime}) {title}", "step", "standard deviation of the step's noise")
+        stds = std_table(*Sampler()[:3], sde_types=("sage_grpo", "flow_grpo"), regime=regime)
+        for sde in ("sage_grpo", "flow_grpo"):
+            axes.plot(range(len(stds[sde])), stds[sde], "o-", markersize=3, label=METHODS[sde])
+        _label(axes, title, "step", "standard deviation of the step's noise")
     return [_save(figure, folder, "figure9")]
 
 
@@ -136,7 +166,7 @@ FIGURES: dict[int, Callable[..., list[Path]]] = {3: figure_3, 4: figure_4, 7: fi
 
 
 def remarks(number: int, *, has_measured: bool) -> str | None:
-    """What a made figure does not show, though the paper's does."""
+    """Remark on what a figure does not show, though the paper's does."""
     if number == 4 and not has_measured:
         return "theory alone: give norms that scripts/measure_gradient_norms.py measured by --gradients"
     return None
@@ -145,7 +175,7 @@ def remarks(number: int, *, has_measured: bool) -> str | None:
 def _by_variant(
     comparison: Comparison, names: dict[str, str], folder: Path, stem: str, number: int, window: int
 ) -> Path:
-    """A panel for each metric, a line for each variant."""
+    """Draws a panel for each metric, a line for each variant."""
     figure, panels = _panels(len(names))
     for axes, (metric, label) in zip(panels, names.items()):
         for (variant,), runs in comparison.variants.items():
@@ -155,14 +185,14 @@ def _by_variant(
 
 
 def _draw(axes: Axes, runs: list[Run], metric: str, label: str, window: int) -> None:
-    found = curve(runs, metric, window=window)
-    if found is None:
+    points = curve(runs, metric, window=window)
+    if points is None:
         plt.close("all")
         raise Absent(f"the metrics.jsonl of {runs[0].folder} and its other seeds lack {window} iterations of {metric}")
-    (line,) = axes.plot(found.iterations, found.mean, label=f"{label} ({found.num_runs} seed(s))")
-    if found.num_runs > 1:
-        low, high = found.mean - found.std, found.mean + found.std
-        axes.fill_between(found.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    (line,) = axes.plot(points.iterations, points.mean, label=f"{label} ({points.num_runs} seed(s))")
+    if points.num_runs > 1:
+        low, high = points.mean - points.std, points.mean + points.std
+        axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -181,7 +211,7 @@ def _with_window(label: str, window: int) -> str:
 
 
 def _save(figure: Figure, folder: Path, stem: str, title: str = "", number: int = 0) -> Path:
-    """As <stem>.png, the comparisons after the first with a number; the title says what a comparison holds fixed."""
+    """Writes <stem>.png, comparisons after the first with a number; the title says what a comparison holds fixed."""
     if title:
         figure.suptitle(title, fontsize="small")
     path = folder / (f"{stem}_{number + 1}.png" if number else f"{stem}.png")

@@ -1,4 +1,4 @@
-"""Figure 4: how long the policy's gradient is at each denoising step, beside the theory that the equalizer divides by.
+"""Figure 4: norm of the policy's gradient at each denoising step, beside the theory that the equalizer divides by.
 
 For each stochastic step t of a round of rollouts: the gradient of the mean over the rollouts of the policy term of that
 step alone, the KL term off, and its norm over all trained parameters. The term is ``S_t max(...)`` (method.md, 6) and
@@ -37,7 +37,7 @@ from hyvideo.training.rollout_batch import RolloutBatch
 
 
 def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
-    """The settings of a run, changed so that rounds of ``rollouts`` measure its policy term and leave nothing.
+    """Settings of a run, changed so that rounds of ``rollouts`` measure its policy term and leave nothing.
 
     All steps of the sampler have noise and are visited in order, also where the run has a window. A missing reward
     stops the measurement: a gradient over fewer rollouts is longer.
@@ -50,9 +50,9 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
             f"rollouts must be a multiple of batch_size {batch_size} x {replicas} replicas, got {rollouts}; choose "
             "another number, or another batch_size"
         )
-    wanted = config.record.resume_from_checkpoint
-    resumed = checkpoint.find(Path(config.record.output_dir), wanted) if wanted else None
-    if wanted and resumed is None:
+    named = config.record.resume_from_checkpoint
+    resumed = checkpoint.find(Path(config.record.output_dir), named) if named else None
+    if named and resumed is None:
         raise ValueError(f"there is no checkpoint in output_dir {config.record.output_dir!r} to measure")
     return config.with_settings(
         batch_size=batch_size,
@@ -97,7 +97,7 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 def summarise(
     config: Config, scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
 ) -> dict:
-    """What the JSON holds, but for ``rollouts``.
+    """Content of the JSON, but for ``rollouts``.
 
     Args:
         step_weights: The equalizer's. Shape: (steps,).
@@ -145,13 +145,13 @@ def summarise(
 
 
 def table(result: dict) -> str:
-    """The steps, a line each, and how well they agree with the theory."""
+    """Lines of the steps, and how well they agree with the theory."""
     names = ("step", "sigma", "inverse_std", "theory", "weight", "norm", "norm_weighted")
     lines = ["".join(name.rjust(14) for name in names)]
     for step in result["steps"]:
         lines.append("".join(f"{step[name]:.4g}".rjust(14) for name in names))
-    by_theory, by_std = (_shown(result["rank_correlation"][name]) for name in ("theory", "inverse_std"))
-    spread, weighted = (_shown(result["spread"][name]) for name in ("norm", "norm_weighted"))
+    by_theory, by_std = (_text(result["rank_correlation"][name]) for name in ("theory", "inverse_std"))
+    spread, weighted = (_text(result["spread"][name]) for name in ("norm", "norm_weighted"))
     return "\n".join(
         [
             *lines,
@@ -162,7 +162,7 @@ def table(result: dict) -> str:
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float | None:
-    """Spearman's: the correlation of the ranks, ties sharing theirs. None where one of the two does not vary."""
+    """Spearman's correlation, that of the ranks, ties sharing theirs. None where one of the two does not vary."""
     ranks = [_ranks(torch.tensor(values, dtype=torch.float64)) for values in (first, second)]
     centred = [rank - rank.mean() for rank in ranks]
     scale = math.prod(rank.norm().item() for rank in centred)
@@ -170,7 +170,7 @@ def rank_correlation(first: list[float], second: list[float]) -> float | None:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Shape: (values,)."""
+    """Ranks of the values, from 0. Shape: (values,)."""
     below, equal = values[:, None] > values, values[:, None] == values
     return below.sum(1) + (equal.sum(1) - 1) / 2
 
@@ -179,5 +179,5 @@ def _spread(values: list[float]) -> float | None:
     return max(values) / min(values) if min(values) > 0 else None
 
 
-def _shown(value: float | None) -> str:
+def _text(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3g}"

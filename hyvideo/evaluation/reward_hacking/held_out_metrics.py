@@ -1,17 +1,26 @@
-"""What is measured of any video and never rewarded: the traces that reward hacking leaves in pixels.
+"""Measures of videos that are never rewarded: the traces that reward hacking leaves in pixels.
 
 Over-exposure, garish colour, clips that stand still, grids and blur raise a learned reward without a better video; a
 policy that has found one of them also makes all its videos alike. Each measure is a plain number of a video's pixels,
 with levels and distances as fractions of the full range. Of a large video some frames are looked at.
 """
 
-from collections.abc import Hashable, Sequence
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hyvideo.distributed.collectives import merge_rows, union_of_names
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.reward_hacking.rule import Dispersion
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.records.run_files import evenly_spaced
 
 NUM_PAIRS = 16  # of neighbouring frames looked at
 NUM_SHARP_FRAMES = 4
@@ -22,7 +31,7 @@ FROZEN_BELOW = 0.5 / 255  # mean change of a pixel from one frame to the next: l
 
 
 class VideoMeasures(NamedTuple):
-    """Of one video."""
+    """Measures of one video."""
 
     exposure: float  # mean luma
     saturation: float  # mean chroma: the largest minus the smallest channel
@@ -41,7 +50,7 @@ def measure_video(video: Tensor) -> VideoMeasures:
     Args:
         video: uint8. Shape: (frames, 3, height, width).
     """
-    firsts = _spread(len(video) - 1, NUM_PAIRS)
+    firsts = evenly_spaced(NUM_PAIRS, len(video) - 1)
     frames = video[sorted({i + k for i in firsts for k in (0, 1)} or {0})]
     luma = _luma(frames)
     change = torch.zeros(1)
@@ -54,7 +63,7 @@ def measure_video(video: Tensor) -> VideoMeasures:
         clipped=((frames.amin(1) == 0) | (frames.amax(1) == 255)).float().mean().item(),
         motion=change.mean().item(),
         frozen=(change < FROZEN_BELOW).float().mean().item() if firsts else 0.0,
-        sharpness=_sharpness(_luma(video[_spread(len(video), NUM_SHARP_FRAMES)])),
+        sharpness=_sharpness(_luma(video[evenly_spaced(NUM_SHARP_FRAMES, len(video))])),
     )
 
 
@@ -83,25 +92,52 @@ def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
     return torch.stack(means) if means else torch.empty(0)
 
 
-def held_out_measures(videos: Sequence[Tensor], prompts: Sequence[str]) -> dict[str, float]:
-    """Means of all measures over the videos; ``diversity`` where a prompt has several.
+def measure_all(
+    videos: Mapping[int, Tensor | None],
+    rewards: Mapping[int, Reward],
+    prompts: Sequence[str],
+    groups: Sequence[Hashable],
+    scorer: AsyncScorer,
+    mesh: Mesh,
+) -> tuple[dict[str, float], dict[str, Dispersion]]:
+    """Means and spreads of everything that is measured of single videos and not rewarded, over those of all ranks.
 
     Args:
-        videos: At least one, uint8. Shape of each: (frames, 3, height, width).
+        videos: Those of this rank by number; None could not be decoded.
+        rewards: Of the same videos.
+        prompts: Of the videos of all ranks, by number.
+        groups: Of the same: which belong to one prompt.
     """
-    table = torch.tensor([measure_video(video) for video in videos], dtype=torch.float64)
-    means = dict(zip(NAMES, table.mean(0).tolist()))
-    distances = diversity(torch.stack([thumbnail(video) for video in videos]), prompts)
-    return means | ({"diversity": distances.mean().item()} if len(distances) else {})
+    decoded = {row: video for row, video in videos.items() if video is not None}
+    scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
+    measured = {
+        row: {f"held_out/{name}": value for name, value in zip(NAMES, measure_video(video))}
+        | of_video
+        | _without_weight(rewards[row], scorer.weights)
+        for (row, video), of_video in zip(decoded.items(), scores)
+    }
+    names = union_of_names((name for values in measured.values() for name in values), mesh)
+    local = {
+        row: [*(values.get(name, math.nan) for name in names), *thumbnail(decoded[row]).tolist()]
+        for row, values in measured.items()
+    }
+    table = merge_rows(local, len(prompts), len(names) + 3 * math.prod(THUMBNAIL), mesh)
+    columns = dict(zip(names, table[:, : len(names)].T.tolist()))
+    columns["held_out/diversity"] = diversity(table[:, len(names) :], groups).tolist()
+    finite = {name: [value for value in column if math.isfinite(value)] for name, column in columns.items()}
+    finite = {name: values for name, values in finite.items() if values}
+    spreads = {name: Dispersion(statistics.pstdev(values), len(values)) for name, values in finite.items()}
+    return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
 
 
-def _spread(total: int, count: int) -> list[int]:
-    """``count`` of the numbers below ``total``, spread over them; all of them if there are fewer."""
-    return list(range(total)) if total <= count else [i * total // count for i in range(count)]
+def _without_weight(reward: Reward, weights: Mapping[str, float]) -> dict[str, float]:
+    """Scores that the reward does not count. ``Overall`` is a sum that it may count parts of."""
+    others = {name: score for name, score in reward.scores.items() if not weights.get(name) and name != "Overall"}
+    return {name: float(score) for name, score in others.items() if isinstance(score, (int, float))}
 
 
 def _luma(frames: Tensor) -> Tensor:
-    """In [0, 1]. Shape: uint8 (frames, 3, height, width) to (frames, height, width)."""
+    """Brightness in [0, 1]. Shape: uint8 (frames, 3, height, width) to (frames, height, width)."""
     red, green, blue = (frames[:, k].float() * (LUMA[k] / 255) for k in range(3))
     return red + green + blue
 

@@ -26,14 +26,14 @@ class RewardHacking(RuntimeError):
 
 
 class Dispersion(NamedTuple):
-    """Of a measure over the videos of a validation, or over the prompts for diversity."""
+    """Spread of a measure over the videos of a validation, or over the prompts for diversity."""
 
     std: float
     count: int
 
 
 class WatchedMetric(NamedTuple):
-    """What of a measure is bad, and the smallest spread that is believed of a base whose videos are all alike."""
+    """Direction in which a measure is bad, and the smallest spread that is believed of a base of like videos."""
 
     bad: Literal["up", "down", "either"]
     least_spread: float = 0.0
@@ -49,7 +49,9 @@ WATCHED = {
     "held_out/diversity": WatchedMetric("down", 0.005),
     "frechet_distance": WatchedMetric("up"),
 }
-OTHERS = WatchedMetric("down")  # what a scorer says of each video: true measures, CLIPScore, a dimension without weight
+OTHER_METRIC = WatchedMetric(
+    "down"
+)  # what a scorer says of each video: true measures, CLIPScore, a dimension without weight
 RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
 SET_MEASURES = ("frechet_distance",)  # one number of all videos: its unit is the base's value
 
@@ -77,60 +79,52 @@ class MetricShift:
         return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} spreads, {self.allowed:.2f} allowed)"
 
 
-def base_of(history: Sequence[ValidationStats]) -> ValidationStats | None:
+def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
     """The validation of the policy before training, if it was recorded with the spread of its reward."""
-    return next((seen for seen in history if seen.iteration == 0 and REWARD in seen.spreads), None)
+    return next((stats for stats in history if stats.iteration == 0 and REWARD in stats.spreads), None)
 
 
-def departures(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
-    """What the last validation of ``history`` shows of reward hacking; nothing without a validation of the base.
+def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
+    """Measures that left the base's range while the reward rose, in the last validation; none without the base's.
 
     Args:
         threshold: Spreads of the base that a measure may move.
     """
-    base, now = base_of(history), history[-1]
+    base, now = base_stats(history), history[-1]
     if base is None or base is now:
         return []
     rise = _rise(base, now)
     if rise is None or rise <= max(REWARD_RISE, _standard_error(REWARD, base, now)):
         return []
-    found = []
+    shifts = []
     for name in now.means:
-        watched = WATCHED.get(name, OTHERS)
+        watched = WATCHED.get(name, OTHER_METRIC)
         if name == REWARD or not (name in base.spreads or name in SET_MEASURES):
             continue
         shift = _shift(name, base, now, watched)
         allowed = max(threshold, ERRORS * _standard_error(name, base, now))
         if shift is not None and _badness(shift, watched) > allowed:
-            found.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
-    return sorted(found, key=lambda departure: -abs(departure.shift))
+            shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
+    return sorted(shifts, key=lambda metric: -abs(metric.shift))
 
 
-def last_clean(history: Sequence[ValidationStats], threshold: float) -> int | None:
-    """Iteration of the newest validation before the last one that showed nothing; None without the base's."""
-    if base_of(history) is None:
-        return None
-    clean = [history[k].iteration for k in range(len(history) - 1) if not departures(history[: k + 1], threshold)]
-    return clean[-1] if clean else None
-
-
-def describe(history: Sequence[ValidationStats], found: Sequence[MetricShift]) -> str:
-    """One line: the reward's rise and every departure with its numbers."""
-    base, now = base_of(history), history[-1]
+def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
+    """One line with the reward's rise and every shift with its numbers."""
+    base, now = base_stats(history), history[-1]
     rise = _rise(base, now)
     return (
         f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
-        f"({rise:+.2f} spreads of the base) while " + ", ".join(map(str, found))
+        f"({rise:+.2f} spreads of the base) while " + ", ".join(map(str, shifts))
     )
 
 
 def _rise(base: ValidationStats, now: ValidationStats) -> float | None:
-    """Of the reward, in spreads of the base; its zero may lie anywhere, so its mean says nothing of its spread."""
+    """Rise of the reward in spreads of the base; its zero may lie anywhere, so its mean says nothing of its spread."""
     return _ratio(now.means.get(REWARD, math.nan) - base.means[REWARD], base.spreads[REWARD].std)
 
 
 def _shift(name: str, base: ValidationStats, now: ValidationStats, watched: WatchedMetric) -> float | None:
-    """In spreads of the base; None where that is no number."""
+    """Shift of a measure in spreads of the base; None where that is no number."""
     before, after = base.means.get(name, math.nan), now.means.get(name, math.nan)
     std = abs(before) if name in SET_MEASURES else base.spreads[name].std
     return _ratio(after - before, max(std, watched.least_spread, RELATIVE_LEAST * abs(before)))
@@ -145,10 +139,10 @@ def _badness(shift: float, watched: WatchedMetric) -> float:
 
 
 def _standard_error(name: str, base: ValidationStats, now: ValidationStats) -> float:
-    """Of a shift; 0 for a measure of the whole set."""
+    """Standard error of a shift; 0 for a measure of the whole set."""
     if name in SET_MEASURES:
         return 0.0
-    before, after = (seen.spreads[name].count if name in seen.spreads else 0 for seen in (base, now))
+    before, after = (stats.spreads[name].count if name in stats.spreads else 0 for stats in (base, now))
     if before <= 3 or after == 0:
         return math.inf
     return math.sqrt((1 / before + 1 / after) * before / (before - 3))

@@ -1,8 +1,4 @@
-"""What the four SDEs do at each step, as tables: noise, gradient norms, equalizer factors, and a search for bad steps.
-
-    python -m hyvideo.evaluation.samplers.tables [--steps 20 --shift 5 --eta 0.5]    the tables
-    python -m hyvideo.evaluation.samplers.tables --marginals                         how well densities are kept
-    python -m hyvideo.evaluation.samplers.tables --search                    every schedule in a grid of settings
+"""Tables of the four SDEs: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
 
 At the pole sigma = 1 the diffusion coefficient ``s / (1 - s)`` of sage and flow is infinite, so what their first step
 does is a convention. Figure 9 of the paper sets three side by side, here called regimes:
@@ -12,18 +8,17 @@ does is a convention. Figure 9 of the paper sets three side by side, here called
     own        (c) each as it is trained: sage clamps, flow puts the second level in the place of 1
 
 The tables hold float64, so that a figure or a test can be drawn from them without the rounding of the sampler.
+docs/sde.md shows them.
 """
 
-import argparse
+import itertools
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hyvideo.evaluation.samplers.bad_steps import search, summary_rows
-from hyvideo.evaluation.samplers.marginals import LEAST_STD, Mixture, falling_eta, interior_error, marginal_error
 from hyvideo.grpo.equalizer import balancing_factors
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import (
@@ -38,7 +33,9 @@ from hyvideo.schedulers.transitions import (
 )
 
 REGIMES = ("sigma_1", "clamp", "own")
-TWO_PEAKS = Mixture(means=(-1.0, 1.0), std=0.3)
+SEARCH_STEPS = range(4, 201)
+SEARCH_SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
+SEARCH_ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above what published recipes set
 
 
 def std_table(
@@ -72,7 +69,7 @@ def std_table(
 
 
 def _clamped_stds(sde_type: str, levels: tuple[float, ...], eta: float, sigma_max: float) -> Iterator[float]:
-    """Of sage and flow, with the pole clamped at one level for both."""
+    """Standard deviations of sage or flow with the pole clamped at ``sigma_max``."""
     for sigma, sigma_next in zip(levels, levels[1:]):
         if sde_type == "sage_grpo":
             variance = sage_variance(sigma, sigma_next, eta, levels[1], sigma_max)
@@ -91,7 +88,7 @@ def grad_norm_table(
     sde_types: Sequence[str] = SDE_TYPES,
     last_step: str = "stochastic",
 ) -> dict[str, Tensor]:
-    """As `std_table`, of ``N_t``: the scale of the log-probability's gradient. Shape of each: (steps,)."""
+    """Columns as of `std_table` with ``N_t``, the scale of the log-probability's gradient. Shape of each: (steps,)."""
     levels = shifted_levels(num_steps, shift)
     columns = {"sigma": _column(levels[:-1])}
     for sde_type in sde_types:
@@ -101,7 +98,7 @@ def grad_norm_table(
 
 
 def equalizer_table(num_steps: int = 20, shift: float = 5.0, eta: float = 0.5, **options) -> dict[str, Tensor]:
-    """As `grad_norm_table`, of the equalizer's factors ``S_t = median(N) / N_t``. Shape of each: (steps,)."""
+    """Columns as of `std_table` with the equalizer's factors ``S_t = median(N) / N_t``. Shape of each: (steps,)."""
     columns = grad_norm_table(num_steps, shift, eta, **options)
     return {name: values if name == "sigma" else balancing_factors(values) for name, values in columns.items()}
 
@@ -111,7 +108,7 @@ def _column(values: Iterable[float]) -> Tensor:
 
 
 def tables_report(num_steps: int, shift: float, eta: float, last_step: str) -> str:
-    """All tables of one setting, as Markdown."""
+    """Markdown of all tables of one setting."""
     setting, options = (num_steps, shift, eta), {"last_step": last_step}
     parts = [f"{num_steps} steps, shift {shift:g}, eta {eta:g}, last_step {last_step}"]
     stds = std_table(*setting, **options)
@@ -140,65 +137,68 @@ def _matches(stds: dict[str, Tensor], num_steps: int, shift: float, eta: float, 
         except ValueError:  # more than cps can
             match = math.nan
         rows.append([name, f"{stds[name].square().sum():.4f}", f"{match:.4f}"])
-    return _markdown(["SDE", f"variance at eta {eta:g}", f"eta with that of sage_grpo:{eta:g}"], rows)
+    return markdown_table(["SDE", f"variance at eta {eta:g}", f"eta with that of sage_grpo:{eta:g}"], rows)
 
 
-def marginals_report(shift: float, eta: float) -> str:
-    """How far a two-peaked density ends from where it should: by the number of steps, and on schedules as run."""
-    cases = [(name, lambda width: 1.0) for name in SDE_TYPES[:-1]]
-    cases += [("cps", lambda width: 0.5), ("cps", falling_eta)]
-    labels = ["sage_grpo, eta 1", "flow_grpo, eta 1", "dance_grpo, eta 1", "cps, eta 0.5", "cps, eta falling"]
+class BadStep(NamedTuple):
+    """A step that is not what one would expect of a sampler, and where it is."""
+
+    kind: str  # `not finite`, `deterministic`: std 0, or `exploding`: std above 1, more than the noise there ever is
+    sde_type: str
+    shift: float
+    eta: float
+    num_steps: int
+    place: int
+
+    @property
+    def name(self) -> str:
+        return "last" if self.place == self.num_steps - 1 else f"step {self.place + 1}"
+
+
+def search(
+    steps: Iterable[int] = SEARCH_STEPS,
+    shifts: Iterable[float] = SEARCH_SHIFTS,
+    etas: Iterable[float] = SEARCH_ETAS,
+    sde_types: Iterable[str] = SDE_TYPES,
+) -> Iterator[BadStep]:
+    """Every bad step of every schedule in the grid. An eta above 1 is left out for cps, which refuses it.
+
+    They are at the boundaries: the pole of sage and flow at sigma = 1, and sigma' = 0, where cps has nothing to draw.
+    """
+    for sde_type, shift, num_steps, eta in itertools.product(sde_types, shifts, steps, etas):
+        if sde_type == "cps" and eta > 1:
+            continue
+        for place, step in enumerate(schedule(sde_type, shifted_levels(num_steps, shift), eta, "stochastic")):
+            if kind := _bad_kind(step):
+                yield BadStep(kind, sde_type, shift, eta, num_steps, place)
+
+
+def _bad_kind(step: Transition) -> str | None:
+    if not (math.isfinite(step.a) and math.isfinite(step.b) and math.isfinite(step.std)):
+        return "not finite"
+    if step.std == 0:
+        return "deterministic"
+    return "exploding" if step.std > 1 else None
+
+
+def search_report(bad_steps: Iterable[BadStep]) -> str:
+    """Markdown with what is bad of each SDE and shift, and the fewest and most denoising steps: `step 1: 68-200`."""
+    by_cell: dict[tuple, dict[str, list[int]]] = {}
+    for bad in bad_steps:
+        where = f"eta {bad.eta:g}" if bad.kind == "exploding" else bad.name
+        by_cell.setdefault((bad.sde_type, bad.shift, bad.kind), {}).setdefault(where, []).append(bad.num_steps)
     rows = []
-    for label, (sde_type, eta_of_width) in zip(labels, cases):
-        errors = [interior_error(sde_type, num_steps, eta_of_width, TWO_PEAKS) for num_steps in (16, 32, 64)]
-        rates = [f"{math.log2(error / half):.2f}" for error, half in zip(errors, errors[1:])]
-        rows.append([label, *(f"{error:.4f}" for error in errors), ", ".join(rates)])
-    parts = ["Total variation distance from the marginal, even steps from sigma 0.95 to 0.2"]
-    parts += [_markdown(["SDE", "16 steps", "32 steps", "64 steps", "rate"], rows)]
-    rows = []
-    for num_steps in (10, 20, 40, 60):
-        levels = shifted_levels(num_steps, shift)
-        steps = [schedule(sde_type, levels, eta, "stochastic") for sde_type in SDE_TYPES]
-        rows.append([str(num_steps), *(_error_or_gap(those[:-1], levels[:-1]) for those in steps)])
-    parts += [f"The same on the schedule of shift {shift:g} before its last step, all at eta {eta:g}"]
-    return "\n\n".join([*parts, _markdown(["steps", *SDE_TYPES], rows)])
-
-
-def _error_or_gap(steps: Sequence[Transition], levels: Sequence[float]) -> str:
-    if min(step.std for step in steps) < LEAST_STD:  # deterministic, or too fine for the grid
-        return "-"
-    return f"{marginal_error(steps, levels, TWO_PEAKS):.4f}"
+    for sde_type, shift in itertools.product(SDE_TYPES, SEARCH_SHIFTS):
+        cells = [by_cell.get((sde_type, shift, kind), {}) for kind in ("not finite", "deterministic", "exploding")]
+        ranges = ["; ".join(f"{where}: {min(n)}-{max(n)}" for where, n in cell.items()) or "none" for cell in cells]
+        rows.append([sde_type, f"{shift:g}", *ranges])
+    return markdown_table(["SDE", "shift", "NaN or infinite", "deterministic", "std > 1"], rows)
 
 
 def _table(columns: dict[str, Tensor], spec: str) -> str:
     rows = [[str(i + 1), *(f"{value:{spec}}" for value in row)] for i, row in enumerate(zip(*columns.values()))]
-    return _markdown(["step", *columns], rows)
+    return markdown_table(["step", *columns], rows)
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Tables of the four SDEs, and a search for bad steps.")
-    parser.add_argument("--steps", type=int, default=20, help="denoising steps")
-    parser.add_argument("--shift", type=float, default=5.0)
-    parser.add_argument("--eta", type=float, default=0.5, help="exploration scale, the same for all four")
-    parser.add_argument("--last_step", choices=("stochastic", "deterministic"), default="stochastic")
-    parser.add_argument("--search", action="store_true", help="look for bad steps in a grid of settings instead")
-    parser.add_argument("--marginals", action="store_true", help="measure how well densities are kept instead")
-    options = parser.parse_args(argv)
-    if options.steps < 2 or not 0 < options.shift < math.inf or not 0 < options.eta <= 1:
-        parser.error("--steps must be at least 2, --shift positive and --eta above 0 and at most 1")
-    if options.search:
-        head = ["SDE", "shift", "NaN or infinite", "deterministic", "std > 1"]
-        print(_markdown(head, summary_rows(search())))
-    elif options.marginals:
-        print(marginals_report(options.shift, options.eta))
-    else:
-        print(tables_report(options.steps, options.shift, options.eta, options.last_step))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

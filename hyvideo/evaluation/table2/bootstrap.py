@@ -1,4 +1,4 @@
-"""How sure a mean over prompts and seeds is: prompts and training seeds are drawn again, each with replacement.
+"""Bootstrap interval of a mean over prompts and seeds: both are drawn again, each with replacement.
 
     values (seeds, prompts)  ->  mean, and the range in which 95 % of the means of redrawn tables lie
 
@@ -54,5 +54,5 @@ def redrawn_means(values: np.ndarray, *, seed: int, num_resamples: int) -> np.nd
 
 
 def _draw_counts(random: np.random.Generator, size: int, num_resamples: int) -> np.ndarray:
-    """How often each of ``size`` things is drawn in ``size`` draws. Shape: (resamples, size)."""
+    """Counts of each of ``size`` things in ``size`` draws with replacement. Shape: (resamples, size)."""
     return random.multinomial(size, np.full(size, 1 / size), size=num_resamples).astype(float)

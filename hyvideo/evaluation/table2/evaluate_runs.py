@@ -1,7 +1,7 @@
-"""Table 2: evaluate the finished cells and the base model, and write the table from what was measured.
+"""Evaluates the finished runs and the base model, and writes Table 2 from their scores.
 
-<out>/cells/<cell>/         runs of post_train.py         <out>/logs/<cell>.log    what they said
-<out>/scores/<cell>.json    evaluations; base.json        <out>/results.json, table2.md, table2.csv, table2.tex
+<out>/cells/<run>/         runs of post_train.py         <out>/logs/<run>.log    their output
+<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, table2.csv, table2.tex
 """
 
 import math
@@ -28,55 +28,55 @@ class Evaluations:
     def base(self) -> Evaluation:
         return self._of("base", None)
 
-    def cell(self, cell: TableRun) -> Evaluation | None:
-        """Of a cell's last checkpoint; None for a cell that is not finished."""
-        checkpoint = progress(self.study.folder(cell), self.study.config(cell)).checkpoint
-        return self._of(cell.name, checkpoint) if checkpoint else None
+    def run(self, run: TableRun) -> Evaluation | None:
+        """Evaluation of a run's last checkpoint; None for a run that is not finished."""
+        checkpoint = progress(self.study.folder(run), self.study.config(run)).checkpoint
+        return self._of(run.name, checkpoint) if checkpoint else None
 
     def _of(self, name: str, checkpoint: Path | None) -> Evaluation:
         path = self.study.out / "scores" / f"{name}.json"
         identity = {
             "policy": name,
-            # Of the file, so that a cell that was trained anew is evaluated anew.
+            # A run that was trained anew is evaluated anew.
             "written": (checkpoint / "state.json").stat().st_mtime_ns if checkpoint else None,
             "settings": what_is_measured(self.config),
         }
-        found = read_evaluation(path, identity)
-        if found is None:
+        evaluation = read_evaluation(path, identity)
+        if evaluation is None:
             if self._evaluator is None:
                 self._evaluator = Evaluator(self.config)
-            found = self._evaluator.policy(Source(checkpoint))
-            write_evaluation(path, found, identity)
+            evaluation = self._evaluator.policy(Source(checkpoint))
+            write_evaluation(path, evaluation, identity)
             print(f"evaluated {name}: {path}", flush=True)
-        return found
+        return evaluation
 
     def close(self) -> None:
         if self._evaluator:
             self._evaluator.close()
 
 
-def evaluate_cells(study: Study, cells: list[TableRun]) -> tuple[Evaluation, dict[TableRun, Evaluation]]:
-    """Evaluations of the base and of the finished cells."""
+def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[TableRun, Evaluation]]:
+    """Evaluations of the base and of the finished runs."""
     evaluations = Evaluations(study)
     try:
         base = evaluations.base()
-        found = {cell: evaluations.cell(cell) for cell in cells}
+        of_runs = {run: evaluations.run(run) for run in runs}
     finally:
         evaluations.close()
-    return base, {cell: evaluation for cell, evaluation in found.items() if evaluation is not None}
+    return base, {run: evaluation for run, evaluation in of_runs.items() if evaluation is not None}
 
 
-def write_results(study: Study, cells: list[TableRun]) -> Table:
+def write_results(study: Study, runs: list[TableRun]) -> Table:
     """Evaluates what is finished and writes the table and results.json."""
-    base, found = evaluate_cells(study, cells)
-    table = make_table(base, cells, found)
+    base, evaluations = evaluate_runs(study, runs)
+    table = make_table(base, runs, evaluations)
     write_table(table, study.out)
-    write_json(study.out / "results.json", results(study, base, found, table))
+    write_json(study.out / "results.json", results(study, base, evaluations, table))
     return table
 
 
-def results(study: Study, base: Evaluation, found: dict[TableRun, Evaluation], table: Table) -> dict:
-    """The table's numbers and the scores of every video, for programs."""
+def results(study: Study, base: Evaluation, evaluations: dict[TableRun, Evaluation], table: Table) -> dict:
+    """Content of results.json: the table's numbers and the scores of every video, for programs."""
     return {
         "config": study.config_file,
         "extra": study.extra,
@@ -95,8 +95,8 @@ def results(study: Study, base: Evaluation, found: dict[TableRun, Evaluation], t
         ],
         "base": {"measures": base.measures, "videos": base.videos},
         "cells": {
-            cell.name: {**asdict(cell), "measures": evaluation.measures, "videos": evaluation.videos}
-            for cell, evaluation in found.items()
+            run.name: {**asdict(run), "measures": evaluation.measures, "videos": evaluation.videos}
+            for run, evaluation in evaluations.items()
         },
-        "unfinished": [cell.name for cell in table.unfinished],
+        "unfinished": [run.name for run in table.unfinished],
     }

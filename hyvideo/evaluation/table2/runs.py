@@ -1,8 +1,8 @@
-"""A cell of Table 2 is one training run: reward setting, sampler, trust region, with the equalizer or not, seed.
+"""Runs of Table 2: one of each reward setting, sampler, trust region, with the equalizer or not, and seed.
 
     TableRun -> flags of post_train.py -> <out>/cells/A-sage_grpo-none-eq-seed0/
 
-A cell that has begun goes on where it stopped, and a finished one is not run again; one that was begun with other
+A run that has begun goes on where it stopped, and a finished one is not run again; one that was begun with other
 settings is refused.
 """
 
@@ -23,7 +23,8 @@ KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
-OF_THE_CELL = (
+THREADS = ["--num_threads", "1"]  # several runs may share a machine
+RUN_FLAGS = (
     "config output_dir seed reward_weights sde_type use_grad_balancing kl_strategy match_noise resume_from_checkpoint"
 ).split()
 
@@ -47,24 +48,24 @@ class TableRun:
 def grid(
     settings: Iterable[str], methods: Iterable[str], kls: Iterable[str], seeds: Iterable[int], *, no_equalizer: bool
 ) -> list[TableRun]:
-    """All cells, seed by seed, so that a study that is stopped has whole tables of fewer seeds."""
+    """All runs, seed by seed, so that a study that is stopped has whole tables of fewer seeds."""
     equalizer = (True, False) if no_equalizer else (True,)
-    cells = [
+    runs = [
         TableRun(setting, method, kl, has_equalizer, seed)
         for seed, setting, method, kl, has_equalizer in itertools.product(seeds, settings, methods, kls, equalizer)
     ]
-    return list(dict.fromkeys(cells))
+    return list(dict.fromkeys(runs))
 
 
 @dataclass(frozen=True)
 class Study:
-    """What the cells of a table have in common.
+    """Settings that the runs of a table have in common.
 
     Args:
-        extra: Flags of post_train.py for every cell.
+        extra: Flags of post_train.py for every run.
         match_noise: ``sde_type:eta`` whose total noise every sampler is given; empty for none.
-        num_gpus: Processes of torchrun for each cell; 0 is one process without it.
-        scorers: That measure the cells in the end; by default those that they were trained with.
+        num_gpus: Processes of torchrun for each run; 0 is one process without it.
+        scorers: Scorers that measure the runs in the end; by default those that they were trained with.
     """
 
     config_file: str
@@ -77,37 +78,40 @@ class Study:
     def __post_init__(self) -> None:
         for word in self.extra:
             name = word.removeprefix("--").partition("=")[0].replace("-", "_")  # flags may have either
-            if word.startswith("--") and name in OF_THE_CELL:
+            if word.startswith("--") and name in RUN_FLAGS:
                 raise ValueError(f"--extra cannot set {name}, which differs between the cells or belongs to them")
 
-    def folder(self, cell: TableRun) -> Path:
-        return self.out / "cells" / cell.name
+    def folder(self, run: TableRun) -> Path:
+        return self.out / "cells" / run.name
 
-    def flags(self, cell: TableRun) -> list[str]:
-        """The command line of post_train.py for a cell, which goes on if it has begun."""
-        flags = ["--config", self.config_file, "--output_dir", str(self.folder(cell)), "--seed", str(cell.seed)]
-        flags += ["--reward_weights", SETTINGS[cell.setting], "--sde_type", cell.method]
-        flags += ["--use_grad_balancing", str(cell.has_equalizer).lower()]
-        flags += ["--num_threads", "1", "--report_to", "none", "--save_total_limit", "1"]
+    def flags(self, run: TableRun) -> list[str]:
+        """The command line of post_train.py for a run, which goes on if it has begun."""
+        flags = ["--config", self.config_file, "--output_dir", str(self.folder(run)), "--seed", str(run.seed)]
+        flags += ["--reward_weights", SETTINGS[run.setting], "--sde_type", run.method]
+        flags += ["--use_grad_balancing", str(run.has_equalizer).lower()]
+        flags += [*THREADS, "--report_to", "none", "--save_total_limit", "1"]
         if self.match_noise:
             flags += ["--match_noise", self.match_noise]
-        if (self.folder(cell) / "metrics.jsonl").is_file():
+        if (self.folder(run) / "metrics.jsonl").is_file():
             flags += ["--resume_from_checkpoint", "latest"]
-        # The trust region last: an extra kl_weight is of the cells that have one, and gives none to those without.
-        return flags + self.extra + KL_FLAGS[cell.kl]
+        # The trust region last: an extra kl_weight is of the runs that have one, and gives none to those without.
+        return flags + self.extra + KL_FLAGS[run.kl]
 
-    def config(self, cell: TableRun) -> Config:
-        """The cell's settings. Ends the program with one message for a flag that does not exist."""
-        return parse(self.flags(cell)).config
+    def config(self, run: TableRun) -> Config:
+        """Settings of a run. Ends the program with one message for a flag that does not exist."""
+        return parse(self.flags(run)).config
 
     def evaluation_config(self) -> Config:
-        """Settings of the world, its validation and its scorers, without those of any cell."""
-        scorers = ["--reward_model", *self.scorers] if self.scorers else []
-        return parse(["--config", self.config_file, "--output_dir", str(self.out), *self.extra, *scorers]).config
+        """Settings of the world, its validation and its scorers, without those of any run.
+
+        It computes with as many threads as a run: another number rounds otherwise, and a pixel falls to the other byte.
+        """
+        flags = ["--config", self.config_file, "--output_dir", str(self.out), *THREADS, *self.extra]
+        return parse([*flags, "--reward_model", *self.scorers] if self.scorers else flags).config
 
 
 def split_extra(text: str) -> list[str]:
-    """``"max_steps 30 eta 0.5"`` or ``"--max_steps 30 --eta 0.5"`` -> flags of post_train.py."""
+    """Flags of post_train.py from ``"max_steps 30 eta 0.5"`` or ``"--max_steps 30 --eta 0.5"``."""
     words = shlex.split(text)
     if not words or words[0].startswith("--"):
         return words
@@ -118,10 +122,10 @@ def split_extra(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a cell is."""
+    """Progress of a run."""
 
     saved: int  # iteration of its newest checkpoint, after which it goes on; 0 without one
-    checkpoint: Path | None  # of the last iteration of all: the cell is finished
+    checkpoint: Path | None  # of the last iteration of all: the run is finished
 
     @property
     def is_finished(self) -> bool:
@@ -129,9 +133,9 @@ class Progress:
 
 
 def progress(folder: Path, config: Config) -> Progress:
-    """Of the cell in a folder, by its metrics and checkpoints.
+    """Progress of the run in a folder, by its metrics and checkpoints.
 
-    Raises: ValueError for a cell that was begun with other settings, or that went further than ``max_steps``.
+    Raises: ValueError for a run that was begun with other settings, or that went further than ``max_steps``.
     """
     metrics = folder / "metrics.jsonl"
     lines = whole_lines(metrics) if metrics.is_file() else []

@@ -52,7 +52,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class RowKey:
-    """What makes a row; the base model has no method."""
+    """Key of a row; the base model has no method."""
 
     method: str | None
     kl: str = ""
@@ -63,13 +63,13 @@ class RowKey:
         return METHODS[self.method] if self.method else "Base model"
 
     @staticmethod
-    def of(cell: TableRun) -> "RowKey":
-        return RowKey(cell.method, cell.kl, cell.has_equalizer)
+    def of(run: TableRun) -> "RowKey":
+        return RowKey(run.method, run.kl, run.has_equalizer)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The numbers of the table, and of how many training seeds each row and setting are."""
+    """Numbers of the table, and the number of training seeds of each row and setting."""
 
     settings: list[str]
     columns: list[Column]
@@ -96,24 +96,24 @@ class Table:
 
 
 def make_table(
-    base: Evaluation, cells: list[TableRun], evaluations: dict[TableRun, Evaluation], *, seed: int = 0
+    base: Evaluation, runs: list[TableRun], evaluations: dict[TableRun, Evaluation], *, seed: int = 0
 ) -> Table:
-    """The table of all planned cells; those without an evaluation are named, and take no part in the means.
+    """The table of all planned runs; those without an evaluation are named, and take no part in the means.
 
     Args:
         seed: Of the bootstrap.
     """
-    settings = list(dict.fromkeys(cell.setting for cell in cells))
-    rows = [RowKey(None), *dict.fromkeys(RowKey.of(cell) for cell in cells)]
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    rows = [RowKey(None), *dict.fromkeys(RowKey.of(run) for run in runs)]
     values: dict[tuple[RowKey, str, str], Interval] = {}
     num_seeds: dict[tuple[RowKey, str], int] = {}
     for row in rows:
         for setting in settings:
-            own = [e for cell, e in evaluations.items() if (RowKey.of(cell), cell.setting) == (row, setting)]
-            own = own if row.method else [base]
-            num_seeds[row, setting] = len(own)
+            of_row = [e for run, e in evaluations.items() if (RowKey.of(run), run.setting) == (row, setting)]
+            of_row = of_row if row.method else [base]
+            num_seeds[row, setting] = len(of_row)
             for column in COLUMNS:
-                interval = _interval(column, setting, own, seed) if own else None
+                interval = _interval(column, setting, of_row, seed) if of_row else None
                 if interval is not None and np.isfinite(interval.mean):
                     values[row, setting, column.name] = interval
     present = {name for _, _, name in values}
@@ -124,14 +124,14 @@ def make_table(
         values=values,
         num_seeds=num_seeds,
         num_videos=len(base.videos),
-        unfinished=[cell for cell in cells if cell not in evaluations],
+        unfinished=[run for run in runs if run not in evaluations],
     )
 
 
 def _interval(column: Column, setting: str, evaluations: list[Evaluation], seed: int) -> Interval | None:
     if column.of_video is None:
-        found = [evaluation.measures.get(column.of_set) for evaluation in evaluations]
-        finite = [value for value in found if value is not None]
+        values = [evaluation.measures.get(column.of_set) for evaluation in evaluations]
+        finite = [value for value in values if value is not None]
         return Interval(float(np.mean(finite)), min(finite), max(finite)) if finite else None
     tables = [by_prompt(e.videos, lambda entry: column.of_video(entry, setting)) for e in evaluations]
     prompts = sorted(set().union(*tables))

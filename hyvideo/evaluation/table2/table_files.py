@@ -27,7 +27,7 @@ def as_markdown(table: Table) -> str:
     heads = _row_heads(table) + [f"{setting}: {column.name}" for setting, column in _columns(table)]
     lines = [_markdown_line(heads), _markdown_line(["---"] * len(heads))]
     for row in table.rows:
-        cells = [_shown(table, row, *place, bold="**{}**", minus="-") for place in _columns(table)]
+        cells = [_cell(table, row, *place, bold="**{}**", minus="-") for place in _columns(table)]
         lines.append(_markdown_line(_row_labels(table, row) + cells))
     return "\n".join([*lines, "", *notes(table)]) + "\n"
 
@@ -67,7 +67,7 @@ def as_latex(table: Table) -> str:
         r"\midrule",
     ]
     for row in table.rows:
-        cells = [_shown(table, row, *place, bold=r"\textbf{{{}}}", minus="$-$") for place in _columns(table)]
+        cells = [_cell(table, row, *place, bold=r"\textbf{{{}}}", minus="$-$") for place in _columns(table)]
         lines.append(" & ".join(_row_labels(table, row) + cells) + r" \\")
         if row.method is None:
             lines.append(r"\midrule")
@@ -75,12 +75,12 @@ def as_latex(table: Table) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    """What the numbers are, and what is missing."""
-    said = ", ".join(f"{setting} = {SETTINGS[setting]}" for setting in table.settings)
+    """Sentences on what the numbers are, and what is missing."""
+    settings = ", ".join(f"{setting} = {SETTINGS[setting]}" for setting in table.settings)
     seeds = sorted({number for (row, _), number in table.num_seeds.items() if row.method and number})
     trained = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
     lines = [
-        f"Reward settings: {said}. {table.num_videos} held-out videos a policy, same prompts and noise for all; "
+        f"Reward settings: {settings}. {table.num_videos} held-out videos a policy, same prompts and noise for all; "
         f"means over {trained} training seed(s), 95 % bootstrap interval over prompts and seeds.",
     ]
     if seeds and seeds[0] == 1:
@@ -90,7 +90,7 @@ def notes(table: Table) -> list[str]:
     if any(column.of_video is None for column in table.columns):
         lines.append("Measures of a whole set (Frechet distance; lower is better): smallest and largest of the seeds.")
     if table.unfinished:
-        names = ", ".join(cell.name for cell in table.unfinished)
+        names = ", ".join(run.name for run in table.unfinished)
         lines.append(f"Without a finished run, and not in the means: {names}.")
     return lines
 
@@ -108,13 +108,13 @@ def _row_labels(table: Table, row: RowKey) -> list[str]:
     return [row.label, KL_LABELS.get(row.kl, row.kl), *([equalizer] if table.shows_equalizer else [])]
 
 
-def _shown(table: Table, row: RowKey, setting: str, column: Column, *, bold: str, minus: str) -> str:
+def _cell(table: Table, row: RowKey, setting: str, column: Column, *, bold: str, minus: str) -> str:
     value = table.values.get((row, setting, column.name))
     if value is None:
         return ABSENT
     text = _number(value.mean, minus)
-    shown = bold.format(text) if table.best(setting, column) == row else text
-    return f"{shown} [{_number(value.low, minus)}, {_number(value.high, minus)}]" if _has_range(value) else shown
+    text = bold.format(text) if table.best(setting, column) == row else text
+    return f"{text} [{_number(value.low, minus)}, {_number(value.high, minus)}]" if _has_range(value) else text
 
 
 def _has_range(value: Interval) -> bool:

@@ -1,4 +1,4 @@
-"""Trains the cells of a study, some at a time, each in processes of its own, and says before what that will cost."""
+"""Trains the runs of a study, some at a time, each in processes of its own, and says before what that will cost."""
 
 import os
 import signal
@@ -19,47 +19,47 @@ POST_TRAIN = Path(__file__).resolve().parents[3] / "post_train.py"
 
 
 @dataclass(frozen=True)
-class CellPlan:
-    """A cell, where it stands, and what all of it costs, its validations included."""
+class RunPlan:
+    """State of a run, and what all of it costs, its validations included."""
 
-    cell: TableRun
+    run: TableRun
     saved: int  # iteration after which it goes on
     max_steps: int
     is_finished: bool
-    rollouts: int  # of the whole cell
-    forwards: float  # transformer evaluations of the whole cell, a forward and backward pass as 3 or 4
+    rollouts: int  # of the whole run
+    forwards: float  # transformer evaluations of the whole run, a forward and backward pass as 3 or 4
 
     @property
     def left(self) -> float:
-        """Part of the cell that is to be done."""
+        """Part of the run that is still to be done."""
         return 0.0 if self.is_finished else 1 - self.saved / self.max_steps
 
 
-def plan_cells(study: Study, cells: Iterable[TableRun]) -> list[CellPlan]:
-    """Every cell's state and cost.
+def plan_runs(study: Study, runs: Iterable[TableRun]) -> list[RunPlan]:
+    """State and cost of every run.
 
-    Raises: ValueError for settings that break a rule, and for a cell begun with other settings, before any is trained.
+    Raises: ValueError for settings that break a rule, and for a run begun with other settings, before any is trained.
     """
-    return [_plan(study, cell) for cell in cells]
+    return [_plan(study, run) for run in runs]
 
 
-def _plan(study: Study, cell: TableRun) -> CellPlan:
-    config = study.config(cell)
+def _plan(study: Study, run: TableRun) -> RunPlan:
+    config = study.config(run)
     world_size = max(1, study.num_gpus)
     check(config, world_size)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name the held-out prompts that the table is measured on, got nothing")
-    state = progress(study.folder(cell), config)
+    state = progress(study.folder(run), config)
     plan = make_plan(config, world_size)
     steps = config.optimizer.max_steps
     rollouts = plan.rollouts * steps
     validations = 1 + -(-steps // config.record.validation_interval)
     forwards = rollouts * plan.forwards_per_rollout + validations * validation_forwards(config)
-    return CellPlan(cell, state.saved, steps, state.is_finished, rollouts, forwards)
+    return RunPlan(run, state.saved, steps, state.is_finished, rollouts, forwards)
 
 
 def check_scorers(study: Study) -> None:
-    """Raises ValueError for a scorer that there is not, before the cells are trained that it is to measure."""
+    """Raises ValueError for a scorer that there is not, before the runs that it is to measure are trained."""
     if unknown := [name for name in study.evaluation_config().reward.reward_model if name not in SCORERS]:
         raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
@@ -70,13 +70,13 @@ def validation_forwards(config: Config) -> int:
     return videos * config.record.validation_steps * (2 if config.rollout.cfg_scale > 1 else 1)
 
 
-def describe(study: Study, plans: list[CellPlan]) -> str:
-    """The plan in words: a line for each cell, the sums, and the command of the first cell that is to be run."""
+def describe(study: Study, plans: list[RunPlan]) -> str:
+    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
         done = "finished" if plan.is_finished else f"{plan.saved}/{plan.max_steps}"
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
-        lines.append(f"{plan.cell.name:<44} {done:>12} {left}")
+        lines.append(f"{plan.run.name:<44} {done:>12} {left}")
     to_run = [plan for plan in plans if not plan.is_finished]
     evaluation = (1 + len(plans)) * validation_forwards(study.evaluation_config())
     rollouts = sum(plan.left * plan.rollouts for plan in to_run)
@@ -87,28 +87,28 @@ def describe(study: Study, plans: list[CellPlan]) -> str:
         f"evaluation of {len(plans)} cells and the base: {evaluation:,} transformer forwards",
     ]
     if to_run:
-        lines.append("for instance: " + " ".join(command(study, to_run[0].cell)))
+        lines.append("for instance: " + " ".join(command(study, to_run[0].run)))
     return "\n".join(lines)
 
 
-def command(study: Study, cell: TableRun) -> list[str]:
-    """What trains a cell."""
+def command(study: Study, run: TableRun) -> list[str]:
+    """Command line that trains a run."""
     start = [sys.executable]
     if study.num_gpus:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(study.num_gpus)]
-    return [*start, str(POST_TRAIN), *study.flags(cell)]
+    return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
-def train_cells(study: Study, cells: list[TableRun], *, jobs: int) -> dict[TableRun, Path]:
-    """Trains cells, ``jobs`` at a time; gives the logs of those that failed. Stopping this stops them."""
+def train_runs(study: Study, runs: list[TableRun], *, jobs: int) -> dict[TableRun, Path]:
+    """Trains runs, ``jobs`` at a time; gives the logs of those that failed. Stopping this stops them."""
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def train(cell: TableRun) -> int:
-        with open(logs / f"{cell.name}.log", "ab") as log:
-            process = subprocess.Popen(command(study, cell), stdout=log, stderr=log, env=environment)
+    def train(run: TableRun) -> int:
+        with open(logs / f"{run.name}.log", "ab") as log:
+            process = subprocess.Popen(command(study, run), stdout=log, stderr=log, env=environment)
             running.add(process)
             try:
                 return process.wait()
@@ -119,13 +119,13 @@ def train_cells(study: Study, cells: list[TableRun], *, jobs: int) -> dict[Table
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
     pool = ThreadPoolExecutor(jobs)
     try:
-        pending = {pool.submit(train, cell): cell for cell in cells}
+        pending = {pool.submit(train, run): run for run in runs}
         for number, future in enumerate(as_completed(pending), start=1):
-            cell, code = pending[future], future.result()
+            run, code = pending[future], future.result()
             if code:
-                failed[cell] = logs / f"{cell.name}.log"
-            told = f"failed with code {code}, see {failed[cell]}" if code else "trained"
-            print(f"{number}/{len(cells)} {cell.name}: {told}", flush=True)
+                failed[run] = logs / f"{run.name}.log"
+            message = f"failed with code {code}, see {failed[run]}" if code else "trained"
+            print(f"{number}/{len(runs)} {run.name}: {message}", flush=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(running):

@@ -1,7 +1,6 @@
 """Runs to groups to curves to files; what the figures draw without runs, by its closed form."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import yaml
 
 from hyvideo.config.settings import load_config
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, compare, curve, find_runs
-from hyvideo.evaluation.samplers.theory import Sampler, gradient_scale, noise_in_regime
+from hyvideo.evaluation.figures.figures import Sampler, gradient_scale
 from scripts import make_figures
 
 METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
@@ -137,20 +136,10 @@ def test_a_folder_without_runs_is_refused(figures, tmp_path):
 
 
 def test_the_gradient_scale_of_the_first_and_last_step_of_sage_is_the_papers():
-    scale = gradient_scale("sage_grpo", Sampler())
-    assert scale.norms[0] == pytest.approx(0.0188, abs=1e-4) and scale.norms[-1] == pytest.approx(2.77, abs=0.01)
-    assert len(gradient_scale("cps", Sampler()).sigmas) == 19  # the last step has no noise
-
-
-def test_the_first_steps_noise_in_the_three_conventions():
-    sampler = Sampler()
-    first = {regime: {sde: stds[0] for sde, stds in noise_in_regime(regime, sampler).items()} for regime in "abc"}
-    assert first["a"] == {"sage_grpo": 0.0, "flow_grpo": first["c"]["flow_grpo"]}
-    width = 1 - sampler.levels[1]
-    assert first["b"]["flow_grpo"] == pytest.approx(math.sqrt(0.25 * width / 0.003))
-    assert first["c"] == pytest.approx({"sage_grpo": 0.5555, "flow_grpo": 0.5}, abs=1e-4)
-    for regime in "abc":  # only the first step differs
-        assert noise_in_regime(regime, sampler)["sage_grpo"][1:] == noise_in_regime("c", sampler)["sage_grpo"][1:]
+    _, norms, inverse_std = gradient_scale("sage_grpo", Sampler())
+    assert norms[0] == pytest.approx(0.0188, abs=1e-4) and norms[-1] == pytest.approx(2.77, abs=0.01)
+    assert inverse_std[0] == pytest.approx(1 / 0.5555, abs=1e-3)
+    assert len(gradient_scale("cps", Sampler())[0]) == 19  # the last step has no noise
 
 
 def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):

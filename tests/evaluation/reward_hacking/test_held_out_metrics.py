@@ -1,17 +1,22 @@
 """Measures of pixels: closed forms, and what each of them answers to."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from hyvideo.data.randomness import normal
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import (
     NAMES,
     diversity,
-    held_out_measures,
+    measure_all,
     measure_video,
     thumbnail,
 )
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import Reward
 
 
 def grey(level, frames=5, size=16):
@@ -104,8 +109,22 @@ def test_diversity_is_the_mean_distance_within_a_prompt():
     assert diversity(pictures, ["a", "a", "a", "b"]).tolist() == pytest.approx([0.4])
 
 
+def measured(videos, prompts, rewards=None):
+    scored = rewards or [Reward(1.0, {})] * len(videos)
+    scorer = AsyncScorer({}, {"VQ": 1.0})
+    rows = range(len(videos))
+    return measure_all(dict(zip(rows, videos)), dict(zip(rows, scored)), prompts, prompts, scorer, Mesh(0, 1, 1))
+
+
 def test_equal_videos_have_no_diversity_and_means_are_over_the_videos():
-    same = held_out_measures([textured("x")] * 3, ["a"] * 3)
-    assert same["diversity"] == 0
-    two = held_out_measures([grey(51), grey(102)], ["a", "b"])
-    assert two["exposure"] == pytest.approx(0.3) and tuple(two) == NAMES
+    same, spreads = measured([textured("x")] * 3, ["a"] * 3)
+    assert same["held_out/diversity"] == 0 and spreads["held_out/exposure"] == (0, 3)
+    two, spreads = measured([grey(51), grey(102), None], ["a", "b", "b"])
+    assert two["held_out/exposure"] == pytest.approx(0.3) and two.keys() == {f"held_out/{name}" for name in NAMES}
+    assert spreads["held_out/exposure"] == (pytest.approx(0.1), 2)
+
+
+def test_what_is_scored_without_weight_is_measured_too():
+    rewards = [Reward(1.0, {"VQ": 1.0, "MQ": value, "Overall": 9.0}) for value in (2.0, 4.0, math.nan)]
+    means, spreads = measured([grey(51)] * 3, ["a"] * 3, rewards)
+    assert means["MQ"] == 3 and spreads["MQ"] == (1, 2) and not {"VQ", "Overall"} & means.keys()

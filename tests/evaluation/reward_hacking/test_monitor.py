@@ -2,6 +2,8 @@
 
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from hyvideo.config.run_plan import check
 from hyvideo.config.settings import load_config
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.monitor import read_history, read_seen
-from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
+from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_history, read_validation, write_validation
+from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -103,32 +105,6 @@ def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
         trainer_of(again, mesh).train()
 
 
-def test_rollback_points_latest_at_the_last_clean_validation(greedy_config, mesh, tmp_path):
-    config = greedy_config.with_settings(on_reward_hacking="rollback")
-    check(config)
-    with pytest.raises(RewardHacking, match="`latest` is now 00000"):
-        trainer_of(config, mesh).train()
-    run = tmp_path / "run"
-    seen = [int(path.name) for path in sorted((run / "samples").glob("[0-9]*"))]
-    clean = [iteration for iteration in seen if not recorded(run, iteration)["hacking"]]
-    assert seen[-1] == clean[-1] + 1 and latest(run) == f"{clean[-1]:06d}"
-    resumed = trainer_of(config.with_settings(resume_from_checkpoint="latest"), mesh)
-    assert resumed.iteration == clean[-1]
-
-
-def test_a_first_departure_goes_back_to_the_base(greedy_config, mesh, tmp_path):
-    """Its checkpoint is written before the first iteration, and trains on as the run did."""
-    config = greedy_config.with_settings(on_reward_hacking="rollback", validation_interval=3)
-    with pytest.raises(RewardHacking, match="`latest` is now 000000"):
-        trainer_of(config.with_settings(save_total_limit=0), mesh).train()
-    run = tmp_path / "run"
-    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    resumed = trainer_of(config.with_settings(resume_from_checkpoint="latest"), mesh)
-    assert resumed.iteration == 0
-    resumed.iteration = 1
-    assert resumed.run_iteration()["loss/total"] == first["loss/total"]
-
-
 def test_without_the_validation_of_the_base_it_is_said_that_nothing_can_be_told(greedy_config, mesh, capsys):
     trainer = trainer_of(greedy_config, mesh)
     assert math.isnan(trainer.validation.run(3)["validation/hacking"])
@@ -151,6 +127,9 @@ def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config,
 @pytest.mark.parametrize("ended, code", [(None, 0), (RewardHacking("reward up, motion down"), 3)])
 def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
     class Ended:
+        plan, policy, device, output_dir = None, SimpleNamespace(parameters=[]), CPU, Path()
+        iteration, resumed, changed_settings, validation = 0, False, [], None
+
         def __init__(self):
             self.mesh = mesh
 
@@ -159,8 +138,8 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
                 raise ended
 
     monkeypatch.setattr(post_train, "build", lambda *_: Ended())
-    monkeypatch.setattr(post_train, "print_start", lambda trainer: None)
-    monkeypatch.setattr(post_train, "print_summary", lambda trainer: None)
+    monkeypatch.setattr(post_train, "print_start", lambda *_, **__: None)
+    monkeypatch.setattr(post_train, "print_summary", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])
     assert post_train.main() == code
     assert ("reward up, motion down" in capsys.readouterr().err) == (code == 3)
@@ -171,11 +150,9 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
     [
         ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
         ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validations"),
-        ({"on_reward_hacking": "rollback", "save_interval": 2, "validation_interval": 3}, "divide .* got 2 and 3"),
-        ({"on_reward_hacking": "rollback", "validation_interval": 4}, "0 or at least .* = 4, got 3"),
     ],
 )
-def test_settings_that_could_not_go_back_are_refused(greedy_config, changes, said):
+def test_settings_that_could_not_be_watched_are_refused(greedy_config, changes, said):
     with pytest.raises(ValueError, match=said):
         check(greedy_config.with_settings(**changes))
 
@@ -189,7 +166,7 @@ ON_RANKS = {
     "cfg_scale": 1.0,
     "num_updates_per_rollout": 1,
     "mini_batch_size_per_update": 8,
-    "on_reward_hacking": "rollback",
+    "on_reward_hacking": "stop",
     **VALIDATION,
     **GREEDY,
 }
@@ -218,6 +195,41 @@ def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
     assert "has no validation of the base policy made as this one" in capsys.readouterr().err
 
 
+def stats_of(iteration, **means):
+    return ValidationStats(iteration, means, {name: Dispersion(0.1, 96) for name in means})
+
+
+def look_at_broken_records(folder):
+    """What this rank makes of a validation whose history is partly broken."""
+    mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
+    watch = HackingWatch("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
+    return watch.look(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"reward": 1, "spreads": {"reward": [0.1]}}'])
+def test_broken_records_are_passed_over_with_a_warning(tmp_path, capsys, content):
+    samples = tmp_path / "samples"
+    for iteration in (0, 10):
+        (samples / f"{iteration:06d}").mkdir(parents=True)
+    write_validation(samples / "000000", stats_of(0, reward=1.0, motion=1.0), [], {"seed": 1})
+    (samples / "000010" / "measures.json").write_text(content)
+    assert look_at_broken_records(tmp_path) == (1.0, ["motion"])
+    assert "000010/measures.json cannot be read" in capsys.readouterr().err
+    (samples / "000000" / "measures.json").write_text(content)
+    verdict, shifts = look_at_broken_records(tmp_path)
+    assert math.isnan(verdict) and shifts == []
+    assert "no validation of the base policy" in capsys.readouterr().err
+    assert read_validation(samples / "000000", {"seed": 1}) is None
+
+
+def test_a_broken_record_stops_no_rank(tmp_path):
+    """The main rank alone reads the history: what it cannot read must not leave the others waiting."""
+    (tmp_path / "samples" / "000000").mkdir(parents=True)
+    (tmp_path / "samples" / "000000" / "measures.json").write_text("")
+    results = launch(f"{MODULE}:look_at_broken_records", 2, str(tmp_path), timeout=60)
+    assert all(math.isnan(verdict) and shifts == [] for verdict, shifts in results)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
@@ -229,12 +241,12 @@ def test_two_processes_see_and_do_what_one_does(tmp_path, alone, settings):
     """Data parallel and sequence parallel: all videos are measured, and both ranks leave by the same door."""
     folder, (expected, _) = alone
     (numbers, end), (others, other_end) = launch(f"{MODULE}:watched_run", 2, str(tmp_path), settings)
-    assert end == other_end and "`latest` is now" in end
+    assert end == other_end and "the policy as it is was saved in" in end
     assert latest(tmp_path) == latest(folder)
     for name, value in expected.items():
         assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
         assert others[name] == numbers[name], name
-    spreads, spreads_of_one = (read_seen(root / "samples" / "000000").spreads for root in (tmp_path, folder))
-    for name, spread in spreads_of_one.items():
-        assert spreads[name].count == spread.count
-        assert spreads[name].std == pytest.approx(spread.std, rel=1e-2, abs=1e-4), name
+    spreads, spreads_of_one = (recorded(root, 0)["spreads"] for root in (tmp_path, folder))
+    for name, (std, count) in spreads_of_one.items():
+        assert spreads[name][1] == count
+        assert spreads[name][0] == pytest.approx(std, rel=1e-2, abs=1e-4), name

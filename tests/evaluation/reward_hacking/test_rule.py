@@ -9,10 +9,9 @@ import pytest
 from hyvideo.evaluation.reward_hacking.rule import (
     Dispersion,
     ValidationStats,
-    base_of,
-    departures,
+    base_stats,
     describe,
-    last_clean,
+    find_shifts,
 )
 
 NAMES = ("reward", "held_out/exposure", "held_out/motion", "held_out/frozen", "true/VQ", "frechet_distance")
@@ -41,7 +40,7 @@ def names(found):
 
 
 def judge(*history, threshold=1.5):
-    return names(departures(history, threshold))
+    return names(find_shifts(history, threshold))
 
 
 def test_an_honest_improvement_does_not_fire():
@@ -50,7 +49,7 @@ def test_an_honest_improvement_does_not_fire():
 
 def test_reward_up_and_a_true_measure_down_fires_with_its_numbers():
     history = [seen(0), seen(10, reward=2, VQ=-3)]
-    (departure,) = departures(history, 1.5)
+    (departure,) = find_shifts(history, 1.5)
     assert departure.name == "true/VQ" and departure.shift == pytest.approx(-3)
     assert departure.base == 0.8 and departure.now == pytest.approx(0.5)
     told = describe(history, [departure])
@@ -106,7 +105,7 @@ def test_noise_does_not_fire_however_few_the_videos_are(count):
     for _ in range(300):
         base, now = drawn(rng, 0, count), drawn(rng, 10, count)
         now = ValidationStats(10, now.means | {"reward": base.means["reward"] + 10}, now.spreads)
-        fired += bool(departures([base, now], 1e-9))
+        fired += bool(find_shifts([base, now], 1e-9))
     assert fired <= (30 if count == 4 else 9)  # of 300 with three measures each
 
 
@@ -128,12 +127,6 @@ def test_what_could_not_be_measured_says_nothing():
 
 def test_without_the_base_nothing_is_said():
     history = [seen(10), seen(20, reward=2, VQ=-3)]
-    assert base_of(history) is None and departures(history, 1.5) == [] and last_clean(history, 1.5) is None
+    assert base_stats(history) is None and find_shifts(history, 1.5) == []
     old = ValidationStats(0, seen(0).means)  # recorded before there were spreads
-    assert departures([old, seen(20, reward=2, VQ=-3)], 1.5) == []
-
-
-def test_the_last_clean_validation_is_the_newest_before():
-    bad = {"reward": 2, "VQ": -3}
-    assert last_clean([seen(0), seen(10, reward=1), seen(20, **bad)], 1.5) == 10
-    assert last_clean([seen(0), seen(10, **bad), seen(20, **bad)], 1.5) == 0
+    assert find_shifts([old, seen(20, reward=2, VQ=-3)], 1.5) == []

@@ -9,14 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.evaluation.samplers import bad_steps
-from hyvideo.evaluation.samplers.bad_steps import SEARCH_SHIFTS, SEARCH_STEPS, search, summary_rows
-from hyvideo.evaluation.samplers.marginals import Mixture, falling_eta, interior_error, marginal_error
-from hyvideo.evaluation.samplers.tables import (
+from hyvideo.evaluation.samplers import tables
+from hyvideo.evaluation.samplers.marginals import (
     TWO_PEAKS,
+    Mixture,
+    falling_eta,
+    interior_error,
+    marginal_error,
+    marginals_report,
+)
+from hyvideo.evaluation.samplers.tables import (
+    SEARCH_SHIFTS,
+    SEARCH_STEPS,
     equalizer_table,
     grad_norm_table,
-    main,
+    search,
+    search_report,
     std_table,
     tables_report,
 )
@@ -166,10 +174,10 @@ def test_the_search_finds_steps_with_more_noise_than_there_ever_is():
 
 def test_the_search_finds_what_is_not_finite(monkeypatch):
     broken = (Transition(1.0, math.nan, 0.1), Transition(1.0, -0.1, math.inf), Transition(1.0, -0.1, 0.1))
-    monkeypatch.setattr(bad_steps, "schedule", lambda *_: broken)
+    monkeypatch.setattr(tables, "schedule", lambda *_: broken)
     found = list(search(steps=(3,), shifts=(5.0,), etas=(0.5,), sde_types=("sage_grpo",)))
     assert [(bad.kind, bad.name) for bad in found] == [("not finite", "step 1"), ("not finite", "step 2")]
-    assert ["sage_grpo", "5", "step 1: 3-3; step 2: 3-3", "none", "none"] in summary_rows(found)
+    assert "| sage_grpo | 5 | step 1: 3-3; step 2: 3-3 | none | none |" in search_report(found)
 
 
 @pytest.mark.parametrize("shift", SEARCH_SHIFTS)
@@ -210,6 +218,15 @@ def test_the_regimes_of_figure_9_differ_at_the_first_step_alone():
         torch.testing.assert_close(b[name][1:], c[name][1:], rtol=1e-12, atol=0)
 
 
+def test_at_80_steps_the_first_noise_of_sage_begins_at_the_level_that_stands_in_for_1():
+    """The second level is above the clamp, which has no say where sigma_1 stands in for the pole."""
+    second, third = shifted_levels(80, 5.0)[1:3]
+    stds = std_table(80, 5.0, 0.5, sde_types=("sage_grpo",), regime="sigma_1")["sage_grpo"]
+    integral = math.log((1 - third) / (1 - second)) - (second - third)
+    assert second > SAGE_SIGMA_MAX and stds[0] == 0
+    assert stds[1] == pytest.approx(0.5 * math.sqrt(integral)) == pytest.approx(0.419, abs=5e-4)
+
+
 def test_with_many_steps_a_clamp_reaches_further_and_one_at_sigma_1_does_not():
     pair = ("sage_grpo", "flow_grpo")
     a, b, c = (std_table(150, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
@@ -225,21 +242,21 @@ def test_a_regime_must_be_known_and_cps_has_its_own_alone():
         std_table(sde_types=("dance_grpo",), regime="clamp")
 
 
-def test_the_command_prints_the_values_of_the_method(capsys):
-    assert main([]) == 0
-    printed = capsys.readouterr().out
+def test_the_tables_have_the_values_of_the_method():
+    printed = tables_report(20, 5.0, 0.5, "stochastic")
     assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 | 0.6997 |" in printed
     assert "| 1 | 1.0000 | 0.0000 | 0.5000 | 0.5555 | 0.9317 | 0.5555 | 0.5000 |" in printed
 
 
-@pytest.mark.parametrize("flags", [["--steps", "1"], ["--shift", "nan"], ["--eta", "0"], ["--eta", "1.2"]])
-def test_the_command_refuses_a_schedule_that_is_none(flags, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(flags)
-    assert exit_.value.code == 2 and "--steps must be at least 2" in capsys.readouterr().err
-
-
-def test_the_page_has_the_tables_of_the_command():
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(lambda: tables_report(20, 5.0, 0.5, "stochastic"), id="tables"),
+        pytest.param(lambda: marginals_report(5.0, 0.5), id="marginals", marks=pytest.mark.slow),
+        pytest.param(lambda: search_report(search()), id="search", marks=pytest.mark.slow),
+    ],
+)
+def test_the_page_has_the_tables_as_computed(report):
     page = (Path(__file__).parents[3] / "docs" / "sde.md").read_text(encoding="utf-8")
-    for part in tables_report(20, 5.0, 0.5, "stochastic").split("\n\n"):
-        assert not part.startswith("|") or part in page
+    parts = [part for part in report().split("\n\n") if part.startswith("|")]
+    assert parts and all(part in page for part in parts)

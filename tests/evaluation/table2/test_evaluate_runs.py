@@ -36,10 +36,11 @@ def test_two_cells_are_trained_evaluated_as_validation_does_and_not_run_again(re
     scores = json.loads((out / "scores/B-sage_grpo-none-eq-seed0.json").read_text())
     recorded = out / "cells/B-sage_grpo-none-eq-seed0/samples/000001"
     validated = json.loads((recorded / "scores.json").read_text())
-    assert [v["Overall"] for v in scores["videos"]] == pytest.approx([v["Overall"] for v in validated], abs=1e-5)
+    # Same shapes and threads, and so the same videos to the last bit.
+    assert [v["Overall"] for v in scores["videos"]] == [v["Overall"] for v in validated]
     assert [v["group"] for v in scores["videos"]] == [v["group"] for v in validated]
     frechet = json.loads((recorded / "measures.json").read_text())["frechet_distance"]
-    assert scores["measures"]["frechet_distance"] == pytest.approx(frechet, rel=1e-4)
+    assert scores["measures"]["frechet_distance"] == frechet
     results = json.loads((out / "results.json").read_text())
     base = [v["Overall"] for v in results["base"]["videos"]]
     assert len(results["cells"]) == 2 and base != [v["Overall"] for v in scores["videos"]]

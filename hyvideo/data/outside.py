@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,6 +135,16 @@ class BriefErrors:
 
     def error(self, message: str) -> NoReturn:
         super().error(brief(message, 1_000))
+
+
+@contextmanager
+def refusals(program: str) -> Iterator[None]:
+    """Context that ends the program with code 2 and one message for a ValueError, which is of the user."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"{program}: {brief(str(error))}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 @contextmanager

@@ -13,8 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from hyvideo.data.outside import refusals
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -50,7 +49,7 @@ def main() -> int:
     from hyvideo.models.reward_models.scorer_check import TOLERANCE, check_scorer, has_failed, lines
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    with refusals("check_reward.py", (ValueError, FileNotFoundError)):
         options = options_of(args.options)
         trial = trial_of(args)
         scorer = make_scorer(
@@ -58,8 +57,6 @@ def main() -> int:
         )
         tolerance = TOLERANCE if args.tolerance is None else args.tolerance
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
     print("\n".join(lines(checks)))
     return 1 if has_failed(checks) else 0
 

@@ -14,6 +14,8 @@ import socket
 import sys
 from pathlib import Path
 
+from hyvideo.data.outside import refusals
+
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -73,7 +75,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 def main() -> int:
     options = parse()
-    try:
+    with refusals("reward_server.py", (ValueError, OSError)):
         token = token_of(options)
         scorer_options = options_of(options.options)
         own = bound(options.host, options.port)  # a port that is taken is said before gigabytes are read
@@ -94,9 +96,6 @@ def main() -> int:
             max_waiting=options.max_waiting,
         )
         own.listen(100)
-    except (ValueError, OSError) as error:
-        print(f"reward_server.py: {error}", file=sys.stderr)
-        return 2
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on http://{host}:{own.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[own])

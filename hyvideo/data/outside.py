@@ -138,11 +138,11 @@ class BriefErrors:
 
 
 @contextmanager
-def refusals(program: str) -> Iterator[None]:
-    """Context that ends the program with code 2 and one message for a ValueError, which is of the user."""
+def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """Context that ends the program with code 2 and one message for an error of the user."""
     try:
         yield
-    except ValueError as error:
+    except errors as error:
         print(f"{program}: {brief(str(error))}", file=sys.stderr)
         raise SystemExit(2) from error
 

@@ -12,8 +12,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from hyvideo.data.outside import refusals
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -50,13 +49,11 @@ def main() -> int:
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
-    try:
+    with refusals("check_reward.py", (ValueError, FileNotFoundError)):
         options = {"path": args.model_path} | parse_options(args.options)
         trial = trial_of(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
     print("\n".join(lines(checks)))
     return 1 if has_failed(checks) else 0
 

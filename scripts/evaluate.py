@@ -17,11 +17,9 @@ import argparse
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from hyvideo.config.run_plan import range_problems
 from hyvideo.config.settings import Config, parse
+from hyvideo.data.outside import refusals
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -66,11 +64,8 @@ def run(options: argparse.Namespace, config: Config) -> None:
 def main() -> int:
     options, settings = arguments()
     config = parse(settings).config
-    try:
+    with refusals("evaluate.py"):
         run(options, config)
-    except ValueError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
     return 0
 
 

@@ -12,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from hyvideo.data.outside import refusals
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,11 +72,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> int:
     options = parse()
-    try:
+    with refusals("export.py"):
         run(options)
-    except ValueError as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        return 2
     print(f"written to {options.out}")
     return 0
 

@@ -11,8 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from hyvideo.data.outside import parse_json, refusals
 
 
 def parse() -> argparse.Namespace:
@@ -52,8 +51,6 @@ def run(options: argparse.Namespace) -> None:
 
 def read_measured(path: Path) -> dict:
     """What measure_gradient_norms wrote. Raises ValueError for another file."""
-    from hyvideo.data.outside import parse_json
-
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -66,11 +63,8 @@ def read_measured(path: Path) -> dict:
 
 def main() -> int:
     options = parse()
-    try:
+    with refusals("make_figures.py"):
         run(options)
-    except ValueError as error:
-        print(f"make_figures.py: {error}", file=sys.stderr)
-        return 2
     return 0
 
 

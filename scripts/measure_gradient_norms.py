@@ -15,12 +15,10 @@ import shutil
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from hyvideo.config import processes
 from hyvideo.config.run_plan import check
 from hyvideo.config.settings import Config, parse
+from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
 
 
@@ -39,10 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--print_config is for post_train.py")
     folder = options.out.with_name(f".{options.out.name}.run")  # the same for all ranks, who may share conditions there
     try:
-        measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)
-    except ValueError as error:
-        print(f"measure_gradient_norms.py: {error}", file=sys.stderr)
-        return 2
+        with refusals("measure_gradient_norms.py"):
+            measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)
     finally:
         if processes.rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)

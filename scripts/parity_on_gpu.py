@@ -15,6 +15,8 @@ import gc
 import sys
 from pathlib import Path
 
+from hyvideo.data.outside import refusals
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -29,11 +31,8 @@ def main() -> int:
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--width", type=int, default=848)
     options = parser.parse_args()
-    try:
+    with refusals("parity_on_gpu.py"):
         run(options)
-    except ValueError as error:
-        print(f"parity_on_gpu.py: {error}", file=sys.stderr)
-        return 2
     return 0
 
 

@@ -9,21 +9,18 @@ no weights. Ends with 0 when there is a plan, whatever it says, and with 2 when 
 import argparse
 import math
 import sys
-from pathlib import Path
-
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hyvideo.config.memory.model_sizes import read_architecture
-from hyvideo.config.memory.report import report
-from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.memory.tables import markdown
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.report import memory_table, report
 from hyvideo.config.run_plan import range_problems
 from hyvideo.config.settings import parse
+from hyvideo.data.outside import refusals
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
+        prog="plan.py",
         description=__doc__.splitlines()[0],
         epilog="Every flag of post_train.py is taken too; python post_train.py --help lists them.",
         allow_abbrev=False,
@@ -32,26 +29,20 @@ def main() -> int:
     parser.add_argument("--gpu_memory", type=float, default=80.0, help="GiB of one GPU; 80")
     parser.add_argument("--rate", type=float, default=400.0, help="TFLOP/s that one GPU reaches; 400")
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt; 300")
-    parser.add_argument("--table", action="store_true", help="Markdown of memory over numbers of GPUs, and stop")
-    own, settings = parser.parse_known_args()
+    parser.add_argument("--table", action="store_true", help="only a table of memory over numbers of GPUs and sp_size")
+    options, settings = parser.parse_known_args(argv)
     for name in ("world_size", "gpu_memory", "rate", "text_tokens"):
-        value = vars(own)[name]
+        value = vars(options)[name]
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
     config = parse(settings).config
-    try:
+    with refusals("plan.py"):
         if problems := list(range_problems(config)):
             raise ValueError("\n".join(problems))
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        shape = RunShape.of(config, own.world_size, text_tokens=own.text_tokens)
-        architecture.latent_size(shape.frames, shape.height, shape.width)
-    except ValueError as error:
-        print(f"plan.py: {error}", file=sys.stderr)
-        return 2
-    if own.table:
-        print(markdown(shape, architecture, " ".join(["python -m scripts.plan", *sys.argv[1:]])))
-    else:
-        print(report(config, shape, architecture, gpu_memory=own.gpu_memory, rate=own.rate))
+        run = PlannedRun(config, options.world_size, architecture, options.text_tokens)
+        architecture.latent_size(run.shape.frames, run.shape.height, run.shape.width)
+        print(memory_table(run) if options.table else report(run, gpu_memory=options.gpu_memory, rate=options.rate))
     return 0
 
 

@@ -13,11 +13,11 @@ import torch
 from hyvideo.config import processes
 from hyvideo.config.run_plan import check
 from hyvideo.config.settings import parse
-from hyvideo.data.outside import exits_with_message
+from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
 
 
-@exits_with_message("preflight")
+@refusals("preflight")
 def main() -> int:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--timeout", type=float, default=60.0)

@@ -15,9 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from hyvideo.data.outside import refusals
 from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
 from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_runs, train_runs
 
@@ -93,11 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     options = parse()
-    try:
+    with refusals("reproduce_table2.py"):
         return run(options)
-    except ValueError as error:
-        print(f"reproduce_table2.py: {error}", file=sys.stderr)
-        return 2
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
+from hyvideo.data.outside import refusals
 from hyvideo.models.reward_models.rewards import make_scorer, parse_options
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -60,7 +61,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 def main() -> int:
     options = parse()
-    try:
+    with refusals("reward_server.py", (ValueError, OSError)):
         token = token_of(options)
         scorer_options = parse_options(options.options)
         bound_socket = bound(options.host, options.port)  # a port that is taken is refused before gigabytes are read
@@ -80,9 +81,6 @@ def main() -> int:
             max_waiting=options.max_waiting,
         )
         bound_socket.listen(100)
-    except (ValueError, OSError) as error:
-        print(f"reward_server.py: {error}", file=sys.stderr)
-        return 2
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on http://{host}:{bound_socket.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[bound_socket])

@@ -3,13 +3,12 @@
 ``Path.exists`` says False of a loop of links and raises for a name that is too long: here both are told in words.
 """
 
-import functools
 import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -138,21 +137,14 @@ class BriefErrors:
         super().error(brief(message, 1_000))
 
 
-def exits_with_message(program: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator of a program's main function: a ValueError is the user's, one message and the exit code 2."""
-
-    def decorate(main: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(main)
-        def run(*arguments, **options) -> int:
-            try:
-                return main(*arguments, **options)
-            except ValueError as error:
-                print(f"{program}: {brief(str(error))}", file=sys.stderr, flush=True)
-                return 2
-
-        return run
-
-    return decorate
+@contextmanager
+def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """Context that ends the program with code 2 and one message for an error of the user."""
+    try:
+        yield
+    except errors as error:
+        print(f"{program}: {brief(str(error))}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 @contextmanager

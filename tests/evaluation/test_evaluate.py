@@ -21,7 +21,10 @@ def score(monkeypatch, tmp_path, tiny_config):
     def run(*flags, out="scores"):
         common = ["--config", "configs/miniature.yaml", "--num_threads", "1", "--out", tmp_path / out]
         monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, [*common, *flags])])
-        code = evaluate.main()
+        try:
+            code = evaluate.main()
+        except SystemExit as ended:
+            code = ended.code
         file = tmp_path / out / "scores.json"
         return code, json.loads(file.read_text()) if file.is_file() else None
 

@@ -38,7 +38,11 @@ def run(root, tmp_path, monkeypatch, capsys):
     def call(*flags, out="out"):
         given = ["--model_path", root, "--out", tmp_path / out, "--dtype", "fp32", *flags]
         monkeypatch.setattr(sys, "argv", ["export.py", *map(str, given)])
-        return export.main(), capsys.readouterr().err
+        try:
+            code = export.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, capsys.readouterr().err
 
     return call
 

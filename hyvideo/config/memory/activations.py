@@ -4,6 +4,7 @@ Image tokens are split over the ranks of a sequence-parallel group, text tokens 
 whole and the heads are split.
 """
 
+import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.model_sizes import Architecture
@@ -24,17 +25,18 @@ _KEPT_FLOAT32_WIDTHS = 2  # query and key inside their norm, in float32
 # Gradients that exist together with all of the above, in widths. Calibrated on the simulation.
 _BACKWARD_WIDTHS = 3
 # Without gradient, beside the MLP's hidden layer before and after GELU: the residual stream, and what autocast has in
-# float32 of the normalised one. Calibrated on this project's forward pass under autocast (tests/planning).
+# float32 of the normalised one. Calibrated on this project's forward pass under autocast (tests/config/memory).
 _INFERENCE_WIDTHS = 7
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """How many tokens one rank holds of one sample."""
+    """Tokens that one rank holds of one sample."""
 
     image: int  # of the whole video
     text: int
     sp_size: int
+    head_share: float  # part of the heads that the first rank has
 
     @property
     def outside_attention(self) -> float:
@@ -42,17 +44,19 @@ class Tokens:
 
     @property
     def inside_attention(self) -> float:
-        """Of all heads, in tokens: the rank has all tokens and a part of the heads."""
-        return (self.image + self.text) / self.sp_size
+        """Tokens of all heads that are as many values: the rank has all tokens and a part of the heads."""
+        return (self.image + self.text) * self.head_share
 
 
 def tokens_of(shape: RunShape, architecture: Architecture) -> Tokens:
+    """Tokens on the rank that has most."""
     image = architecture.image_tokens(shape.frames, shape.height, shape.width)
-    return Tokens(image, shape.text_tokens, shape.sp_size)
+    head_share = math.ceil(architecture.num_heads / shape.sp_size) / architecture.num_heads
+    return Tokens(image, shape.text_tokens, shape.sp_size, head_share)
 
 
 def kept_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """What all blocks keep from the forward pass to the backward pass."""
+    """Bytes that all blocks keep from the forward pass to the backward pass."""
     tokens = tokens_of(shape, architecture)
     samples = shape.mini_batch_size_per_update * shape.num_branches
     line = architecture.width * shape.compute_bytes
@@ -66,7 +70,7 @@ def kept_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def block_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """What the backward pass of one block holds beside: its recomputed inside, and gradients."""
+    """Bytes that the backward pass of one block holds on top: its recomputed inside, and gradients."""
     tokens = tokens_of(shape, architecture)
     branches = shape.num_branches if shape.batch_guidance else 1
     line = architecture.width * shape.compute_bytes
@@ -77,7 +81,7 @@ def block_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def inference_bytes(shape: RunShape, architecture: Architecture, samples: int) -> float:
-    """What a forward pass without gradient holds at most, in the MLP or in attention, for ``samples`` videos."""
+    """Bytes that a forward pass without gradient holds at most, in the MLP or in attention, for ``samples`` videos."""
     branches = shape.num_branches if shape.batch_guidance else 1
     widths = _INFERENCE_WIDTHS + 2 * architecture.mlp_ratio
     line = widths * architecture.width * shape.compute_bytes

@@ -1,4 +1,4 @@
-"""Bytes on one GPU in every phase of an iteration: what all phases hold, and what each holds beside.
+"""Bytes on one GPU in every phase of an iteration: what all phases hold, and what each holds on top.
 
     rollout -> decode -> anchor -> update: forward, backward, many times -> optimizer
 
@@ -6,7 +6,6 @@ In the update memory has two summits, when the backward pass begins (all kept ac
 gradients). From the second backward pass of an update on, the first summit has the gradients as well.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from hyvideo.config.memory import activations
@@ -15,18 +14,6 @@ from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.run_shape import RunShape
 
 GIB = 2**30
-
-# Of the transformer and its training, without the models around it.
-TRANSFORMER = (
-    "parameters",
-    "optimizer state",
-    "EMA",
-    "anchor",
-    "gradients",
-    "activations",
-    "working weights",
-    "temporaries",
-)
 
 # Not counted, and kept free: CUDA's context and NCCL's buffers take 1 to 3 GiB; the allocator loses a few percent.
 CONTEXT_GIB = 3.0
@@ -38,21 +25,21 @@ class Memory:
     """Bytes by item."""
 
     resident: dict[str, float]  # in every phase
-    phases: dict[str, dict[str, float]]  # what each phase has beside
+    phases: dict[str, dict[str, float]]  # what each phase has on top
 
     def items(self, phase: str) -> dict[str, float]:
         """All that a phase holds."""
-        own = self.phases[phase]
-        return {name: self.resident.get(name, 0.0) + own.get(name, 0.0) for name in self.resident | own}
+        local = self.phases[phase]
+        return {name: self.resident.get(name, 0.0) + local.get(name, 0.0) for name in self.resident | local}
 
-    def total(self, phase: str, only: Collection[str] | None = None) -> float:
-        return sum(size for item, size in self.items(phase).items() if only is None or item in only)
+    def total(self, phase: str) -> float:
+        return sum(self.items(phase).values())
 
-    def peak_phase(self, only: Collection[str] | None = None) -> str:
-        return max(self.phases, key=lambda phase: self.total(phase, only))
+    def peak_phase(self) -> str:
+        return max(self.phases, key=self.total)
 
-    def peak(self, only: Collection[str] | None = None) -> float:
-        return self.total(self.peak_phase(only), only)
+    def peak(self) -> float:
+        return self.total(self.peak_phase())
 
     def fits(self, gpu_memory: float) -> bool:
         """Claims that the peak leaves room for what is not counted; ``gpu_memory`` in GiB."""
@@ -65,7 +52,7 @@ class Memory:
 
 
 def memory(shape: RunShape, architecture: Architecture) -> Memory:
-    """What one rank of the run holds."""
+    """Bytes that one rank of the run holds."""
     anchor = states.anchor_bytes(shape, architecture)
     resident = {
         "parameters": states.parameter_bytes(shape, architecture),

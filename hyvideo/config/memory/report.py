@@ -1,37 +1,34 @@
 """The plan in words: memory by phase, cost, legal combinations, and one line of advice."""
 
-from hyvideo.config.memory.advice import verdict
+from dataclasses import replace
+from itertools import islice
+
+from hyvideo.config.memory.advice import cheapest_change
 from hyvideo.config.memory.cost import cost, seconds
-from hyvideo.config.memory.legal import combinations_near, problems, with_combination
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.persistent import anchor_bytes
-from hyvideo.config.memory.phases import CONTEXT_GIB, FRAGMENTATION, GIB, Memory, memory
+from hyvideo.config.memory.phases import GIB, Memory
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.settings import Config
 
-NOT_COUNTED = (
-    f"Not counted, and kept free by `fits`: the CUDA context and NCCL's buffers ({CONTEXT_GIB:g} GiB) and the "
-    f"allocator's fragmentation ({FRAGMENTATION:.0%}). Not counted at all: workspaces of kernels, activations of the "
-    "encoders and of the reward models, a validation at a larger size, a checkpoint that is being written. The numbers "
-    "are calculated, checked against a simulation with fake tensors and not against a GPU."
-)
 _COMBINATIONS = 12
+_TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 
 
-def report(config: Config, shape: RunShape, architecture: Architecture, *, gpu_memory: float, rate: float) -> str:
+def report(run: PlannedRun, *, gpu_memory: float, rate: float) -> str:
     """Everything about one run; ``gpu_memory`` in GiB, ``rate`` in TFLOP/s that a GPU reaches."""
-    illegal = problems(config, shape, architecture)
     parts = [
-        "\n".join(run_lines(shape, architecture)),
-        "\n".join(memory_lines(memory(shape, architecture))),
-        "\n".join(cost_lines(shape, architecture, rate)) if not illegal else "",
-        "\n".join(combination_lines(config, shape, architecture, gpu_memory, rate)),
-        verdict(config, shape, architecture, gpu_memory),
+        run_lines(run.shape, run.architecture),
+        memory_lines(run.memory),
+        [] if run.problems else cost_lines(run.shape, run.architecture, rate),
+        combination_lines(run, gpu_memory, rate),
+        [verdict(run, gpu_memory)],
     ]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def run_lines(shape: RunShape, architecture: Architecture) -> list[str]:
+    """Lines about the model, the video, the ranks and the anchor."""
     tokens = architecture.image_tokens(shape.frames, shape.height, shape.width)
     sharding = f"FSDP over {shape.num_shards}" if shape.enable_fsdp else "no sharding"
     trained = f"LoRA of rank {shape.lora_rank}" if shape.lora_rank else "all parameters"
@@ -66,6 +63,7 @@ def memory_lines(counted: Memory) -> list[str]:
 
 
 def cost_lines(shape: RunShape, architecture: Architecture, rate: float) -> list[str]:
+    """FLOPs of a forward, a rollout and an iteration, and the seconds of an iteration."""
     spent = cost(shape, architecture)
     forward = spent.forward
     duration = seconds(shape, architecture, rate)
@@ -80,22 +78,47 @@ def cost_lines(shape: RunShape, architecture: Architecture, rate: float) -> list
     ]
 
 
-def combination_lines(
-    config: Config, shape: RunShape, architecture: Architecture, gpu_memory: float, rate: float
-) -> list[str]:
-    """The legal neighbours, nearest first, with what each takes."""
+def combination_lines(run: PlannedRun, gpu_memory: float, rate: float) -> list[str]:
+    """Lines of the legal combinations, nearest first, with what each takes."""
     lines = ["legal near it     world   sp   dp  batch_size  num_generations   GiB  fits  s/iteration  s/rollout"]
-    for found in combinations_near(config, shape, architecture, _COMBINATIONS):
-        near = with_combination(shape, found)
-        counted, duration = memory(near, architecture), seconds(near, architecture, rate)
-        rollouts = near.replicas * near.rollouts_per_replica
-        fits = "yes" if counted.fits(gpu_memory) else "no"
+    for near in islice(run.legal_near(), _COMBINATIONS):
+        shape, duration = near.shape, seconds(near.shape, near.architecture, rate)
+        rollouts = shape.replicas * shape.rollouts_per_replica
+        fits = "yes" if near.memory.fits(gpu_memory) else "no"
         lines.append(
-            f"                {found.world_size:>7} {found.sp_size:>4} {found.replicas:>4} {found.batch_size:>11} "
-            f"{found.num_generations:>16} {counted.peak() / GIB:>5.1f} {fits:>5} "
+            f"                {shape.world_size:>7} {shape.sp_size:>4} {shape.replicas:>4} {shape.batch_size:>11} "
+            f"{shape.num_generations:>16} {near.memory.peak() / GIB:>5.1f} {fits:>5} "
             f"{_number(duration):>12} {_number(duration / rollouts):>10}"
         )
     return lines if len(lines) > 1 else ["legal near it    nothing"]
+
+
+def verdict(run: PlannedRun, gpu_memory: float) -> str:
+    """One line: that the run fits, or what to change."""
+    if run.problems:
+        near = list(run.legal_near())
+        fitting = [other for other in near if other.memory.fits(gpu_memory)]
+        suffix = f"nearest legal combination{' that fits' if fitting else ''}: {(fitting or near)[0]}" if near else ""
+        return f"illegal: {run.problems[0]}; {suffix or 'none near'}"
+    gpus, size = run.world_size, f"{run.memory.needed_gib:.1f} of {gpu_memory:g} GiB with what is not counted"
+    if run.memory.fits(gpu_memory):
+        return f"fits: {size}"
+    change = cheapest_change(run, gpu_memory)
+    if change is None:
+        return f"too large: {size}; no known change makes it fit {gpus} GPUs: take more GPUs or smaller videos"
+    flags = " ".join(f"--{name} {str(value).lower()}" for name, value in change.items())
+    after = run.with_settings(**change).memory.needed_gib
+    return f"too large: {size}; the cheapest change that makes it fit: {flags} ({after:.1f} GiB)"
+
+
+def memory_table(run: PlannedRun) -> str:
+    """A Markdown table of the peak in GiB over numbers of GPUs and sp_size, legal or not."""
+    rows = ["| GPUs | " + " | ".join(f"sp {sp_size}" for sp_size in _TABLE_SP_SIZES) + " |"]
+    rows.append("|" + "---|" * (1 + len(_TABLE_SP_SIZES)))
+    for world_size in _TABLE_WORLDS:
+        runs = (replace(run.with_settings(sp_size=sp_size), world_size=world_size) for sp_size in _TABLE_SP_SIZES)
+        rows.append(f"| {world_size} | " + " | ".join(f"{other.memory.peak() / GIB:.1f}" for other in runs) + " |")
+    return "\n".join(rows)
 
 
 def _gib(size: float) -> str:

@@ -11,8 +11,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from hyvideo.config.memory import activations
 from hyvideo.config.memory import persistent as states
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.tables import SIMULATED
 from hyvideo.models.transformer import install
+from tests.config.memory.simulated import SIMULATED
 
 GRID, TEXT = (3, 30, 53), 100  # 9 frames
 SHAPE = replace(SIMULATED, frames=9, text_tokens=TEXT, activation_checkpointing="none")

@@ -1,102 +1,107 @@
 """The advice names the cheapest change, and the change that it names works."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hyvideo.config.memory.advice import advise, changes_in_order, verdict
-from hyvideo.config.memory.legal import problems
+from hyvideo.config.memory.advice import changes_in_order, cheapest_change
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.phases import memory
-from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.report import verdict
+from hyvideo.config.run_plan import check
 from hyvideo.config.settings import load_config
 
-RELEASED = Architecture()
-CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml", use_muon=False)
+ROOT = Path(__file__).parents[3]
+CONFIG = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", use_muon=False)
 
 # Two rollouts in one training forward, without the models around.
-PAIRS = {"precompute_conditions": True, "reward_bytes": 0.0, "mini_batch_size_per_update": 2}
+PAIRS = {"precompute_conditions": True, "reward_offload": True, "mini_batch_size_per_update": 2}
+LARGE = {"sample_n_frames": 121, "height": 480, "width": 848}
 
 
-def shape_of(world_size=8, **changes):
-    return replace(RunShape.of(CONFIG, world_size), **changes)
+def run_of(world_size=8, **changes):
+    return PlannedRun(CONFIG.with_settings(**changes), world_size, Architecture())
 
 
-def needed(shape) -> float:
-    return memory(shape, RELEASED).needed_gib
+def advised(run, gpu_memory):
+    """The advised change and the run with it, which must fit, be legal, and be what the verdict says in one line."""
+    assert not run.memory.fits(gpu_memory)
+    change = cheapest_change(run, gpu_memory)
+    after = run.with_settings(**change)
+    assert after.memory.fits(gpu_memory) and not after.problems
+    line = verdict(run, gpu_memory)
+    assert line.startswith("too large: ") and "\n" not in line
+    assert all(f"--{name} {str(value).lower()}" in line for name, value in change.items())
+    return change, after
 
 
 def test_what_fits_needs_no_change():
-    assert verdict(CONFIG, shape_of(), RELEASED, 80.0).startswith("fits: ")
+    assert verdict(run_of(), 80.0).startswith("fits: ")
 
 
 @pytest.mark.parametrize(
-    "changes, gpu_memory, flags",
+    "changes, gpu_memory, advice",
     [
-        ({"activation_checkpointing": "none"}, 80, "--enable_gradient_checkpointing true"),
-        ({"enable_fsdp": False}, 80, "--enable_fsdp true"),
-        ({}, 48, "--precompute_conditions true"),
+        ({"enable_gradient_checkpointing": False}, 80, {"enable_gradient_checkpointing": True}),
         (
-            {"reference_mode_offload": False, "precompute_conditions": True},
-            36,
-            "--reference_mode_offload true",
+            {"enable_gradient_checkpointing": False, "activation_checkpointing": "selective"},
+            55,
+            {"enable_gradient_checkpointing": True, "activation_checkpointing": "full"},
         ),
-        (PAIRS, 35, "--batch_guidance false"),
-        (PAIRS, 32, "--mini_batch_size_per_update 1"),
-        (PAIRS | {"mini_batch_size_per_update": 1}, 28, "--sp_size 4"),
+        ({"enable_fsdp": False}, 80, {"enable_fsdp": True}),
+        ({}, 48, {"precompute_conditions": True}),
+        ({"reference_mode_offload": False, "precompute_conditions": True}, 36, {"reference_mode_offload": True}),
+        (PAIRS, 35, {"batch_guidance": False}),
+        (PAIRS, 32, {"mini_batch_size_per_update": 1}),
+        (PAIRS | {"mini_batch_size_per_update": 1}, 28, {"sp_size": 4}),
         (
-            {"activation_checkpointing": "none", "enable_fsdp": False},
+            {"enable_gradient_checkpointing": False, "enable_fsdp": False},
             80,
-            "--enable_gradient_checkpointing true --enable_fsdp true",
+            {"enable_gradient_checkpointing": True, "enable_fsdp": True},
         ),
     ],
 )
-def test_the_cheapest_change_is_named(changes, gpu_memory, flags):
-    shape = shape_of(**changes)
-    assert needed(shape) > gpu_memory
-    advice = advise(CONFIG, shape, RELEASED, gpu_memory)
-    assert advice.flags == flags
-    assert needed(advice.shape) <= gpu_memory and not problems(CONFIG, advice.shape, RELEASED)
-    line = verdict(CONFIG, shape, RELEASED, gpu_memory)
-    assert line.startswith("too large: ") and flags in line and "\n" not in line
+def test_the_cheapest_change_is_named(changes, gpu_memory, advice):
+    assert advised(run_of(**changes), gpu_memory)[0] == advice
 
 
 @pytest.mark.parametrize("gpu_memory", [22, 26, 30, 34, 38, 42])
 def test_no_cheaper_single_change_works_and_none_of_several_is_needless(gpu_memory):
-    shape = shape_of(activation_checkpointing="none", reference_mode_offload=False, frames=121, height=480, width=848)
-    advice = advise(CONFIG, shape, RELEASED, gpu_memory)
-    assert advice is not None and needed(advice.shape) <= gpu_memory
-    for change in changes_in_order(shape, RELEASED):
-        if change == advice.changes[0]:
+    run = run_of(enable_gradient_checkpointing=False, reference_mode_offload=False, **LARGE)
+    change, _ = advised(run, gpu_memory)
+    for single in changes_in_order(run):
+        if single.items() <= change.items() and len(change) == 1:
             break
-        single = replace(shape, **change.fields)
-        assert needed(single) > gpu_memory or problems(CONFIG, single, RELEASED)
-    for left_out in advice.changes if len(advice.changes) > 1 else ():
-        fields = {k: v for change in advice.changes if change != left_out for k, v in change.fields.items()}
-        fewer = replace(shape, **fields)
-        assert needed(fewer) > gpu_memory or problems(CONFIG, fewer, RELEASED)
+        changed = run.with_settings(**single)
+        assert changed.problems or not changed.memory.fits(gpu_memory)
+    for left_out in change if len(change) > 1 else ():
+        fewer = run.with_settings(**{name: value for name, value in change.items() if name != left_out})
+        assert fewer.problems or not fewer.memory.fits(gpu_memory)
 
 
 def test_a_change_that_is_not_legal_is_not_advised():
     """2 replicas of 2 rollouts hold one group of 4; with sp 8 the only replica would hold half of one."""
-    shape = shape_of(precompute_conditions=True, sp_size=4)
-    for change in changes_in_order(shape, RELEASED):
-        if "sp_size" in change.fields:
-            assert problems(CONFIG, replace(shape, **change.fields), RELEASED)
-    advice = advise(CONFIG, shape, RELEASED, 20.0)
-    assert advice is not None and advice.shape.sp_size == 4
+    run = run_of(precompute_conditions=True, sp_size=4)
+    assert run.with_settings(sp_size=8).problems and {"sp_size": 8} in changes_in_order(run)
+    assert advised(run, 20.0)[1].shape.sp_size == 4
 
 
-def test_one_gpu_is_told_to_train_an_adapter():
-    shape = shape_of(1, sp_size=1, batch_size=4, enable_fsdp=False)
-    assert "--lora_rank 64" in verdict(CONFIG, shape, RELEASED, 80.0)
+def test_a_change_that_breaks_another_rule_of_the_run_is_not_advised():
+    """The anchor cannot be offloaded where its means are computed in the update."""
+    run = run_of(precompute_conditions=True, reference_mode_offload=False, kl_compute_mode="training_phase")
+    with pytest.raises(ValueError, match="reference_mode_offload with kl_compute_mode training_phase"):
+        check(run.with_settings(reference_mode_offload=True).config, 8)
+    assert "reference_mode_offload" not in advised(run, 36.0)[0]
+
+
+def test_one_gpu_is_advised_to_train_an_adapter():
+    assert "--lora_rank 64" in verdict(run_of(1, sp_size=1, batch_size=4, enable_fsdp=False), 80.0)
 
 
 def test_it_is_said_when_nothing_helps():
-    assert "no known change makes it fit 8 GPUs" in verdict(CONFIG, shape_of(), RELEASED, 5.0)
+    assert "no known change makes it fit 8 GPUs" in verdict(run_of(), 5.0)
 
 
-def test_an_illegal_run_is_told_the_nearest_legal_one():
-    line = verdict(CONFIG, shape_of(batch_size=3), RELEASED, 80.0)
+def test_an_illegal_run_is_answered_with_the_nearest_legal_one():
+    line = verdict(run_of(batch_size=3), 80.0)
     assert line.startswith("illegal: ") and "nearest legal combination that fits: world_size 8, sp_size 2" in line

@@ -1,58 +1,95 @@
-"""The planner as a program."""
+"""The planner as a program, and the tables of docs/memory.md."""
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hyvideo.config.memory.model_sizes import Architecture
+from scripts.plan import main
+from tests.config.memory.simulated import SIMULATED, transformer_gib
+
 ROOT = Path(__file__).parents[3]
 CONFIG = ("--config", "configs/hunyuanvideo15_480p_8gpu.yaml")
 
+HD = {"height": 720, "width": 1280}
+LORA = {"lora_rank": 64, "has_anchor": False}
+VARIANTS = {
+    "8 GPUs, sp 8, no checkpointing": {"sp_size": 8, "activation_checkpointing": "none"},
+    "8 GPUs, sp 8, selective checkpointing": {"sp_size": 8, "activation_checkpointing": "selective"},
+    "64 GPUs, sp 8, selective checkpointing": {
+        "world_size": 64,
+        "sp_size": 8,
+        "activation_checkpointing": "selective",
+    },
+    "8 GPUs, sp 8, 720 x 1280": {"sp_size": 8} | HD,
+    "64 GPUs, sp 8, 720 x 1280": {"world_size": 64, "sp_size": 8} | HD,
+    "8 GPUs, sp 8, bf16 parameters and optimizer": {"sp_size": 8, "master_weight_type": "bf16"},
+    "8 GPUs, sp 8, LoRA of rank 64": {"sp_size": 8} | LORA,
+    "1 GPU, 33 frames, LoRA of rank 64": {"world_size": 1, "frames": 33} | LORA,
+}
 
-def plan(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "scripts.plan", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+
+@pytest.fixture
+def plan(capsys, monkeypatch):
+    """What the program prints, in this process."""
+    monkeypatch.chdir(ROOT)
+
+    def run(*arguments):
+        assert main(list(arguments)) == 0
+        printed = capsys.readouterr()
+        assert not printed.err
+        return printed.out
+
+    return run
 
 
-def test_a_plan_has_memory_cost_combinations_and_a_verdict():
-    done = plan(*CONFIG, "--world_size", "8", "--gpu_memory", "80", "--rate", "400", "--sp_size", "4")
+def test_a_plan_has_memory_cost_combinations_and_a_verdict(plan):
+    """The entry as it is called."""
+    command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu_memory", "80", "--rate", "400", "--sp_size", "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr
-    for said in ("8.327 B parameters", "8 = 2 replicas x sp_size 4", "optimizer state", "peak ", "240 forward-equiv"):
-        assert said in done.stdout
+    for words in ("8.327 B parameters", "8 = 2 replicas x sp_size 4", "optimizer state", "peak ", "240 forward-equiv"):
+        assert words in done.stdout
     assert "legal near it" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("fits: ")
+    assert done.stdout == plan(*CONFIG, "--sp_size", "4")
 
 
-def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line():
-    done = plan(*CONFIG, "--enable_gradient_checkpointing", "false", "--gpu_memory", "60")
-    assert done.returncode == 0
-    assert "makes it fit: --enable_gradient_checkpointing true" in done.stdout.splitlines()[-1]
+def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line(plan):
+    last = plan(*CONFIG, "--enable_gradient_checkpointing", "false", "--gpu_memory", "60").splitlines()[-1]
+    assert "makes it fit: --enable_gradient_checkpointing true" in last
 
 
-def test_a_world_that_sp_size_does_not_divide_is_answered_with_legal_ones():
-    done = plan(*CONFIG, "--world_size", "7")
-    assert done.returncode == 0
-    last = done.stdout.splitlines()[-1]
+def test_a_world_that_sp_size_does_not_divide_is_answered_with_legal_ones(plan):
+    last = plan(*CONFIG, "--world_size", "7").splitlines()[-1]
     assert last.startswith("illegal: ") and "got 7 and sp_size 2" in last and "world_size 8" in last
 
 
-def test_the_miniature_is_planned_from_its_own_configuration():
-    done = plan("--config", "configs/miniature.yaml", "--world_size", "1")
-    assert done.returncode == 0
-    assert "4 blocks of width 96" in done.stdout
+def test_the_miniature_is_planned_from_its_own_configuration(plan):
+    assert "4 blocks of width 96" in plan("--config", "configs/miniature.yaml", "--world_size", "1")
 
 
-def test_the_table_in_the_documentation_is_the_one_that_is_made():
-    done = plan(*CONFIG, "--table")
-    assert done.returncode == 0
-    document = ROOT / "docs" / "memory.md"
-    assert done.stdout == document.read_text(), f"make {document.name} again, by the command in it"
+def table(rows):
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def test_the_tables_in_the_documentation_are_the_ones_that_are_made(plan):
+    document = (ROOT / "docs" / "memory.md").read_text()
+    assert f"\n\n{plan(*CONFIG, '--table')}\n" in document
+
+    def gib(**changes):
+        return f"{transformer_gib(replace(SIMULATED, **changes), Architecture()):.1f}"
+
+    simulated = ((world, *(gib(world_size=world, sp_size=sp) for sp in (1, 2, 4, 8))) for world in (8, 16, 64))
+    assert f"\n{table(simulated)}\n\n" in document
+    assert f"\n{table((name, gib(**changes)) for name, changes in VARIANTS.items())}\n\n" in document
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, words",
     [
         ((*CONFIG, "--wold_size", "8"), "unknown flag --wold_size"),
         ((*CONFIG, "--world_size", "0"), "--world_size must be a positive number, got 0"),
@@ -64,9 +101,13 @@ def test_the_table_in_the_documentation_is_the_one_that_is_made():
         (("--config", "nowhere.yaml"), "must name a readable YAML file, got 'nowhere.yaml'"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(arguments, said):
-    done = plan(*arguments)
-    assert done.returncode == 2 and not done.stdout
-    messages = [line for line in done.stderr.splitlines() if line.startswith("plan.py: ")]
-    assert len(messages) == 1 and said in messages[0]
-    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 4
+def test_bad_input_ends_with_2_and_one_message(arguments, words, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["plan.py"])
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and not printed.out
+    messages = [line for line in printed.err.splitlines() if line.startswith("plan.py: ")]
+    assert len(messages) == 1 and words in messages[0]
+    assert len(printed.err.splitlines()) <= 4

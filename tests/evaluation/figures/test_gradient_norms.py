@@ -115,7 +115,8 @@ def test_the_program_leaves_its_file_alone(tiny_config, tmp_path, capsys):
     ],
 )
 def test_bad_input_ends_with_one_message_and_code_2(tiny_config, tmp_path, capsys, flags, said):
-    assert main(["--config", "configs/smoke.yaml", "--out", str(tmp_path / "g.json"), *flags]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["--config", "configs/smoke.yaml", "--out", str(tmp_path / "g.json"), *flags])
     assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,10 @@ def reproduce(monkeypatch, tiny_config):
     def run(*flags):
         monkeypatch.setattr("sys.argv", ["reproduce_table2.py", *FLAGS, "--extra", EXTRA, *map(str, flags)])
         threads = torch.get_num_threads()
-        code = reproduce_table2.main()
+        try:
+            code = reproduce_table2.main()
+        except SystemExit as ended:
+            code = ended.code
         torch.set_num_threads(threads)
         return code
 

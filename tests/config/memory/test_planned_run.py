@@ -1,0 +1,66 @@
+"""Legal runs are those that post_train.py takes, nearest first."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.run_plan import batch_problems
+from hyvideo.config.settings import load_config
+
+RELEASED = Architecture()
+CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml")
+
+
+def run_of(world_size, **changes):
+    return PlannedRun(CONFIG.with_settings(**changes), world_size, RELEASED)
+
+
+def dealt(run):
+    return run.world_size, run.shape.sp_size, run.shape.batch_size, run.shape.num_generations
+
+
+@pytest.mark.parametrize("world_size, sp_size", [(8, 2), (64, 8), (7, 2), (1, 2), (9, 4), (12, 3)])
+def test_every_run_near_is_legal_and_the_nearest_is_first(world_size, sp_size):
+    asked = run_of(world_size, sp_size=sp_size)
+    found = list(islice(asked.legal_near(), 10))
+    assert found
+    for near in found:
+        assert near.world_size == near.shape.replicas * near.shape.sp_size and near.shape.sp_size <= RELEASED.num_heads
+        assert not list(batch_problems(near.config, near.world_size))
+    if not asked.problems:
+        assert found[0] == asked
+
+
+def test_numbers_are_halved_and_doubled_one_before_two():
+    near = [dealt(run) for run in run_of(8).legal_near()]
+    assert near[0] == (8, 2, 2, 4)
+    assert near.index((8, 1, 2, 4)) < near.index((4, 2, 2, 4))  # another number of GPUs weighs twice
+    assert near.index((8, 2, 4, 4)) < near.index((8, 2, 4, 8))
+
+
+def test_an_odd_world_is_led_to_the_multiples_beside_it():
+    found = list(run_of(7).legal_near())
+    assert {6, 7, 8} <= {near.world_size for near in found}
+    assert dealt(found[0]) == (8, 2, 2, 4)
+    assert str(found[0]) == "world_size 8, sp_size 2, batch_size 2, num_generations 4 (dp 4)"
+
+
+@pytest.mark.parametrize(
+    "world_size, changes, words",
+    [
+        (7, {}, "must be a multiple of sp_size, got 7"),
+        (34, {"sp_size": 17}, "must be at most the 16 attention heads of the transformer, got 17"),
+        (8, {"batch_size": 3}, "whole groups"),
+        (8, {"dp_replicate": 3}, "dp_replicate must divide the 4 data-parallel replicas"),
+        (8, {"num_generations": 1}, "at least 2"),
+    ],
+)
+def test_what_is_not_legal_is_named(world_size, changes, words):
+    assert any(words in problem for problem in run_of(world_size, **changes).problems)
+
+
+def test_heads_that_do_not_divide_are_legal_as_they_are_to_the_trainer():
+    assert not run_of(12, sp_size=3, batch_size=4).problems

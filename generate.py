@@ -15,7 +15,8 @@ import math
 import sys
 from pathlib import Path
 
-from hyvideo.config.settings import Config, load_config
+from hyvideo.config.command_line import load_config
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import BriefErrors, brief, shown
 from hyvideo.models.versions import version_defaults
 
@@ -157,7 +158,7 @@ def run(options: argparse.Namespace) -> None:
     config = config_of(options, has_images=any(request.image for request in requests))
     is_file = options.output_path.suffix == ".mp4"
 
-    from hyvideo.config.run_plan import check_sampling
+    from hyvideo.config.rules import check_sampling
     from hyvideo.data.outside import unusable
     from hyvideo.evaluation.generation import Source, Video, generate
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.config.run_plan import make_plan, needs_anchor
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request, read_requests
 from hyvideo.distributed import checkpoint
@@ -105,7 +105,7 @@ class Trainer:
         if config.model.precompute_conditions:
             self._precompute_conditions([(self.requests, *rollout_size), (validated, *validation_size)])
         unconditional = empty_condition(config, self.encoder, device)
-        anchor_moves = config.kl_strategy.endswith("moving") if needs_anchor(config) else None
+        anchor_moves = config.anchor_moves if config.needs_anchor else None
         self.policy = Policy(config, mesh, device, RequiredEncoders.of(self.requests), anchor_moves=anchor_moves)
         self.pipeline = make_pipeline(config, self.policy.transformer, vae, unconditional)
         self.latent_shape = self.pipeline.latent_shape(
@@ -305,7 +305,7 @@ class Trainer:
         for requests, height, width in wanted:
             for request in requests[self.mesh.rank :: self.mesh.world_size]:
                 self.encoder([request], height=height, width=width)
-        if self.config.rollout.cfg_scale > 1 and self.mesh.is_main:
+        if self.config.num_branches == 2 and self.mesh.is_main:
             self.encoder([Request("")])
         self.encoder.release()
         barrier(self.mesh)

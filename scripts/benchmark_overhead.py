@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scorer, make_scorer
 from hyvideo.models.reward_models.trial_clips import Trial, miniature_trial, synthetic_trial

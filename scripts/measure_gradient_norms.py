@@ -20,8 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hyvideo.config import processes
-from hyvideo.config.run_plan import check
-from hyvideo.config.settings import Config, parse
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check
+from hyvideo.config.settings import Config
 from hyvideo.distributed import mesh as ranks
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 # So that the file can be run by its path, too.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hyvideo.config.command_line import parse
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.report import report
 from hyvideo.config.memory.run_shape import RunShape
 from hyvideo.config.memory.tables import markdown
-from hyvideo.config.run_plan import range_problems
-from hyvideo.config.settings import parse
+from hyvideo.config.rules import check_ranges
 
 
 def main() -> int:
@@ -40,8 +40,7 @@ def main() -> int:
             parser.error(f"--{name} must be a positive number, got {value}")
     config = parse(settings).config
     try:
-        if problems := list(range_problems(config)):
-            raise ValueError("\n".join(problems))
+        check_ranges(config)
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         shape = RunShape.of(config, own.world_size, text_tokens=own.text_tokens)
         architecture.latent_size(shape.frames, shape.height, shape.width)

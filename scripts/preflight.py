@@ -11,9 +11,10 @@ import time
 import torch
 
 from hyvideo.config import processes
-from hyvideo.config.run_plan import check
-from hyvideo.config.settings import parse
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
+from post_train import check_folder
 
 
 def main() -> int:
@@ -30,6 +31,7 @@ def main() -> int:
     device, problem = torch.device("cpu"), ""
     try:  # told by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
+        check_folder(config)
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)

@@ -10,14 +10,15 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from hyvideo.data.outside import file_problem, shown
+
+if TYPE_CHECKING:  # images are checked before anything slow is imported
+    from torch import Tensor
 
 RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # pixels, side of the square of equal area
 STRIDE = 16  # pixels of the clip per latent pixel
@@ -161,18 +162,20 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     return resized.crop((left, top, left + width, top + height))
 
 
-def to_bytes(image: Image.Image) -> Tensor:
+def to_bytes(image: Image.Image) -> "Tensor":
     """Pixels of an RGB image, 0..255. Shape: uint8 (3, height, width)."""
+    import torch
+
     check_rgb(image)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def to_pixels(image: Image.Image) -> Tensor:
+def to_pixels(image: Image.Image) -> "Tensor":
     """What the VAE encodes: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
     return to_bytes(image).float() / 255 * 2 - 1
 
 
-def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor:
+def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> "Tensor":
     """What SigLIP reads: (x * rescale_factor - image_mean) / image_std of the image squeezed to the tower's size.
 
     ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
@@ -183,6 +186,8 @@ def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor
     Raises ValueError for values that are missing and steps that SigLIP does not have.
     Shape: float32 (3, size, size).
     """
+    import torch
+
     check_rgb(image)
     needed = ("size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
     missing = [name for name in needed if preprocessor.get(name) is None]

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hyvideo.config.processes import rank, world_size
-from hyvideo.distributed.layout import layout_problem
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,10 @@ def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout:
 
     Args:
         timeout: Seconds after which a collective that some rank does not join ends the run.
-
-    Raises: ValueError for sizes that do not divide the number of processes.
     """
     num_processes = world_size()
-    if problem := layout_problem(num_processes, sp_size, dp_replicate):
-        raise ValueError(problem)
+    # hyvideo.config.rules.layout_problems says this to the user, before anything is loaded.
+    assert num_processes % (dp_replicate * sp_size) == 0, (num_processes, dp_replicate, sp_size)
     join(device, timeout=timeout)
     if num_processes == 1:
         return Mesh(0, 1, 1)

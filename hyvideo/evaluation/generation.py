@@ -73,7 +73,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
     conditions = _encode(encoder, own)
-    if config.rollout.cfg_scale > 1:
+    if config.num_branches == 2:
         encoder([Request("")])
     encoder.release()  # before the transformer comes
     gc.collect()

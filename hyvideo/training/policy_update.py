@@ -73,7 +73,7 @@ class PolicyUpdates:
         self.health = NonFiniteUpdates(
             Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
         )
-        self.branches = 2 if config.rollout.cfg_scale > 1 else 1
+        self.branches = config.num_branches
 
     def refresh_step_weights(self) -> None:
         """Takes the weights of the steps from the scheduler, whose stochastic steps a window may have changed."""

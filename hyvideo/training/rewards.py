@@ -5,6 +5,7 @@ import warnings
 
 import torch
 
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.settings import Config
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Scorer, check_options, make_scorer
@@ -38,9 +39,10 @@ def _make_scorers(config: Config, device: torch.device) -> dict[str, Scorer]:
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
     root = config.model.pretrained_model_root
-    for options in config.reward_options.values():
-        check_options(options)
-    return {name: make_scorer(name, root, device=device, **opts) for name, opts in config.reward_options.items()}
+    options = reward_options(settings)
+    for given in options.values():
+        check_options(given)
+    return {name: make_scorer(name, root, device=device, **given) for name, given in options.items()}
 
 
 def try_scorers(config: Config, judge: AsyncScorer, prompt: str) -> None:

@@ -22,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyvideo.config.settings import Config, RecordSettings
+from hyvideo.config.sections import RecordSettings
+from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import everywhere, gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import local
@@ -52,7 +53,7 @@ class Spool:
         contents: Mapping[str, str],
     ):
         self.mesh, self.device = mesh, device
-        self.num_rounds = config.record.spool_rounds
+        self.num_rounds = 0
         self.root = Path(config.record.output_dir) / FOLDER
         self.folder = self.root / _key(config, mesh, iteration, trained, contents) if self.num_rounds else self.root
 

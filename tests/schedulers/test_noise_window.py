@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hyvideo.config.run_plan import check, describe, make_plan
+from hyvideo.config.rules import check
+from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.trainer import Trainer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.run_plan import batch_problems
+from hyvideo.config.rules import batch_problems
 from hyvideo.config.settings import Config
 
 

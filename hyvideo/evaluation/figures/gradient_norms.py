@@ -65,7 +65,6 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
         kl_strategy="flags",
         kl_weight=0.0,
         allow_changed_settings=True,
-        spool_rounds=0,
         check_reward=False,
         max_missing_fraction=0.0,
         valid_video_csv="",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyvideo.config.settings import RecordSettings
+from hyvideo.config.sections import RecordSettings
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import from_main, merge_rows, union_of_names
 from hyvideo.distributed.mesh import Mesh

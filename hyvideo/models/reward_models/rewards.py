@@ -10,10 +10,11 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the names of the scorers are checked before anything slow is imported
+    import torch
+    from torch import Tensor
 
 Scores = dict[str, float]
 
@@ -39,7 +40,7 @@ NOT_OPTIONS = ("name", "root", "device")
 class Scorer(Protocol):
     """A frozen judge of videos."""
 
-    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
+    def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
         """One dict per video with the dimensions VQ, MQ and TA; a value that is not finite means "could not score".
 
         Args:
@@ -49,7 +50,7 @@ class Scorer(Protocol):
     def check_prompts(self, prompts: list[str]) -> None:
         """Raises ValueError for a prompt that could not be scored, before a run begins."""
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
+    def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> Scores:
         """Measures of a whole set of videos that are never part of the reward, for validation. May be empty.
 
         What can be measured of a video alone belongs in an optional ``held_out_each(videos, prompts)``, a dict per
@@ -96,7 +97,7 @@ def check_options(options: Mapping[str, object]) -> None:
         )
 
 
-def make_scorer(name: str, root: str | Path, *, device: str | torch.device = "cpu", **options) -> Scorer:
+def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options) -> Scorer:
     """The scorer called ``name``, with its files below the checkpoint folder ``root``.
 
     Args:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.advice import advise, changes_in_order, verdict
 from hyvideo.config.memory.legal import problems
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.settings import load_config
 
 RELEASED = Architecture()
 CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml", use_muon=False)

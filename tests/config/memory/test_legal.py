@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.legal import Combination, combinations_near, problems
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.run_plan import batch_problems
-from hyvideo.config.settings import load_config
+from hyvideo.config.rules import batch_problems
 
 RELEASED = Architecture()
 CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml")

@@ -13,6 +13,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import brief
 from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
@@ -29,7 +30,7 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
     """The exit code: 2 for what is refused, 3 for reward hacking, that of `Stopped` after a signal, else 0."""
     try:
         check(config, processes.world_size())
-        check_folder(config)
+        check_folder(config.record)
         if print_config:
             show(config)
             return 0
@@ -57,9 +58,8 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
     return code
 
 
-def check_folder(config: Config) -> None:
+def check_folder(record: RecordSettings) -> None:
     """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
-    record = config.record
     end_marker = MARKER if record.on_reward_hacking != "warn" else None
     check_run_folder(record.output_dir, resumes=bool(record.resume_from_checkpoint), end_marker=end_marker)
 

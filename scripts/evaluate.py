@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, config: Config) -> None:
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():
         raise ValueError(f"--out must be another folder than --videos, whose records it would replace: {options.out}")
-    check_ranges(config)
+    check_ranges(config.flat())
 
     from hyvideo.evaluation.generation import Source
     from hyvideo.evaluation.policy_scores import Evaluator
@@ -57,7 +57,9 @@ def run(options: argparse.Namespace, config: Config) -> None:
         evaluator.close()
     named = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
     identity = {name: str(path) for name, path in named.items() if path}
-    write_evaluation(options.out / "scores.json", evaluation, identity | {"settings": evaluation_settings(config)})
+    write_evaluation(
+        options.out / "scores.json", evaluation, identity | {"settings": evaluation_settings(config.flat())}
+    )
     write_scores_csv(options.out / "scores.csv", evaluation)
     print(f"{len(evaluation.videos)} videos; mean and 95 % bootstrap interval over prompts")
     print(as_text(summarise(evaluation)))

@@ -40,7 +40,7 @@ def main() -> int:
             parser.error(f"--{name} must be a positive number, got {value}")
     config = parse(settings).config
     try:
-        check_ranges(config)
+        check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         shape = RunShape.of(config, own.world_size, text_tokens=own.text_tokens)
         architecture.latent_size(shape.frames, shape.height, shape.width)

@@ -31,7 +31,7 @@ def main() -> int:
     device, problem = torch.device("cpu"), ""
     try:  # told by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
-        check_folder(config)
+        check_folder(config.record)
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)

@@ -43,6 +43,6 @@ def experiment_settings(config: Config) -> dict[str, object]:
     return kept | {"kl_strategy": config.kl_strategy}
 
 
-def evaluation_settings(config: Config) -> dict[str, object]:
-    """The settings that decide an evaluation, beside the policy: evaluations are comparable where they are equal."""
-    return {name: value for name, value in config.flat().items() if TRAITS[name].measured}
+def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Of all settings by name, those that decide an evaluation beside the policy; where they are equal, it compares."""
+    return {name: value for name, value in settings.items() if TRAITS[name].measured}

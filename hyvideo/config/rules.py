@@ -7,8 +7,10 @@ mistake is told in the first second.
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.run_plan import num_stochastic_steps
@@ -21,7 +23,7 @@ from hyvideo.config.sections import (
     RolloutSettings,
     TrustRegionSettings,
 )
-from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, flat_weights
+from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.images import check_image
 from hyvideo.data.outside import file_problem, folder_problem, parse_json, shown, unwritable
 from hyvideo.data.prompts import read_requests
@@ -34,67 +36,56 @@ REPORTS = ("tensorboard", "wandb")
 
 def check(config: Config, world_size: int = 1) -> None:
     """Raises ValueError that lists every rule the settings break."""
-    problems = list(range_problems(config))  # what follows calculates with the numbers
-    _raise(problems or [*_problems(config, world_size)])
-
-
-def _problems(config: Config, world_size: int) -> Problems:
+    check_ranges(config.flat())  # what follows calculates with the numbers
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
-    resumes = record.resume_from_checkpoint
-    yield from batch_problems(config, world_size)
-    yield from a_hang_is_told_before_it_ends_the_run(distributed, world_size)
-    yield from noise_is_matched_or_has_a_window(config)
-    yield from a_strategy_has_a_weight(trust)
-    if config.kl_strategy != "none":
-        yield from coefficients_are_in_order(trust)
-    if config.anchor_moves:
-        yield from the_anchor_is_refreshed_between_rounds(trust, loss)
-    yield from some_step_is_stochastic(rollout)
-    yield from reports_are_known_and_installed(record.report_to)
-    yield from scorers_are_known(reward)
-    yield from _problem_of(lambda: reward_options(reward))
-    yield from weights_are_numbers(reward.reward_weights)
-    yield from eight_bit_adam_can_run(optimizer, resumes)
-    if config.needs_anchor:
-        yield from the_anchor_does_not_move_in_every_pass(trust)
-    if not optimizer.lora_rank:  # a LoRA is always in float32
-        yield from weights_in_bf16_can_be_trained(model, optimizer)
-    yield from lora_modules_are_a_pattern(optimizer)
-    yield from copies_are_sharded(distributed)
-    yield from a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv)
-    yield from prompts_are_readable(config.data.prompts_csv, config.data.valid_video_csv)
-    yield from checkpoints_are_there(model.pretrained_model_root)
-    yield from a_checkpoint_to_go_on_from_is_there(resumes)
-    yield from folders_can_be_written("output_dir", record.output_dir)
-    if model.conditions_dir:
-        yield from folders_can_be_written("conditions_dir", model.conditions_dir)
+    resumes, strategy = record.resume_from_checkpoint, config.kl_strategy
+    _raise(
+        batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
+        a_hang_is_told_before_it_ends_the_run(distributed, world_size),
+        noise_is_matched_or_has_a_window(rollout),
+        a_strategy_has_a_weight(trust),
+        coefficients_are_in_order(trust) if strategy != "none" else (),
+        the_anchor_is_refreshed_between_rounds(trust, loss) if config.anchor_moves else (),
+        some_step_is_stochastic(rollout),
+        reports_are_known_and_installed(record.report_to),
+        scorers_are_known(reward),
+        _problem_of(lambda: reward_options(reward)),
+        weights_are_numbers(reward.reward_weights),
+        eight_bit_adam_can_run(optimizer, resumes),
+        the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
+        weights_in_bf16_can_be_trained(model, optimizer),
+        lora_modules_are_a_pattern(optimizer),
+        copies_are_sharded(distributed),
+        a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
+        prompts_are_readable(config.data.prompts_csv, config.data.valid_video_csv),
+        checkpoints_are_there(model.pretrained_model_root),
+        a_checkpoint_to_go_on_from_is_there(resumes),
+        folders_can_be_written("output_dir", record.output_dir),
+        folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
+    )
 
 
 def check_sampling(config: Config, *, output: Path) -> None:
     """Raises ValueError as `check`, for what sampling alone depends on; ``output`` is the folder for its videos."""
-    problems = list(range_problems(config))
-    if config.rollout.sde_type not in SDE_TYPES:
-        problems.append(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {config.rollout.sde_type!r}")
-    if not problems:
-        problems += noise_is_matched_or_has_a_window(config)
+    ranges = list(range_problems(config.flat()))
     _raise(
-        [
-            *problems,
-            *checkpoints_are_there(config.model.pretrained_model_root),
-            *folders_can_be_written("the output", output),
-        ]
+        ranges,
+        sampler_is_known(config.rollout.sde_type),
+        noise_is_matched_or_has_a_window(config.rollout) if not ranges else (),
+        checkpoints_are_there(config.model.pretrained_model_root),
+        folders_can_be_written("the output", output),
     )
 
 
-def check_ranges(config: Config) -> None:
-    """Raises ValueError for settings that make no sense, whatever the others are."""
-    _raise(list(range_problems(config)))
+def check_ranges(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings, by name, that make no sense whatever the others are."""
+    _raise(range_problems(settings))
 
 
-def _raise(problems: list[str]) -> None:
-    if problems:
-        raise ValueError("\n".join(problems))
+def _raise(*problems: Iterable[str]) -> None:
+    if message := "\n".join(chain.from_iterable(problems)):
+        raise ValueError(message)
 
 
 def _problem_of(check: Callable[[], object]) -> Problems:
@@ -107,9 +98,8 @@ def _problem_of(check: Callable[[], object]) -> Problems:
 # --- one setting ------------------------------------------------------------------------------------------------------
 
 
-def range_problems(config: Config) -> Problems:
-    """Settings that make no sense, whatever the others are."""
-    values = config.flat()
+def range_problems(values: Mapping[str, Any]) -> Problems:
+    """Settings, by name, that make no sense whatever the others are."""
     for name, value in values.items():
         if problem := TRAITS[name].range_problem(value):
             yield f"{name} {problem}, got {value}"
@@ -154,9 +144,10 @@ def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
 
 
-def batch_problems(config: Config, world_size: int) -> Problems:
+def batch_problems(
+    rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
+) -> Problems:
     """What keeps the rollouts of an iteration from being whole groups, dealt evenly to the replicas."""
-    rollout, distributed = config.rollout, config.distributed
     if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
         yield from problems
         return
@@ -173,9 +164,8 @@ def batch_problems(config: Config, world_size: int) -> Problems:
         )
     else:
         groups = batch * replicas * rollout.gradient_accumulation_steps // group
-        updates = config.loss.num_updates_per_rollout
-        if groups % updates:
-            yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {updates}"
+        if groups % num_updates:
+            yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {num_updates}"
     if group < 2:
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
 
@@ -198,14 +188,19 @@ def a_hang_is_told_before_it_ends_the_run(distributed: DistributedSettings, worl
 # --- sampler and trust region -----------------------------------------------------------------------------------------
 
 
-def noise_is_matched_or_has_a_window(config: Config) -> Problems:
-    if config.rollout.match_noise and config.rollout.sde_window:
+def sampler_is_known(sde_type: str) -> Problems:
+    if sde_type not in SDE_TYPES:
+        yield f"sde_type must be one of {', '.join(SDE_TYPES)}, got {sde_type!r}"
+
+
+def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
+    if rollout.match_noise and rollout.sde_window:
         yield (
             "match_noise chooses eta for the noise of all steps, and sde_window leaves noise on some: set eta, and "
             "leave out match_noise"
         )
-    elif config.rollout.match_noise:
-        yield from _problem_of(lambda: config.matched_eta)
+    elif rollout.match_noise and rollout.sde_type in SDE_TYPES:
+        yield from _problem_of(lambda: eta_of(rollout))
 
 
 def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
@@ -314,9 +309,11 @@ def eight_bit_adam_can_run(optimizer: OptimizerSettings, resume_from_checkpoint:
 
 
 def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSettings) -> Problems:
-    if model.master_weight_type == "bf16" and model.dtype == "fp32":
+    if model.master_weight_type == "fp32" or optimizer.lora_rank:  # a LoRA is always in float32
+        return
+    if model.dtype == "fp32":
         yield "master_weight_type bf16 needs dtype bf16, got fp32: weights in bf16 cannot compute in fp32"
-    if model.master_weight_type == "bf16" and optimizer.ema_decay:
+    if optimizer.ema_decay:
         yield (
             f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16: in bf16 a step of the "
             "average rounds to nothing"

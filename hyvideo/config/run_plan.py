@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyvideo.config.sections import RolloutSettings
+from hyvideo.config.sections import DistributedSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import Transition, schedule, shifted_levels
@@ -30,7 +30,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
-    training = training_forwards(config)
+    training = training_forwards(config.distributed)
     anchor = trained if config.needs_anchor else 0
     return Plan(
         replicas=replicas,
@@ -45,12 +45,11 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     )
 
 
-def training_forwards(config: Config) -> int:
+def training_forwards(distributed: DistributedSettings) -> int:
     """Forward passes that a training forward-backward costs: three, and one more if whole blocks are recomputed.
 
     What ``selective`` recomputes is small beside the attention that it keeps.
     """
-    distributed = config.distributed
     return 4 if distributed.enable_gradient_checkpointing and distributed.activation_checkpointing == "full" else 3
 
 

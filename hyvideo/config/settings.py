@@ -83,21 +83,9 @@ class Config:
         given = self.flat()
         config = self.with_settings(**{name: value for name, value in defaults.items() if given[name] is None})
         try:
-            return config.with_settings(eta=config.matched_eta) if config.rollout.match_noise else config
+            return config.with_settings(eta=eta_of(config.rollout)) if config.rollout.match_noise else config
         except ValueError:
             return config
-
-    @property
-    def matched_eta(self) -> float:
-        """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
-        rollout = self.rollout
-        return matched_eta(
-            rollout.match_noise,
-            rollout.sde_type,
-            num_steps=rollout.grpo_sampling_steps,
-            shift=rollout.shift,
-            last_step=rollout.last_step,
-        )
 
     @property
     def kl_strategy(self) -> str:
@@ -136,6 +124,17 @@ class Config:
         """Weight of each reward dimension."""
         text = self.reward.reward_weights
         return REWARD_PRESETS[text] if text in REWARD_PRESETS else flat_weights(json.loads(text))
+
+
+def eta_of(rollout: RolloutSettings) -> float:
+    """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
+    return matched_eta(
+        rollout.match_noise,
+        rollout.sde_type,
+        num_steps=rollout.grpo_sampling_steps,
+        shift=rollout.shift,
+        last_step=rollout.last_step,
+    )
 
 
 def flat_weights(weights: dict) -> dict:

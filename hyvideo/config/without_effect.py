@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator
 
 from hyvideo.config.run_plan import Plan, stochastic_transitions
+from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.schedulers.transitions import log_prob_grad_norm
 
@@ -43,7 +44,8 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             "the position KL: update_ref_model_step 1 refreshes the anchor after every update, and the distance is "
             "always 0"
         )
-    if strength := _strength_of_kl(config):
+    strength = _strength_of_kl(config.kl_strategy, config.rollout, settings, is_balanced=loss.use_grad_balancing)
+    if strength:
         target = settings.kl_weight if settings.kl_target is None else settings.kl_target
         pull = strength * math.sqrt(2 * target)
         if pull < _WEAK:
@@ -56,7 +58,9 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
         yield "use_grad_balancing: one step is stochastic, and its weight is 1"
 
 
-def _strength_of_kl(config: Config) -> float:
+def _strength_of_kl(
+    strategy: str, rollout: RolloutSettings, settings: TrustRegionSettings, *, is_balanced: bool
+) -> float:
     """The KL term's gradient in units of that of an advantage of 1, over ``sqrt(2 distance)``; 0 without a distance.
 
     Both with respect to the mean of a step, at the largest coefficient and the step where it is most. With V = std^2
@@ -65,14 +69,13 @@ def _strength_of_kl(config: Config) -> float:
     """
     from hyvideo.grpo.trust_region import kl_weights  # imports torch
 
-    rollout, settings = config.rollout, config.trust_region
     weights = kl_weights(
-        config.kl_strategy, dual_position=settings.dual_kl_moving_weight, dual_velocity=settings.dual_kl_step_weight
+        strategy, dual_position=settings.dual_kl_moving_weight, dual_velocity=settings.dual_kl_step_weight
     )
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
     steps = stochastic_transitions(rollout)
     norms = [log_prob_grad_norm(rollout.sde_type, step) for step in steps]
-    balance = [statistics.median(norms) / norm if config.loss.use_grad_balancing else 1.0 for norm in norms]
+    balance = [statistics.median(norms) / norm if is_balanced else 1.0 for norm in norms]
     scales = [2 * step.std**2 if rollout.sde_type == "cps" else 1.0 for step in steps]
     return settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))
 

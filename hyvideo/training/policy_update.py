@@ -168,7 +168,8 @@ class PolicyUpdates:
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
             if gated and number in (0, len(passes) - 1):  # soon, and before anything is changed
                 self._pass_gate(round_, passes, deviations, iteration)
-        self.cost.forwards += sum(map(len, batches)) * num_visits * self.branches * training_forwards(self.config)
+        forwards = training_forwards(self.config.distributed)
+        self.cost.forwards += sum(map(len, batches)) * num_visits * self.branches * forwards
 
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
         sums = sum_over_replicas(sums, self.mesh) / num_terms

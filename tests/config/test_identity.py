@@ -36,7 +36,7 @@ def test_what_a_setting_decides_is_what_was_agreed(tiny_config):
         "resume_from_checkpoint",
         "allow_changed_settings",
     }
-    assert set(evaluation_settings(tiny_config)) == MEASURED
+    assert set(evaluation_settings(tiny_config.flat())) == MEASURED
 
 
 def changes(config, same_rollouts=True, **others):

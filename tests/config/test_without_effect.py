@@ -129,7 +129,8 @@ def test_the_pull_is_that_of_the_gradients(tiny_config, sde_type):
         kl = 0.3 * position_kl(step.prev_sample_mean, anchor, step.std_dev_t).sum()
         pulls = [torch.autograd.grad(f, v, retain_graph=True)[0].norm() for f in (kl, weights[place] * step.log_prob)]
         forces.append((pulls[0] / pulls[1]).item())
-    assert max(forces) == pytest.approx(_strength_of_kl(config) * (2 * distance) ** 0.5, rel=0.02)
+    strength = _strength_of_kl(config.kl_strategy, rollout, config.trust_region, is_balanced=True)
+    assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)
 
 
 def test_a_feedback_by_the_papers_protocol_is_said_to_compare_nothing():

@@ -56,7 +56,9 @@ def problems(config: Config, shape: RunShape, architecture: Architecture) -> lis
         "batch_size": shape.batch_size,
         "num_generations": shape.num_generations,
     }
-    return found + list(batch_problems(config.with_settings(**numbers), shape.world_size))
+    changed = config.with_settings(**numbers)
+    updates = config.loss.num_updates_per_rollout
+    return found + list(batch_problems(changed.rollout, changed.distributed, updates, shape.world_size))
 
 
 def combinations_near(config: Config, shape: RunShape, architecture: Architecture, limit: int) -> list[Combination]:

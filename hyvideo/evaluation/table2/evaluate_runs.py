@@ -40,7 +40,7 @@ class Evaluations:
             "policy": name,
             # Of the file, so that a cell that was trained anew is evaluated anew.
             "written": (checkpoint / "state.json").stat().st_mtime_ns if checkpoint else None,
-            "settings": evaluation_settings(self.config),
+            "settings": evaluation_settings(self.config.flat()),
         }
         found = read_evaluation(path, identity)
         if found is None:

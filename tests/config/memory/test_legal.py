@@ -28,7 +28,9 @@ def test_every_combination_near_is_legal_and_the_nearest_is_first(world_size, sp
     for near in found:
         assert near.world_size == near.replicas * near.sp_size and RELEASED.num_heads % near.sp_size == 0
         settings = {"sp_size": near.sp_size, "batch_size": near.batch_size, "num_generations": near.num_generations}
-        assert not list(batch_problems(CONFIG.with_settings(**settings), near.world_size))
+        config = CONFIG.with_settings(**settings)
+        updates = config.loss.num_updates_per_rollout
+        assert not list(batch_problems(config.rollout, config.distributed, updates, near.world_size))
     distances = [near.distance(asked) for near in found]
     assert distances == sorted(distances)
 

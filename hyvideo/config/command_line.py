@@ -31,7 +31,7 @@ REMOVED = {"spool_rounds": "a restart draws the rollouts of an unfinished iterat
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """What was asked for: the settings, and whether to print them and stop."""
+    """The settings that were asked for, and whether to print them and stop."""
 
     config: Config
     print_config: bool
@@ -181,7 +181,7 @@ _NO_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, 
 
 
 def read_yaml(path: str | Path) -> object:
-    """What a YAML file holds. Raises ValueError for a file that cannot be read, and for what is no YAML."""
+    """The content of a YAML file. Raises ValueError for a file that cannot be read, and for what is no YAML."""
     if problem := file_problem(path, MAX_BYTES):
         raise ValueError(f"must name a readable YAML file, got {shown(path)}: {problem}")
     try:

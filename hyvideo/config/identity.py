@@ -20,14 +20,15 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     Args:
         same_rollouts: An iteration has as many rollouts as it had, so that their layout is free.
     """
-    found = Changes([], [])
+    free: list[str] = []
+    of_the_method: list[str] = []
     for name, value in now.items():
         decides = TRAITS[name].decides
         if decides == "start" or name not in saved or saved[name] == value:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
-        (found.free if is_free else found.of_the_method).append(f"{name} is {value!r} and was {saved[name]!r}")
-    return found
+        (free if is_free else of_the_method).append(f"{name} is {value!r} and was {saved[name]!r}")
+    return Changes(free, of_the_method)
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
@@ -44,5 +45,5 @@ def experiment_settings(config: Config) -> dict[str, object]:
 
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Of all settings by name, those that decide an evaluation beside the policy; where they are equal, it compares."""
+    """The settings that decide an evaluation beside the policy: evaluations are comparable where they agree."""
     return {name: value for name, value in settings.items() if TRAITS[name].measured}

@@ -116,7 +116,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
 
 
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1, num_heads: int | None = None) -> Problems:
-    """Why ranks cannot be laid out so, with what could be: the one law of layouts, of runs and plans alike."""
+    """The one law of layouts, of runs and plans alike: reasons why ranks cannot be laid out so, with what could be."""
     if world_size % sp_size:
         yield (
             f"the number of processes must be a multiple of sp_size, got {world_size} and sp_size {sp_size}; "
@@ -147,7 +147,7 @@ def _divisors(number: int) -> str:
 def batch_problems(
     rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
 ) -> Problems:
-    """What keeps the rollouts of an iteration from being whole groups, dealt evenly to the replicas."""
+    """The rollouts of an iteration are whole groups, dealt evenly to the replicas."""
     if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
         yield from problems
         return

@@ -12,7 +12,7 @@ from hyvideo.config.setting import layout, learning, machine, records, start
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, in which precision, and where it computes."""
+    """The model, its precision, and where it computes."""
 
     pretrained_model_root: str = machine(
         "./ckpts", "Folder of the checkpoints, in the original or diffusers layout.", measured=True
@@ -333,7 +333,7 @@ class DistributedSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What is kept of a run: metrics, videos, checkpoints, validations."""
+    """Records of a run: metrics, videos, checkpoints, validations."""
 
     output_dir: str = records("./outputs", "Where the run leaves everything.")
     report_to: list[str] = records(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")

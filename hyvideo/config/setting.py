@@ -30,7 +30,7 @@ class Unused(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What is to be known of a setting beside its name, type and default."""
+    """All that is known of a setting beside its name, type and default."""
 
     sentence: str
     decides: Decides
@@ -42,7 +42,7 @@ class Traits:
     unused: tuple[Unused, ...] = ()  # the first that holds is the reason why the setting does nothing
 
     def range_problem(self, value: object) -> str | None:
-        """Why a number cannot be the setting's, None where it can be and for what is no number."""
+        """The reason why the setting cannot have a number, None where it can and for what is no number."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         if isinstance(value, float) and not math.isfinite(value):

@@ -16,7 +16,7 @@ NO_VELOCITY = Unused(
     "kl_strategy {strategy}", lambda c, n: c.kl_strategy != "stepwise" and not c.kl_strategy.startswith("dual")
 )
 NO_ANCHOR = Unused("no anchor", lambda c, n: not c.needs_anchor)
-NO_MOVING_ANCHOR = Unused("no moving anchor", lambda c, n: not (c.needs_anchor and c.kl_strategy.endswith("moving")))
+NO_MOVING_ANCHOR = Unused("no moving anchor", lambda c, n: not c.anchor_moves)
 # The first refresh is due after the last update, when nothing refers to the anchor any more.
 NEVER_REFRESHED = Unused(
     "the run has {num_updates} updates, and the anchor stays the policy that they began with",

@@ -82,7 +82,7 @@ def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """As `read_image`, from the header alone: fast enough for every image of a long prompts file."""
+    """Raises ValueError as `read_image`, from the header alone: fast enough for all images of a long prompts file."""
     with _opened(path):
         pass
 
@@ -120,8 +120,8 @@ def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
 
     Raises ValueError for another form and for ratios beyond 4:1, which have no bucket.
     """
-    found = _ASPECT_RATIO.fullmatch(aspect_ratio)
-    width, height = map(float, found.groups()) if found else (0.0, 0.0)
+    match = _ASPECT_RATIO.fullmatch(aspect_ratio)
+    width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         raise ValueError(
             f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
@@ -171,12 +171,12 @@ def to_bytes(image: Image.Image) -> "Tensor":
 
 
 def to_pixels(image: Image.Image) -> "Tensor":
-    """What the VAE encodes: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
+    """Pixels as the VAE encodes them: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
     return to_bytes(image).float() / 255 * 2 - 1
 
 
 def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> "Tensor":
-    """What SigLIP reads: (x * rescale_factor - image_mean) / image_std of the image squeezed to the tower's size.
+    """Pixels as SigLIP reads them: (x * rescale_factor - image_mean) / image_std of the image squeezed to its size.
 
     ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
     in the pipeline, because the tower takes one size. transformers has this as a class, but under names that

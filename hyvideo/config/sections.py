@@ -6,7 +6,7 @@ Flags keep the names and the meaning of the public reference implementation.
 from dataclasses import dataclass
 from typing import Literal
 
-from hyvideo.config import unused
+from hyvideo.config import unused as no
 from hyvideo.config.setting import layout, learning, machine, records, start
 
 
@@ -34,7 +34,7 @@ class ModelSettings:
         256, "Side in pixels of the tiles in which a video is decoded; 0 decodes it whole.", at_least=0, measured=True
     )
     vae_tile_overlap: float = machine(
-        0.125, "Part of a tile that its neighbour covers too.", unused.NO_TILES, at_least=0, below=1
+        0.125, "Part of a tile that its neighbour covers too.", no.TILES, at_least=0, below=1
     )
     precompute_conditions: bool = machine(
         False, "Encode all prompts of the run before it begins, and let the encoders' memory go."
@@ -91,7 +91,7 @@ class RolloutSettings:
         measured=True,
     )
     batch_guidance: bool = machine(
-        True, "Run both guidance branches as one batch of two; false saves memory.", unused.NO_GUIDANCE
+        True, "Run both guidance branches as one batch of two; false saves memory.", no.GUIDANCE
     )
     sde_window: str = learning(
         "",
@@ -110,7 +110,7 @@ class RewardSettings:
     """Scorers, their weights, and the advantages."""
 
     reward_model: list[str] = learning(
-        ["videoalign"], "Which scorers give the reward; their dimensions are added.", unused.A_SERVICE, measured=True
+        ["videoalign"], "Which scorers give the reward; their dimensions are added.", no.LOCAL_SCORERS, measured=True
     )
     reward_weights: str = learning(
         "alignment",
@@ -119,21 +119,21 @@ class RewardSettings:
     reward_config: str = learning(
         "",
         "YAML of options for each scorer: `videoalign: {path: ..., batch_size: 8}`.",
-        unused.A_SERVICE,
+        no.LOCAL_SCORERS,
         measured=True,
     )
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
         "auto",
         "How VideoAlign's tensors are named: v1 and v3 as released, v2 by newer transformers.",
-        unused.A_SERVICE,
-        unused.NO_VIDEOALIGN,
+        no.LOCAL_SCORERS,
+        no.VIDEOALIGN,
         measured=True,
     )
     reward_precision: Literal["bf16", "fp32_math"] = learning(
         "bf16",
         "VideoAlign as published, or in float32, which settles ties within a group.",
-        unused.A_SERVICE,
-        unused.NO_VIDEOALIGN,
+        no.LOCAL_SCORERS,
+        no.VIDEOALIGN,
         measured=True,
     )
     reward_video: Literal["memory", "file"] = learning(
@@ -142,7 +142,7 @@ class RewardSettings:
         measured=True,
     )
     reward_offload: bool = machine(
-        False, "Keep the scorers on the CPU while they have nothing to do.", unused.A_SERVICE
+        False, "Keep the scorers on the CPU while they have nothing to do.", no.LOCAL_SCORERS
     )
     reward_retries: int = machine(
         1, "Times that a failed batch is scored again before its videos one by one.", at_least=0
@@ -155,9 +155,9 @@ class RewardSettings:
         "", "Addresses of reward services, with commas, in place of scorers here.", measured=True
     )
     remote_reward_timeout: float = machine(
-        120.0, "Seconds after which a reward service has failed.", unused.NO_SERVICE, above=0
+        120.0, "Seconds after which a reward service has failed.", no.SERVICE, above=0
     )
-    advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this.", unused.NO_CLIP, above=0)
+    advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this.", no.CLIP, above=0)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class LossSettings:
     gate_tolerance: float | None = machine(
         None,
         "How far their log-ratio may be from 0; 1e-6 in fp32 and clip_range in bf16 by default.",
-        unused.NO_CHECK,
+        no.CHECK,
         above=0,
     )
 
@@ -196,54 +196,42 @@ class TrustRegionSettings:
     kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
         "flags", "Which distances hold the policy; `flags` derives it from kl_weight, use_moving_KL and use_dual_kl."
     )
-    use_moving_KL: bool = learning(True, "The anchor moves with the policy.", unused.NO_FLAGS)
-    use_dual_kl: bool = learning(True, "Hold position (anchor) and velocity (last policy) together.", unused.NO_FLAGS)
+    use_moving_KL: bool = learning(True, "The anchor moves with the policy.", no.FLAGS)
+    use_dual_kl: bool = learning(True, "Hold position (anchor) and velocity (last policy) together.", no.FLAGS)
     update_ref_model_step: int = learning(
-        10,
-        "Optimizer updates between two refreshes of a moving anchor.",
-        unused.NO_MOVING_ANCHOR,
-        unused.NEVER_REFRESHED,
-        at_least=1,
+        10, "Optimizer updates between two refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
     dual_kl_moving_weight: float = learning(
-        1.0, "Weight of the position distance in dual strategies.", unused.NOT_DUAL, at_least=0
+        1.0, "Weight of the position distance in dual strategies.", no.DUAL, at_least=0
     )
     dual_kl_step_weight: float = learning(
-        0.1, "Weight of the velocity distance in dual strategies.", unused.NOT_DUAL, at_least=0
+        0.1, "Weight of the velocity distance in dual strategies.", no.DUAL, at_least=0
     )
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
         "log_ratio",
         "Velocity distance: mean log-ratio of the drawn actions, or closed form between the means.",
-        unused.NO_VELOCITY,
+        no.VELOCITY,
     )
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.", at_least=0)
-    kl_coef: float = learning(1e-7, "Coefficient at the start.", unused.NO_KL, unused.CONSTANT_COEFFICIENT, at_least=0)
-    kl_min_coef: float = learning(1e-7, "Smallest coefficient.", unused.NO_KL, unused.NOT_ADAPTIVE, at_least=0)
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
-        "adaptive", "Rule of the coefficient.", unused.NO_KL
-    )
+    kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE, at_least=0)
+    kl_min_coef: float = learning(1e-7, "Smallest coefficient.", no.KL, no.ADAPTATION, at_least=0)
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "Rule of the coefficient.", no.KL)
     kl_feedback: Literal["paper", "lagrangian"] = learning(
-        "paper", "Whether a KL above the target lowers the coefficient (paper) or raises it.", *unused.NO_FEEDBACK
+        "paper", "Whether a KL above the target lowers the coefficient (paper) or raises it.", *no.FEEDBACK
     )
     kl_warmup_updates: int = learning(
-        100,
-        "Updates over which the coefficient rises to kl_weight.",
-        unused.NO_KL,
-        unused.CONSTANT_COEFFICIENT,
-        at_least=0,
+        100, "Updates over which the coefficient rises to kl_weight.", no.KL, no.RISE, at_least=0
     )
-    kl_window: int = learning(10, "Updates whose KL the feedback averages.", *unused.NO_FEEDBACK, at_least=1)
-    kl_gain: float = learning(0.1, "Strength of the feedback.", *unused.NO_FEEDBACK, at_least=0)
+    kl_window: int = learning(10, "Updates whose KL the feedback averages.", *no.FEEDBACK, at_least=1)
+    kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK, at_least=0)
     kl_target: float | None = learning(
-        None, "KL that the feedback aims at; kl_weight by default.", *unused.NO_FEEDBACK, above=0
+        None, "KL that the feedback aims at; kl_weight by default.", *no.FEEDBACK, above=0
     )
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
-        "rollout_phase",
-        "Compute the anchor's means once after the rollout, or step by step in the update.",
-        unused.NO_ANCHOR,
+        "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR
     )
     reference_mode_offload: bool = machine(
-        False, "Keep the anchor and the average on the CPU while not used.", unused.NO_COPIES
+        False, "Keep the anchor and the average on the CPU while not used.", no.COPIES
     )
 
 
@@ -263,28 +251,24 @@ class OptimizerSettings:
     )
     warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.", at_least=0)
     use_muon: bool = learning(
-        True, "Train matrices with Muon and the rest with AdamW; false is AdamW for all.", unused.ALL_TO_ADAMW
+        True, "Train matrices with Muon and the rest with AdamW; false is AdamW for all.", no.MATRICES
     )
-    muon_momentum: float = learning(
-        0.95, "Muon's decay of the momentum.", unused.NO_MUON, unused.ALL_TO_ADAMW, at_least=0, below=1
-    )
+    muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, at_least=0, below=1)
     muon_scope: Literal["hidden", "all"] = learning(
         "hidden",
         "Muon for the matrices of attention and feed-forward, or, as in the reference, for all with two dimensions.",
-        unused.NO_MUON,
+        no.MUON,
     )
     use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
     ema_decay: float = learning(
         0.0,
         "Keep a running average of the policy with this decay an update, for validation and export; 0 keeps none.",
-        unused.MOSTLY_BASE,
+        no.AVERAGE,
         at_least=0,
         below=1,
     )
     lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.", at_least=0)
-    lora_alpha: float = learning(
-        0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", unused.NO_LORA, at_least=0
-    )
+    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA, at_least=0)
     lora_target_modules: str = learning(
         "", "Regular expression of the modules that get a LoRA; all matrices of the blocks by default."
     )
@@ -301,27 +285,27 @@ class DistributedSettings:
         at_least=1,
     )
     enable_fsdp: bool = machine(
-        False, "Shard parameters, gradients and optimizer state over the ranks.", unused.ONE_PROCESS
+        False, "Shard parameters, gradients and optimizer state over the ranks.", no.OTHER_PROCESS
     )
     reshard_after_forward: bool = machine(
-        True, "Let go of gathered parameters after a forward pass; false keeps them, for speed.", unused.NO_SHARDING
+        True, "Let go of gathered parameters after a forward pass; false keeps them, for speed.", no.SHARDING
     )
     gradient_sync: Literal["auto", "every", "last"] = machine(
         "auto",
         "Reduce sharded gradients with every backward pass, or with the last of an update, when a rank must hold whole "
         "gradients; auto is last for LoRA only.",
-        unused.NO_SHARDING,
+        no.SHARDING,
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
     activation_checkpointing: Literal["full", "selective"] = machine(
         "full",
         "What enable_gradient_checkpointing recomputes: whole blocks, or all but the results of attention.",
-        unused.NO_RECOMPUTATION,
+        no.RECOMPUTATION,
     )
     enable_compile: bool = machine(False, "Compile the blocks of the transformer.")
-    compile_backend: str = machine("inductor", "By what; aot_eager finds breaks in seconds.", unused.NO_COMPILE)
+    compile_backend: str = machine("inductor", "By what; aot_eager finds breaks in seconds.", no.COMPILE)
     collective_timeout: float = machine(
-        1800.0, "Seconds after which a rank that does not answer ends the run.", unused.ONE_PROCESS, above=0
+        1800.0, "Seconds after which a rank that does not answer ends the run.", no.OTHER_PROCESS, above=0
     )
     watchdog_seconds: float = machine(
         900.0,
@@ -340,7 +324,7 @@ class RecordSettings:
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.", at_least=0)
     keep_every: int = records(
-        0, "Checkpoints of every so many iterations stay whatever save_total_limit says.", unused.KEEPS_ALL, at_least=0
+        0, "Checkpoints of every so many iterations stay whatever save_total_limit says.", no.LIMIT, at_least=0
     )
     save_asynchronously: bool = records(True, "Write checkpoints beside the training, from a copy on the CPU.")
     resume_from_checkpoint: str = start(
@@ -350,41 +334,27 @@ class RecordSettings:
     log_video_interval: int = records(
         10, "Iterations between two that keep some of their videos; 0 keeps none.", at_least=0
     )
-    log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", unused.NO_VIDEOS, at_least=0)
+    log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", no.VIDEOS, at_least=0)
     validation_interval: int = records(
-        50,
-        "Iterations between validations; also before the first and after the last.",
-        unused.NO_VALIDATION,
-        at_least=1,
+        50, "Iterations between validations; also before the first and after the last.", no.VALIDATION, at_least=1
     )
     validation_steps: int = records(
-        40, "Denoising steps of a validation video, without noise.", unused.NO_VALIDATION, at_least=1, measured=True
+        40, "Denoising steps of a validation video, without noise.", no.VALIDATION, at_least=1, measured=True
     )
     validation_seed: int = records(
-        930, "Seed of the validation noise, the same every time.", unused.NO_VALIDATION, at_least=0, measured=True
+        930, "Seed of the validation noise, the same every time.", no.VALIDATION, at_least=0, measured=True
     )
-    validation_repeats: int = records(
-        1, "Videos per validation prompt.", unused.NO_VALIDATION, at_least=1, measured=True
-    )
-    validation_batch_size: int = records(
-        1, "Videos sampled together in a validation.", unused.NO_VALIDATION, at_least=1
-    )
+    validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
+    validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
     validation_height: int = records(
-        0,
-        "Height of a validation video; that of a rollout by default.",
-        unused.NO_VALIDATION,
-        at_least=0,
-        measured=True,
+        0, "Height of a validation video; that of a rollout by default.", no.VALIDATION, at_least=0, measured=True
     )
     validation_width: int = records(
-        0, "Width of a validation video; that of a rollout by default.", unused.NO_VALIDATION, at_least=0, measured=True
+        0, "Width of a validation video; that of a rollout by default.", no.VALIDATION, at_least=0, measured=True
     )
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run."
     )
     hacking_threshold: float = records(
-        1.5,
-        "Spreads of the base policy's videos that the mean of a held-out measure may move.",
-        unused.NO_VALIDATION,
-        above=0,
+        1.5, "Spreads of the base policy's videos that the mean of a held-out measure may move.", no.VALIDATION, above=0
     )

@@ -14,15 +14,15 @@ def print_start(trainer) -> None:
     trained = sum(parameter.numel() for parameter in trainer.policy.parameters)
     print(describe(trainer.config, trainer.plan))
     print(f"training               {trained / 1e6:.2f} million parameters on {trainer.device}")
-    print_idle(settings_without_effect(trainer.config, trainer.plan, trainer.mesh.world_size))
+    print_without_effect(settings_without_effect(trainer.config, trainer.plan, trainer.mesh.world_size))
     begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
     for sentence in trainer.changed_settings:
         print(f"changed since then     {sentence}")
     print(f"output                 {trainer.output_dir}, {begin}", flush=True)
 
 
-def print_idle(sentences: list[str]) -> None:
-    """Settings that do nothing here."""
+def print_without_effect(sentences: list[str]) -> None:
+    """Prints the settings that cannot change this run, each with its reason."""
     for number, sentence in enumerate(sentences):
         print(("does nothing here      " if number == 0 else " " * 23) + sentence)
 

@@ -1,6 +1,7 @@
 """Post-trains HunyuanVideo-1.5, or the miniature, by SAGE-GRPO: ``post_train.py --config FILE.yaml [flags]``.
 
 Run it with torchrun for several processes. ``--print_config`` shows the settings and the arithmetic of the run.
+What is slow to import, as torch, is imported when the settings are known to be sound.
 """
 
 import sys
@@ -9,14 +10,14 @@ from contextlib import ExitStack
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.run_plan import check, describe, make_plan
-from hyvideo.config.settings import Config, parse
-from hyvideo.config.without_effect import settings_without_effect
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check
+from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.sections import RecordSettings
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import brief
-from hyvideo.distributed import mesh as ranks
-from hyvideo.evaluation.reward_hacking.rule import RewardHacking
-from hyvideo.evaluation.run_summary import print_start, print_summary, print_without_effect
-from hyvideo.training.preemption import EXIT_CODE, Stopped
+from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
+from hyvideo.records.run_folder import check_run_folder
 
 
 def main() -> int:
@@ -26,19 +27,22 @@ def main() -> int:
 
 
 def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
-    """Gives the exit code."""
+    """The exit code: 2 for what is refused, 3 for reward hacking, that of `Stopped` after a signal, else 0."""
     try:
         check(config, processes.world_size())
+        check_folder(config.record)
         if print_config:
-            print(yaml.safe_dump(config.flat(), sort_keys=False))
-            plan = make_plan(config, processes.world_size())
-            print(describe(config, plan))
-            print_without_effect(settings_without_effect(config, plan, processes.world_size()))
+            show(config)
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
         print(f"post_train.py: {brief(str(error))}", file=sys.stderr)
         return 2
+
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.evaluation.run_summary import print_start, print_summary
+    from hyvideo.training.preemption import EXIT_CODE, Stopped
+
     if trainer.mesh.is_main:
         print_start(
             config,
@@ -62,10 +66,28 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
     return code
 
 
+def check_folder(record: RecordSettings) -> None:
+    """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
+    end_marker = MARKER if record.on_reward_hacking != "warn" else None
+    check_run_folder(record.output_dir, resumes=bool(record.resume_from_checkpoint), end_marker=end_marker)
+
+
+def show(config: Config) -> None:
+    """Prints the resolved settings and the arithmetic of the run."""
+    from hyvideo.config.without_effect import settings_without_effect
+    from hyvideo.evaluation.run_summary import print_without_effect
+
+    plan = make_plan(config, processes.world_size())
+    print(yaml.safe_dump(config.flat(), sort_keys=False))
+    print(describe(config, plan))
+    print_without_effect(settings_without_effect(config, plan, processes.world_size()))
+
+
 def build(config: Config, at_end: ExitStack):
     """Joins the other processes and loads the models, watched until ``at_end``. Imports what is heavy only now."""
     import torch
 
+    from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer

@@ -28,7 +28,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.data.outside import refusals
 
 MINIATURE = "configs/miniature.yaml"

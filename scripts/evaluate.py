@@ -17,8 +17,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyvideo.config.run_plan import range_problems
-from hyvideo.config.settings import Config, parse
+from hyvideo.config.command_line import parse
+from hyvideo.config.identity import evaluation_settings
+from hyvideo.config.rules import check_ranges
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import refusals
 
 
@@ -39,12 +41,11 @@ def run(options: argparse.Namespace, config: Config) -> None:
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():
         raise ValueError(f"--out must be another folder than --videos, whose records it would replace: {options.out}")
-    if problems := list(range_problems(config)):
-        raise ValueError("\n".join(problems))
+    check_ranges(config.flat())
 
     from hyvideo.evaluation.generation import Source
     from hyvideo.evaluation.policy_scores import Evaluator
-    from hyvideo.evaluation.scores_file import as_text, summarise, what_is_measured, write_evaluation, write_scores_csv
+    from hyvideo.evaluation.scores_file import as_text, summarise, write_evaluation, write_scores_csv
 
     evaluator = Evaluator(config)
     try:
@@ -54,7 +55,9 @@ def run(options: argparse.Namespace, config: Config) -> None:
         evaluator.close()
     named = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
     identity = {name: str(path) for name, path in named.items() if path}
-    write_evaluation(options.out / "scores.json", evaluation, identity | {"settings": what_is_measured(config)})
+    write_evaluation(
+        options.out / "scores.json", evaluation, identity | {"settings": evaluation_settings(config.flat())}
+    )
     write_scores_csv(options.out / "scores.csv", evaluation)
     print(f"{len(evaluation.videos)} videos; mean and 95 % bootstrap interval over prompts")
     print(as_text(summarise(evaluation)))

@@ -16,8 +16,9 @@ import sys
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.run_plan import check
-from hyvideo.config.settings import Config, parse
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
 

@@ -37,7 +37,8 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    from hyvideo.config.settings import Config, load_config
+    from hyvideo.config.command_line import load_config
+    from hyvideo.config.settings import Config
     from hyvideo.data.prompts import Request
     from hyvideo.data.randomness import normal
     from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours

@@ -10,11 +10,11 @@ import argparse
 import math
 import sys
 
+from hyvideo.config.command_line import parse
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
-from hyvideo.config.run_plan import range_problems
-from hyvideo.config.settings import parse
+from hyvideo.config.rules import check_ranges
 from hyvideo.data.outside import refusals
 
 
@@ -37,8 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--{name} must be a positive number, got {value}")
     config = parse(settings).config
     with refusals("plan.py"):
-        if problems := list(range_problems(config)):
-            raise ValueError("\n".join(problems))
+        check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens)
         architecture.latent_size(run.shape.frames, run.shape.height, run.shape.width)

@@ -11,10 +11,11 @@ import time
 import torch
 
 from hyvideo.config import processes
-from hyvideo.config.run_plan import check
-from hyvideo.config.settings import parse
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
+from post_train import check_folder
 
 
 @refusals("preflight")
@@ -32,6 +33,7 @@ def main() -> int:
     device, problem = torch.device("cpu"), ""
     try:  # reported by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
+        check_folder(config.record)
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.settings import Config, load_config
+from hyvideo.config.command_line import load_config
+from hyvideo.config.settings import Config
 from hyvideo.distributed.mesh import Mesh
 
 ROOT = Path(__file__).parent.parent

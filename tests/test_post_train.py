@@ -49,10 +49,40 @@ def test_bad_input_ends_with_one_message_and_code_2(program, tmp_path, arguments
     assert not (tmp_path / "out").exists()
 
 
+SECONDS = """
+import runpy, sys, time
+try:
+    runpy.run_path("post_train.py", run_name="__main__")
+except SystemExit as end:
+    slow = [name for name in ("torch", "transformers", "diffusers") if name in sys.modules]
+    print(f"code {end.code} after {time.process_time():.2f} s with {slow}")
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (["--help"], 0),
+        (["--eta", "lots"], 2),
+        (["--learing_rate", "1e-5"], 2),
+        ([*SMOKE, "--batch_size", "7"], 2),
+        ([*SMOKE, "--prompts_csv", "nowhere.csv"], 2),
+        ([*SMOKE, "--reward_model", "beauty", "--kl_coef", "2", "--eta", "0", "--report_to", "wandb"], 2),
+        (["--config", "nowhere.yaml"], 2),
+    ],
+)
+def test_a_refusal_comes_within_a_second_and_a_half_of_work_and_without_torch(program, tmp_path, arguments, code):
+    folder = [] if "--help" in arguments else ["--output_dir", tmp_path / "out"]
+    result = program("-c", SECONDS, *arguments, *folder)
+    words = result.stdout.splitlines()[-1].split()
+    assert words[:3] == ["code", str(code), "after"] and words[5:] == ["with", "[]"], result.stdout + result.stderr
+    assert float(words[3]) < 1.5
+
+
 def hostile(tmp_path, name):
     """A flag of a setting, or of a prompts file, that nobody meant."""
     if name == "aliases":
-        (tmp_path / "run.yaml").write_text("a: &a [x, x]\nb: &b [*a, *a]\nreport_to: [*b, *b]\n")
+        (tmp_path / "run.yaml").write_text("report_to: &a [none, *a]\n")
         return ["--config", tmp_path / "run.yaml"]
     if name == "loop":
         (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -66,7 +96,7 @@ def hostile(tmp_path, name):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("aliases", "line 2 repeats a value by *a; write it out"),
+        ("aliases", "takes a list of words, got"),
         ("loop", "output_dir must be a folder that can be written to"),
         ("control", "of row 2 of"),
         ("no gpu", "device cuda needs a GPU that torch can use, and there is none"),

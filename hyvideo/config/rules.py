@@ -1,10 +1,122 @@
-"""Rules between settings. Imports neither torch nor a model."""
+"""The rules that settings must keep: one function a rule, which yields what breaks it.
 
-from collections.abc import Iterator
+A rule takes the sections or numbers that it is about. Neither torch nor a model is imported and no file is made: a
+mistake is told in the first second.
+"""
+
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hyvideo.config.command_line import reward_options
+from hyvideo.config.run_plan import num_stochastic_steps
+from hyvideo.config.sections import (
+    DistributedSettings,
+    LossSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RewardSettings,
+    RolloutSettings,
+    TrustRegionSettings,
+)
+from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
+from hyvideo.data.images import check_image
+from hyvideo.data.outside import file_problem, folder_problem, parse_json, shown, unwritable
+from hyvideo.data.prompts import read_requests
+from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.schedulers.transitions import SDE_TYPES
+
+Problems = Iterator[str]
+REPORTS = ("tensorboard", "wandb")
 
 
-def layout_problems(world_size: int, sp_size: int, dp_replicate: int, num_heads: int | None = None) -> Iterator[str]:
-    """Reasons why ranks cannot be laid out so, with what could be."""
+def check(config: Config, world_size: int = 1) -> None:
+    """Raises ValueError that lists every rule the settings break."""
+    check_ranges(config.flat())  # what follows calculates with the numbers
+    model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
+    trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
+    resumes, strategy = record.resume_from_checkpoint, config.kl_strategy
+    _raise(
+        batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
+        a_hang_is_told_before_it_ends_the_run(distributed, world_size),
+        noise_is_matched_or_has_a_window(rollout),
+        a_strategy_has_a_weight(trust),
+        coefficients_are_in_order(trust) if strategy != "none" else (),
+        the_anchor_is_refreshed_between_rounds(trust, loss) if config.anchor_moves else (),
+        some_step_is_stochastic(rollout),
+        reports_are_known_and_installed(record.report_to),
+        scorers_are_known(reward),
+        _problem_of(lambda: reward_options(reward)),
+        weights_are_numbers(reward.reward_weights),
+        eight_bit_adam_can_run(optimizer, resumes),
+        the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
+        weights_in_bf16_can_be_trained(model, optimizer),
+        lora_modules_are_a_pattern(optimizer),
+        copies_are_sharded(distributed),
+        a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
+        prompts_are_readable(config.data.prompts_csv, config.data.valid_video_csv),
+        checkpoints_are_there(model.pretrained_model_root),
+        a_checkpoint_to_go_on_from_is_there(resumes),
+        folders_can_be_written("output_dir", record.output_dir),
+        folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
+    )
+
+
+def check_sampling(config: Config, *, output: Path) -> None:
+    """Raises ValueError as `check`, for what sampling alone depends on; ``output`` is the folder for its videos."""
+    ranges = list(range_problems(config.flat()))
+    _raise(
+        ranges,
+        sampler_is_known(config.rollout.sde_type),
+        noise_is_matched_or_has_a_window(config.rollout) if not ranges else (),
+        checkpoints_are_there(config.model.pretrained_model_root),
+        folders_can_be_written("the output", output),
+    )
+
+
+def check_ranges(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings, by name, that make no sense whatever the others are."""
+    _raise(range_problems(settings))
+
+
+def _raise(*problems: Iterable[str]) -> None:
+    if message := "\n".join(chain.from_iterable(problems)):
+        raise ValueError(message)
+
+
+def _problem_of(check: Callable[[], object]) -> Problems:
+    try:
+        check()
+    except ValueError as error:
+        yield str(error)
+
+
+# --- one setting ------------------------------------------------------------------------------------------------------
+
+
+def range_problems(values: Mapping[str, Any]) -> Problems:
+    """Settings, by name, that make no sense whatever the others are."""
+    for name, value in values.items():
+        if problem := TRAITS[name].range_problem(value):
+            yield f"{name} {problem}, got {value}"
+    if values["sde_type"] == "cps" and values["eta"] > 1:
+        yield f"eta must be within [0, 1] for cps, got {values['eta']}"
+    if values["sample_n_frames"] % 4 != 1:
+        yield f"sample_n_frames must be 4n + 1, got {values['sample_n_frames']}"
+    version = values["transformer_version"]
+    if "/" in version or "\\" in version or version in (".", ".."):
+        yield f"transformer_version must be the name of a folder below transformer/, not a path, got {shown(version)}"
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1, num_heads: int | None = None) -> Problems:
+    """The one law of layouts, of runs and plans alike: reasons why ranks cannot be laid out so, with what could be."""
     if world_size % sp_size:
         yield (
             f"the number of processes must be a multiple of sp_size, got {world_size} and sp_size {sp_size}; "
@@ -16,7 +128,12 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int, num_heads:
             f"({world_size} processes, sp_size {sp_size}), got {dp_replicate}; it could be "
             f"{_divisors(world_size // sp_size)}"
         )
-    if num_heads is not None and sp_size > num_heads:
+    if num_heads is not None:
+        yield from every_rank_has_a_head(sp_size, num_heads)
+
+
+def every_rank_has_a_head(sp_size: int, num_heads: int) -> Problems:
+    if sp_size > num_heads:
         yield (
             f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
             f"{_divisors(num_heads)} give every rank the same number of them"
@@ -25,3 +142,225 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int, num_heads:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+def batch_problems(
+    rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
+) -> Problems:
+    """The rollouts of an iteration are whole groups, dealt evenly to the replicas."""
+    if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
+        yield from problems
+        return
+    batch, group, replicas = rollout.batch_size, rollout.num_generations, world_size // distributed.sp_size
+    if (batch * replicas) % group:
+        yield (
+            f"the rollouts of a batch must be whole groups: batch_size {batch} x {replicas} replicas = "
+            f"{batch * replicas} is not a multiple of num_generations {group}"
+        )
+    elif batch % group and group % batch:
+        yield (
+            f"a replica must hold whole groups, or a group whole replicas: of batch_size {batch} and num_generations "
+            f"{group} one must be a multiple of the other"
+        )
+    else:
+        groups = batch * replicas * rollout.gradient_accumulation_steps // group
+        if groups % num_updates:
+            yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {num_updates}"
+    if group < 2:
+        yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
+
+
+def copies_are_sharded(distributed: DistributedSettings) -> Problems:
+    if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
+        yield (f"dp_replicate {distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole model")
+
+
+def a_hang_is_told_before_it_ends_the_run(distributed: DistributedSettings, world_size: int) -> Problems:
+    """The watchdog's report may come a tenth late."""
+    seconds, timeout = distributed.watchdog_seconds, distributed.collective_timeout
+    if world_size > 1 and seconds > 0.9 * timeout:
+        yield (
+            f"watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs, got {seconds:g} "
+            f"and {timeout:g}; lower it, or set 0 for no report"
+        )
+
+
+# --- sampler and trust region -----------------------------------------------------------------------------------------
+
+
+def sampler_is_known(sde_type: str) -> Problems:
+    if sde_type not in SDE_TYPES:
+        yield f"sde_type must be one of {', '.join(SDE_TYPES)}, got {sde_type!r}"
+
+
+def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
+    if rollout.match_noise and rollout.sde_window:
+        yield (
+            "match_noise chooses eta for the noise of all steps, and sde_window leaves noise on some: set eta, and "
+            "leave out match_noise"
+        )
+    elif rollout.match_noise and rollout.sde_type in SDE_TYPES:
+        yield from _problem_of(lambda: eta_of(rollout))
+
+
+def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
+    try:
+        number = num_stochastic_steps(rollout)
+    except ValueError as error:
+        yield str(error)
+        return
+    if number == 0:
+        yield (
+            f"the sampler must have at least one stochastic step, or there is nothing to train: sde_type "
+            f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
+            f"{rollout.last_step} has none; raise eta or the number of steps"
+        )
+
+
+def a_strategy_has_a_weight(trust: TrustRegionSettings) -> Problems:
+    if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
+        yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or take kl_strategy none"
+    if trust.kl_strategy == "none" and trust.kl_weight > 0:
+        yield f"kl_strategy none means kl_weight 0, got kl_weight {trust.kl_weight}; set it to 0"
+
+
+def coefficients_are_in_order(trust: TrustRegionSettings) -> Problems:
+    if not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
+        yield (
+            f"need kl_min_coef <= kl_coef <= kl_weight, got {trust.kl_min_coef:g}, {trust.kl_coef:g} and "
+            f"{trust.kl_weight:g}"
+        )
+
+
+def the_anchor_is_refreshed_between_rounds(trust: TrustRegionSettings, loss: LossSettings) -> Problems:
+    if trust.update_ref_model_step % loss.num_updates_per_rollout:
+        yield (
+            "the anchor is refreshed between rounds: update_ref_model_step must be a multiple of "
+            f"num_updates_per_rollout, got {trust.update_ref_model_step} and {loss.num_updates_per_rollout}"
+        )
+
+
+def the_anchor_does_not_move_in_every_pass(trust: TrustRegionSettings) -> Problems:
+    if trust.reference_mode_offload and trust.kl_compute_mode == "training_phase":
+        yield (
+            "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back "
+            "twice in every pass; take kl_compute_mode rollout_phase, or leave out the offload"
+        )
+
+
+# --- rewards and records ----------------------------------------------------------------------------------------------
+
+
+def scorers_are_known(reward: RewardSettings) -> Problems:
+    if unknown := [name for name in reward.reward_model if name not in SCORERS]:
+        yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}"
+    if len(set(reward.reward_model)) < len(reward.reward_model):
+        yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
+
+
+def weights_are_numbers(text: str) -> Problems:
+    """Weights of the reward's dimensions: a preset, or a JSON object of finite numbers, not all 0."""
+    if text in REWARD_PRESETS:
+        return
+    try:
+        weights = flat_weights(parse_json(text))
+    except (ValueError, AttributeError):  # no JSON, or no object
+        weights = {}
+    are_numbers = all(
+        isinstance(weight, (int, float)) and not isinstance(weight, bool) and abs(weight) < math.inf
+        for weight in weights.values()
+    )
+    if not are_numbers or not any(weights.values()):
+        yield (
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
+            f"such as VQ, MQ and TA, with one not 0, got {shown(text)}"
+        )
+
+
+def reports_are_known_and_installed(report_to: list[str]) -> Problems:
+    if unknown := set(report_to) - {*REPORTS, "none"}:
+        yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
+    for name in REPORTS:
+        if name in report_to and not is_installed(name):
+            yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
+
+
+def is_installed(package: str) -> bool:
+    """Claims that a package can be imported; a folder of its name, as ./wandb of an earlier run, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: str) -> Problems:
+    if action != "warn" and not valid_video_csv:
+        yield (
+            f"on_reward_hacking {action} needs validations, which alone show it: name a valid_video_csv, or take warn"
+        )
+
+
+# --- optimizer --------------------------------------------------------------------------------------------------------
+
+
+def eight_bit_adam_can_run(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
+    if optimizer.use_8bit_adam and resume_from_checkpoint:
+        yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
+    if optimizer.use_8bit_adam and not is_installed("torchao"):
+        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
+
+
+def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSettings) -> Problems:
+    if model.master_weight_type == "fp32" or optimizer.lora_rank:  # a LoRA is always in float32
+        return
+    if model.dtype == "fp32":
+        yield "master_weight_type bf16 needs dtype bf16, got fp32: weights in bf16 cannot compute in fp32"
+    if optimizer.ema_decay:
+        yield (
+            f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16: in bf16 a step of the "
+            "average rounds to nothing"
+        )
+
+
+def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
+    if optimizer.lora_target_modules and not optimizer.lora_rank:
+        yield "lora_target_modules needs a lora_rank above 0, got 0"
+    try:
+        re.compile(optimizer.lora_target_modules)
+    except re.error as error:
+        yield f"lora_target_modules must be a regular expression, got {shown(optimizer.lora_target_modules)}: {error}"
+
+
+# --- files and folders ------------------------------------------------------------------------------------------------
+
+
+def prompts_are_readable(prompts_csv: str, valid_video_csv: str) -> Problems:
+    if not prompts_csv:
+        yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
+    for path in filter(None, (prompts_csv, valid_video_csv)):
+        yield from _problem_of(lambda path=path: _read_prompts(path))
+
+
+def _read_prompts(path: str) -> None:
+    for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
+        check_image(image)
+
+
+def checkpoints_are_there(root: str) -> Problems:
+    if problem := folder_problem(root):
+        reason = "which is not there" if problem == "it is not there" else problem
+        yield (
+            f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
+            "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
+        )
+
+
+def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
+    if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
+        yield (
+            f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}, of whose "
+            f"state.json is to say: {problem}"
+        )
+
+
+def folders_can_be_written(name: str, folder: str | Path) -> Problems:
+    if problem := unwritable(folder):
+        yield f"{name} must be a folder that can be written to, got {shown(folder)}: {problem}"

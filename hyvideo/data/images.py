@@ -10,14 +10,15 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from hyvideo.data.outside import file_problem, shown
+
+if TYPE_CHECKING:  # images are checked before anything slow is imported
+    from torch import Tensor
 
 RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}  # pixels, side of the square of equal area
 STRIDE = 16  # pixels of the clip per latent pixel
@@ -81,7 +82,7 @@ def _opened(path: str | os.PathLike) -> Iterator[Image.Image]:
 
 
 def check_image(path: str | os.PathLike) -> None:
-    """As `read_image`, from the header alone: fast enough for every image of a long prompts file."""
+    """Raises ValueError as `read_image`, from the header alone: fast enough for all images of a long prompts file."""
     with _opened(path):
         pass
 
@@ -119,8 +120,8 @@ def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
 
     Raises ValueError for another form and for ratios beyond 4:1, which have no bucket.
     """
-    found = _ASPECT_RATIO.fullmatch(aspect_ratio)
-    width, height = map(float, found.groups()) if found else (0.0, 0.0)
+    match = _ASPECT_RATIO.fullmatch(aspect_ratio)
+    width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         raise ValueError(
             f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
@@ -161,19 +162,21 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     return resized.crop((left, top, left + width, top + height))
 
 
-def to_bytes(image: Image.Image) -> Tensor:
+def to_bytes(image: Image.Image) -> "Tensor":
     """Pixels of an RGB image, 0..255. Shape: uint8 (3, height, width)."""
+    import torch
+
     check_rgb(image)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def to_pixels(image: Image.Image) -> Tensor:
-    """What the VAE encodes: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
+def to_pixels(image: Image.Image) -> "Tensor":
+    """Pixels as the VAE encodes them: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
     return to_bytes(image).float() / 255 * 2 - 1
 
 
-def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor:
-    """What SigLIP reads: (x * rescale_factor - image_mean) / image_std of the image squeezed to the tower's size.
+def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> "Tensor":
+    """Pixels as SigLIP reads them: (x * rescale_factor - image_mean) / image_std of the image squeezed to its size.
 
     ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
     in the pipeline, because the tower takes one size. transformers has this as a class, but under names that
@@ -183,6 +186,8 @@ def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor
     Raises ValueError for values that are missing and steps that SigLIP does not have.
     Shape: float32 (3, size, size).
     """
+    import torch
+
     check_rgb(image)
     needed = ("size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
     missing = [name for name in needed if preprocessor.get(name) is None]

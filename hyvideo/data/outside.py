@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_PROMPT_BYTES = 100_000  # of UTF-8; the language model reads some 5,000 of them
-MAX_SETTING_BYTES = 4_096
 MAX_MESSAGE = 4_000  # characters
 
 # Control characters but newline and tab; halves of characters, which UTF-8 cannot say and no file could keep.
@@ -23,7 +22,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
-    """Why this is no file that can be read whole, None if it is one. A pipe or a device has no end, or no second."""
+    """The reason why this is no file that can be read whole, None if it is one. Pipes and devices have no end."""
     status = _status(path)
     if isinstance(status, str):
         return status
@@ -35,7 +34,7 @@ def file_problem(path: str | Path, max_bytes: int) -> str | None:
 
 
 def folder_problem(path: str | Path) -> str | None:
-    """Why this is no folder that can be read, None if it is one."""
+    """The reason why this is no folder that can be read, None if it is one."""
     status = _status(path)
     if isinstance(status, str):
         return status
@@ -50,13 +49,13 @@ def is_file(path: str | Path) -> bool:
 
 
 def unusable(path: str | Path) -> str | None:
-    """Why nothing can be at a path, and the file system raises where it is asked; None where something may be."""
+    """The reason why nothing can be at a path and the file system raises for it, None where something may be."""
     status = _status(path)
     return status if isinstance(status, str) and status not in _CAN_BE_MADE else None
 
 
 def unwritable(folder: str | Path) -> str | None:
-    """Why nothing can be written there, None if something can, perhaps after the folder has been made."""
+    """The reason why nothing can be written there, None if something can, perhaps after the folder has been made."""
     if not str(folder).strip():
         return "it has no name"
     existing = Path(folder)
@@ -80,7 +79,7 @@ _CAN_BE_MADE = ("it is not there", "a part of it is not a folder")  # the second
 
 
 def _status(path: str | Path) -> os.stat_result | str:
-    """Of what links lead to; a reason in words where there is nothing to ask about."""
+    """The status of what links lead to, or a reason in words where there is nothing to ask about."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -94,14 +93,14 @@ def _status(path: str | Path) -> os.stat_result | str:
 
 
 def text_problem(text: str, max_bytes: int) -> str | None:
-    """What ``text`` has that no prompt or setting may have, None where it is sound."""
-    if found := _CONTROL.search(text):
+    """The first thing in ``text`` that no prompt may have, None where it is sound."""
+    if match := _CONTROL.search(text):
         return (
-            f"character {found.start() + 1} is the control character U+{ord(found[0]):04X}; take it out (a line break "
+            f"character {match.start() + 1} is the control character U+{ord(match[0]):04X}; take it out (a line break "
             "or a tab may stay)"
         )
-    if found := _SURROGATE.search(text):
-        return f"character {found.start() + 1} is the lone surrogate U+{ord(found[0]):04X}, no text; write it in UTF-8"
+    if match := _SURROGATE.search(text):
+        return f"character {match.start() + 1} is the lone surrogate U+{ord(match[0]):04X}, no text; write it in UTF-8"
     # No character takes more than 4 bytes: most texts need not be encoded.
     if 4 * len(text) > max_bytes and (size := len(text.encode())) > max_bytes:
         return f"it has {size:,} bytes in UTF-8, and at most {max_bytes:,} are allowed; shorten it"
@@ -109,7 +108,7 @@ def text_problem(text: str, max_bytes: int) -> str | None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says. Raises ValueError for text that is none, or is nested until the stack is full."""
+    """The value of JSON text. Raises ValueError for text that is none, or is nested until the stack is full."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -131,7 +130,7 @@ def brief(message: str, longest: int = MAX_MESSAGE) -> str:
 
 
 class BriefErrors:
-    """Of an ArgumentParser: what it refuses is quoted in part, where a shell expanded a whole file into a flag."""
+    """Mix-in of an ArgumentParser that quotes a part of what it refuses: a shell may expand a file into a flag."""
 
     def error(self, message: str) -> NoReturn:
         super().error(brief(message, 1_000))
@@ -151,7 +150,7 @@ def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...]
 def replacing(path: str | Path) -> Iterator[Path]:
     """Context that gives a path to write to instead, which takes the place of ``path`` in the end.
 
-    Whoever reads ``path`` finds the old content or the new one. What an error leaves half written is removed.
+    Who reads ``path`` finds the old content or the new one. What an error leaves half written is removed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")

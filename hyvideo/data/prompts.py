@@ -16,7 +16,7 @@ MAX_CSV_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Request:
-    """What a video is asked for: a prompt and, in image-to-video, the file of its first frame."""
+    """A video to be made: a prompt and, in image-to-video, the file of its first frame."""
 
     prompt: str
     image: str | None = None

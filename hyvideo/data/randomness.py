@@ -8,12 +8,12 @@ numpy's Philox gives the same bits on every machine; torch's CPU generator depen
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-Key = tuple[int | str, ...]
+if TYPE_CHECKING:  # prompts are checked before anything slow is imported
+    from torch import Tensor
 
 
 def generator(*key: int | str) -> np.random.Generator:
@@ -24,8 +24,10 @@ def generator(*key: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
-def normal(shape: tuple[int, ...], *key: int | str) -> Tensor:
+def normal(shape: tuple[int, ...], *key: int | str) -> "Tensor":
     """Standard normal float32 numbers on the CPU. Shape: ``shape``."""
+    import torch
+
     return torch.from_numpy(generator(*key).standard_normal(shape, dtype=np.float32))
 
 

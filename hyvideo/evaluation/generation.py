@@ -15,7 +15,8 @@ from torch import nn
 from tqdm import tqdm
 
 from hyvideo.config import processes
-from hyvideo.config.settings import Config, load_config
+from hyvideo.config.command_line import load_config
+from hyvideo.config.settings import Config
 from hyvideo.data.images import check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
@@ -163,7 +164,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
-    if config.rollout.cfg_scale > 1:
+    if config.num_branches == 2:
         encoder([Request("")])
     encoder.release()  # before the transformer comes
     gc.collect()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
@@ -94,17 +93,6 @@ def as_text(summary: dict[str, Interval]) -> str:
         interval = f"  [{value.low:.4f}, {value.high:.4f}]" if value.low < value.high else ""
         lines.append(f"{name:<20} {value.mean:>9.4f}{interval}")
     return "\n".join(lines)
-
-
-def what_is_measured(config: Config) -> dict:
-    """The settings that decide an evaluation, beside the policy: evaluations are comparable where they are equal."""
-    flat = config.flat()
-    names = (
-        "pretrained_model_root transformer_version dtype vae_dtype random_weights valid_video_csv height width "
-        "sample_n_frames fps shift cfg_scale reward_model reward_config reward_precision reward_video "
-        "validation_steps validation_seed validation_repeats validation_height validation_width"
-    ).split()
-    return {name: flat[name] for name in names}
 
 
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:

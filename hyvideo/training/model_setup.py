@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hyvideo.config.rules import every_rank_has_a_head
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
@@ -118,7 +119,7 @@ def load_pipeline(
 
 def empty_condition(config: Config, encoder: ConditionEncoder, device: torch.device) -> Condition | None:
     """Of the empty prompt; None without guidance."""
-    return encoder([Request("")]).samples[0].to(device) if config.rollout.cfg_scale > 1 else None
+    return encoder([Request("")]).samples[0].to(device) if config.num_branches == 2 else None
 
 
 def load_transformer(config: Config, device: torch.device, dtype: torch.dtype, *, has_values: bool = True) -> nn.Module:
@@ -201,13 +202,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
     frames = config.data.sample_n_frames
     for height, width in dict.fromkeys(sizes):
         problems += fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
-    heads, sp_size = loading.read_num_heads(root, version), config.distributed.sp_size
-    if sp_size > heads:
-        even = [size for size in range(1, heads + 1) if heads % size == 0]
-        problems.append(
-            f"sp_size must be at most the {heads} attention heads of the transformer, got {sp_size}; "
-            f"{', '.join(map(str, even))} give every rank the same number of them"
-        )
+    problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
     if needs.images and loading.read_task(root, version) == "t2v":
         problems.append(
             f"transformer_version {version} is for text-to-video and was given reference images; take an i2v version, "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.settings import OptimizerSettings
+from hyvideo.config.sections import OptimizerSettings
 from hyvideo.training.muon import Muon
 
 # The matrices of the blocks. Their modulation, the embedders and the output layer see few samples at a time: their

@@ -195,7 +195,9 @@ class PolicyUpdate:
                 self.on_policy_check(rollouts, passes, deviations, iteration)
         num_steps = rollouts.trained_steps.shape[1]
         num_rows = sum(len(rows) for rows, _ in passes) // num_steps
-        self.cost.forwards += num_rows * num_steps * self.config.num_branches * training_forwards(self.config)
+        self.cost.forwards += (
+            num_rows * num_steps * self.config.num_branches * training_forwards(self.config.distributed)
+        )
         return sums, torch.stack(deviations)
 
     def terms(self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None) -> LossTerms:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
@@ -101,9 +102,10 @@ def _make_scorers(config: Config, device: torch.device) -> dict[str, Scorer]:
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
     root = config.model.pretrained_model_root
-    for options in config.reward_options.values():
-        check_options(options)
-    return {name: make_scorer(name, root, device=device, **opts) for name, opts in config.reward_options.items()}
+    options = reward_options(settings)
+    for given in options.values():
+        check_options(given)
+    return {name: make_scorer(name, root, device=device, **given) for name, given in options.items()}
 
 
 def try_scorers(config: Config, scorer: AsyncScorer, prompt: str) -> None:

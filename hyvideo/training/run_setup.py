@@ -5,12 +5,11 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.run_plan import Plan, make_plan, needs_anchor
+from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.grpo.trust_region import kl_weights
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -81,7 +80,7 @@ def build_parts(
             with_empty_prompt=config.num_branches == 2,
         )
     unconditional = empty_condition(config, encoder, device)
-    anchor_moves = kl_weights(config.kl_strategy).anchor_moves if needs_anchor(config) else None
+    anchor_moves = config.anchor_moves if config.needs_anchor else None
     policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
     pipeline = make_pipeline(config, policy.transformer, vae, unconditional)
     cost, signals = Cost(), PreemptionSignals(mesh)

@@ -1,67 +1,51 @@
-"""Settings: one path for file and flags, and a clear refusal of what they do not know."""
+"""Every setting and its traits, and what follows from the settings alone."""
 
 import pytest
-import yaml
 
-from hyvideo.config.settings import load_config, parse
-from hyvideo.records.run_files import write_config
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Writes a YAML file and gives its path."""
-
-    def _write(text):
-        path = tmp_path / "run.yaml"
-        path.write_text(text)
-        return str(path)
-
-    return _write
+from hyvideo.config.command_line import load_config
+from hyvideo.config.setting import Traits
+from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config
 
 
-def refused(capsys, *argv):
-    with pytest.raises(SystemExit) as exit_:
-        parse(list(argv))
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
+def test_every_setting_has_a_sentence_and_says_what_it_decides():
+    assert list(FIELDS) == list(TRAITS) == list(Config().flat())
+    for name, traits in TRAITS.items():
+        assert traits.sentence.endswith("."), name
+        assert traits.decides in ("learning", "layout", "machine", "records", "start"), name
+    for section in SECTIONS.values():
+        assert section.__doc__.endswith(".") and "(" not in section.__doc__
 
 
-def test_a_flag_overrides_the_file_and_the_file_the_default(write):
-    path = write("eta: 0.7\nlearning_rate: 3e-5\nuse_dual_kl: false\nreport_to: [none]\n")
-    config = parse(["--config", path, "--eta", "0.9"]).config
-    assert (config.rollout.eta, config.optimizer.learning_rate, config.rollout.shift) == (0.9, 3e-5, 5.0)
-    assert config.trust_region.use_dual_kl is False and config.record.report_to == ["none"]
+def test_every_default_is_within_its_range():
+    assert not [name for name, value in Config().flat().items() if TRAITS[name].range_problem(value)]
+
+
+def test_every_number_has_a_range():
+    """But for what may be below 0, which no default can show."""
+    unbounded = {
+        name
+        for name, field in FIELDS.items()
+        if field.type in (int, float, float | None) and TRAITS[name].at_least is None and TRAITS[name].above is None
+    }
+    assert unbounded == {"cfg_scale"}  # 1 or less runs one branch
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "bounds, bad, good, said",
     [
-        ("etta: 0.7", "unknown setting 'etta'"),
-        ("eta: lots", "invalid float value: 'lots'"),
-        ("eta: {a: 1}", "takes one value, got a mapping"),
-        ("eta: [1, 2]", "takes one value, got a list"),
-        ("eta:", "takes one value, got nothing"),
-        ("batch_size: 2.5", "takes a whole number, got 2.5"),
-        ("sde_type: euler", "invalid choice: 'euler'"),
-        ("- eta", "must hold `name: value` lines, got list"),
-        ("eta: [", "is not valid YAML"),
+        ({"at_least": 0}, -1, 0, "must not be negative"),
+        ({"at_least": 1}, 0, 1, "must be at least 1"),
+        ({"above": 0}, 0, 1e-9, "must be positive"),
+        ({"at_most": 1}, 1.5, 1.0, "must be at most 1"),
+        ({"below": 1}, 1, 0.999, "must be below 1"),
+        ({}, float("nan"), None, "must be a finite number"),
+        ({}, float("inf"), True, "must be a finite number"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said):
-    assert said in refused(capsys, "--config", write(text))
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        (["--etta", "1"], "unknown flag --etta"),
-        (["--eta"], "expected one argument"),
-        (["--learning", "1"], "unknown flag --learning"),  # no abbreviations
-        (["--config", "nowhere.yaml"], "must name a readable YAML file"),
-    ],
-)
-def test_a_command_line_with_a_mistake_is_refused_with_code_2(capsys, argv, said):
-    assert said in refused(capsys, *argv)
+def test_a_number_is_within_its_bounds(bounds, bad, good, said):
+    traits = Traits("A number.", "learning", **bounds)
+    assert traits.range_problem(bad) == said
+    assert traits.range_problem(good) is None
 
 
 @pytest.mark.parametrize(
@@ -79,17 +63,6 @@ def test_the_flags_of_the_reference_say_the_strategy(flags, strategy):
     assert load_config("configs/smoke.yaml", **flags).kl_strategy == strategy
 
 
-def test_reward_weights_are_a_preset_or_json(write):
-    assert load_config("configs/smoke.yaml").reward_weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
-    path = write("reward_weights: {VQ: 1, TA: 2}\n")
-    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2}
-    path = write("reward_weights: {videoalign: {VQ: 1, TA: 2}, CLIPScore: 3}\n")
-    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2, "CLIPScore": 3}
-
-
-def test_the_config_that_a_run_leaves_reads_back(tmp_path, tiny_config):
-    import torch
-
-    write_config(tmp_path, tiny_config.flat(), torch.device("cpu"), world_size=1)
-    assert "revision" in yaml.safe_load((tmp_path / "config.yaml").read_text())["environment"]
-    assert load_config(tmp_path / "config.yaml") == tiny_config
+def test_a_number_of_branches_follows_from_guidance(tiny_config):
+    assert tiny_config.num_branches == 1
+    assert tiny_config.with_settings(cfg_scale=2.0).num_branches == 2

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
+from hyvideo.config.settings import TRAITS
 from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
-from hyvideo.grpo.trust_region import position_kl
+from hyvideo.grpo.advantages import group_advantages
+from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 
@@ -26,7 +29,7 @@ def mentions(sentences, words):
         ({}, {"timestep_fraction": 0.5}, "enable_timestep_permutation"),
         ({"update_ref_model_step": 1}, {"update_ref_model_step": 3}, "the position KL"),
         ({"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_min_coef": 1e-7}, {"kl_weight": 1.0, "kl_target": 0.1}, "kl_weight"),
-        ({"kl_schedule": "constant", "kl_gain": 0.3}, {"kl_gain": 0.3}, "kl_gain"),
+        ({"kl_schedule": "constant", "kl_gain": 0.3}, {"kl_gain": 0.3, "max_steps": 9}, "kl_gain"),
         ({"kl_weight": 0.0, "kl_schedule": "two_stage"}, {"kl_schedule": "two_stage"}, "kl_schedule"),
         ({"muon_momentum": 0.9}, {"muon_momentum": 0.9, "use_muon": True}, "muon_momentum"),
         ({"lora_alpha": 8.0}, {"lora_alpha": 8.0, "lora_rank": 4}, "lora_alpha"),
@@ -49,6 +52,27 @@ def mentions(sentences, words):
         ),
         ({"hacking_threshold": 2.0}, {"hacking_threshold": 2.0, "valid_video_csv": "some.csv"}, "hacking_threshold"),
         ({"keep_every": 10, "save_total_limit": 0}, {"keep_every": 10}, "keep_every"),
+        # From here on both sides of a bound; the run has 3 updates.
+        ({"kl_feedback": "lagrangian"}, {"kl_feedback": "lagrangian", "kl_warmup_updates": 1}, "kl_feedback: "),
+        ({"kl_gain": 0.3}, {"kl_gain": 0.3, "kl_warmup_updates": 1}, "kl_gain: the coefficient rises"),
+        ({"kl_window": 3}, {"kl_window": 3, "max_steps": 4}, "kl_window: the coefficient rises"),
+        ({"kl_target": 0.3}, {"kl_target": 0.3, "max_steps": 4}, "kl_target: the coefficient rises"),
+        ({"update_ref_model_step": 3}, {"update_ref_model_step": 2}, "update_ref_model_step: the run has 3 updates"),
+        ({"update_ref_model_step": 4}, {"update_ref_model_step": 4, "max_steps": 5}, "update_ref_model_step"),
+        ({"update_ref_model_step": 4}, {"update_ref_model_step": 4, "kl_strategy": "moving", "max_steps": 5}, "anchor"),
+        (
+            {"use_muon": True, "muon_momentum": 0.9, "lora_rank": 4},
+            {"use_muon": True, "muon_momentum": 0.9, "lora_rank": 4, "muon_scope": "all"},
+            "muon_momentum: muon_scope hidden",
+        ),
+        ({"lora_rank": 4}, {"lora_rank": 4, "muon_scope": "all"}, "use_muon: muon_scope hidden"),
+        ({"advantage_clip": 3**0.5}, {"advantage_clip": 1.73}, "advantage_clip: no advantage of num_generations 4 is"),
+        ({"advantage_clip": 6.0}, {"advantage_clip": 5.0}, "advantage_clip"),  # the default is never said
+        (
+            {"ema_decay": 0.8},
+            {"ema_decay": 0.79},
+            "ema_decay: after the run's 3 updates 51% of the average is the base",
+        ),
     ],
 )
 def test_a_setting_is_named_only_where_it_does_nothing(tiny_config, idle, at_work, words):
@@ -105,4 +129,39 @@ def test_the_pull_is_that_of_the_gradients(tiny_config, sde_type):
         kl = 0.3 * position_kl(step.prev_sample_mean, anchor, step.std_dev_t).sum()
         pulls = [torch.autograd.grad(f, v, retain_graph=True)[0].norm() for f in (kl, weights[place] * step.log_prob)]
         forces.append((pulls[0] / pulls[1]).item())
-    assert max(forces) == pytest.approx(_strength_of_kl(config) * (2 * distance) ** 0.5, rel=0.02)
+    strength = _strength_of_kl(config.kl_strategy, rollout, config.trust_region, is_balanced=True)
+    assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)
+
+
+def test_a_feedback_by_the_papers_protocol_is_said_to_compare_nothing():
+    """100 updates, and a warm-up of as many by default; from the 102nd on the feedback tells the two apart."""
+    ablation = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", kl_feedback="lagrangian", sp_size=1, max_steps=100)
+    reason = "kl_feedback: the coefficient rises for kl_warmup_updates 100 of the run's 100 updates"
+    assert mentions(told(ablation, 8), reason)
+    assert mentions(told(ablation.with_settings(max_steps=101), 8), "kl_feedback")
+    assert not mentions(told(ablation.with_settings(max_steps=102), 8), "kl_feedback")
+    values = {feedback: coefficients(feedback, 103) for feedback in ("paper", "lagrangian")}
+    assert values["paper"][:101] == values["lagrangian"][:101]
+    assert values["paper"][101] != values["lagrangian"][101]  # that of update 102
+
+
+def coefficients(feedback: str, num_updates: int) -> list[float]:
+    """The coefficient that each update is made with, at a KL above the target."""
+    coefficient = KLCoefficient(KLScheduleSettings(feedback=feedback, warmup_updates=100))
+    values = []
+    for _ in range(num_updates):
+        values.append(coefficient.value)
+        coefficient.observe(1.5e-5)
+    return values
+
+
+def test_a_clip_at_the_root_of_the_others_never_binds(tiny_config):
+    """The largest advantage of a group: one rollout is right and all others are alike."""
+    for size in (2, 4, 9):
+        rewards = torch.zeros(size).index_fill(0, torch.tensor([0]), 1.0)
+        largest = group_advantages(rewards, size, clip=1e9).max().item()
+        assert largest == pytest.approx((size - 1) ** 0.5, rel=1e-5)
+
+
+def test_the_sentence_of_timestep_fraction_says_which_steps_it_trains():
+    assert "without enable_timestep_permutation, the noisiest" in TRAITS["timestep_fraction"].sentence

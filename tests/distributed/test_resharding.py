@@ -23,7 +23,7 @@ def train(folder, settings, max_steps, resume):
     import torch
     from safetensors.torch import save_file
 
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.trainer import Trainer

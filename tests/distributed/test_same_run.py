@@ -93,7 +93,7 @@ class Choosy:
 
 def train(folder, settings, least, iterations=2):
     """Metrics of the last iteration and a digest of this rank's rollouts; the main rank writes all tensors."""
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.trainer import Trainer

@@ -183,7 +183,7 @@ def test_heads_are_shared_as_evenly_as_they_can_be():
 
 
 def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
     from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint
 
     config = load_config("configs/smoke.yaml", sp_size=4)

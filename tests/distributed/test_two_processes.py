@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import json, sys, torch
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.distributed import mesh as ranks
 from hyvideo.trainer import Trainer
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.run_plan import check
+from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed import watchdog
 from hyvideo.distributed.collectives import barrier

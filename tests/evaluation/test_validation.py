@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def validate(folder, sp_size):
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
     from tests.distributed.test_same_run import Choosy

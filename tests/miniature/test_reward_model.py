@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8

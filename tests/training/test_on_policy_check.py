@@ -145,7 +145,7 @@ def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, 
 
 def split_wrongly(settings):
     """What the gate of each rank says of a fault in what joins the parts of a video."""
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sequence_parallel import SplitSequence
 

@@ -13,7 +13,7 @@ SETTINGS = {"reshard_after_forward": False, "dtype": "bf16", "lora_rank": 3, "en
 
 def adapters(folder):
     """Whether the adapter is the same float32 numbers before and after a forward that leaves weights gathered."""
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
     from tests.distributed.test_same_run import Choosy

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import post_train
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_state import differences, refuse_changes

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.run_plan import check
+from hyvideo.config.rules import check
 
 _SMALL_TILE = 128  # pixels; smaller ones show at their seams
 

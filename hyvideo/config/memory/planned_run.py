@@ -9,8 +9,7 @@ from functools import cached_property
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import Memory, memory
 from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.rules import layout_problems
-from hyvideo.config.run_plan import batch_problems
+from hyvideo.config.rules import batch_problems, layout_problems
 from hyvideo.config.settings import Config
 
 _DEALT = ("sp_size", "batch_size", "num_generations")  # with the number of GPUs they deal the rollouts
@@ -43,7 +42,14 @@ class PlannedRun:
     @cached_property
     def problems(self) -> list[str]:
         """Reasons why the run is not legal."""
-        return self.layout_problems or list(batch_problems(self.config, self.world_size))
+        return self.layout_problems or list(
+            batch_problems(
+                self.config.rollout,
+                self.config.distributed,
+                self.config.loss.num_updates_per_rollout,
+                self.world_size,
+            )
+        )
 
     def with_settings(self, **changes) -> "PlannedRun":
         """The same run with other settings."""

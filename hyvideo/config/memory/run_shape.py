@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hyvideo.config.run_plan import make_plan, needs_anchor
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 
 Checkpointing = Literal["none", "full", "selective"]
@@ -67,7 +67,7 @@ class RunShape:
         by_name |= {"frames": settings["sample_n_frames"], "text_tokens": text_tokens}
         return RunShape(
             world_size=world_size,
-            has_anchor=needs_anchor(config),
+            has_anchor=config.needs_anchor,
             anchor_in_update=settings["kl_compute_mode"] == "training_phase",
             num_branches=2 if settings["cfg_scale"] > 1 else 1,
             trained_steps=make_plan(config, world_size).trained_steps,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.config.settings import Config, TrustRegionSettings, load_config
-from hyvideo.evaluation.table2.runs import what_decides
+from hyvideo.config.command_line import load_config
+from hyvideo.config.identity import experiment_settings
+from hyvideo.config.sections import TrustRegionSettings
+from hyvideo.config.settings import Config
 from hyvideo.records.metrics_file import whole_lines
 
 # Settings that say nothing in a run without one.
@@ -71,12 +73,9 @@ def read_run(folder: Path) -> Run:
 
 
 def settings_of(config: Config) -> dict:
-    """What makes one run differ from another, but the seed: the trust region by name, and unused settings left out."""
-    settings = what_decides(config) | {"kl_strategy": config.kl_strategy}
-    unused = {"seed", "use_moving_KL", "use_dual_kl"}
-    if config.kl_strategy == "none":
-        unused |= set(OF_A_TRUST_REGION)
-    return {name: _hashable(value) for name, value in settings.items() if name not in unused}
+    """What makes one run differ from another, but the seed, hashable."""
+    settings = experiment_settings(config)
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items() if name != "seed"}
 
 
 def compare(runs: list[Run], names: list[str], *, may_lack: Iterable[str] = ()) -> list[Comparison]:
@@ -124,7 +123,3 @@ def _differing(settings: list[dict]) -> tuple[str, ...]:
     """Names whose value is not the same in all, or that some lack."""
     names = dict.fromkeys(name for of_run in settings for name in of_run)
     return tuple(name for name in names if len({of_run.get(name, "absent") for of_run in settings}) > 1)
-
-
-def _hashable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value

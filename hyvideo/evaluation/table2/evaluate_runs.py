@@ -8,9 +8,10 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
+from hyvideo.config.identity import evaluation_settings
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
-from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, what_is_measured, write_evaluation
+from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
 from hyvideo.evaluation.table2.runs import Study, TableRun, progress
 from hyvideo.evaluation.table2.table import Table, make_table
 from hyvideo.evaluation.table2.table_files import write_table
@@ -39,7 +40,7 @@ class Evaluations:
             "policy": name,
             # A run that was trained anew is evaluated anew.
             "written": (checkpoint / "state.json").stat().st_mtime_ns if checkpoint else None,
-            "settings": what_is_measured(self.config),
+            "settings": evaluation_settings(self.config.flat()),
         }
         evaluation = read_evaluation(path, identity)
         if evaluation is None:

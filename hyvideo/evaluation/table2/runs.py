@@ -9,10 +9,12 @@ settings is refused.
 import itertools
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyvideo.config.settings import Config, load_config, parse
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.identity import experiment_settings
+from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.records.metrics_file import whole_lines
 
@@ -154,21 +156,8 @@ def _check_settings(folder: Path, config: Config) -> None:
     path = folder / "config.yaml"
     if not path.is_file():
         return
-    begun, wanted = what_decides(load_config(path)), what_decides(config)
-    if different := [name for name in wanted if begun[name] != wanted[name]]:
-        told = ", ".join(f"{name} {begun[name]!r} and not {wanted[name]!r}" for name in different)
-        raise ValueError(f"{folder} was begun with {told}; take another --out, or move it away")
-
-
-# Settings that say how a run computes, or when it gives up, and not what it learns.
-WITHOUT_EFFECT = (
-    "num_threads device conditions_dir precompute_conditions max_steps decode_batch_size check_reward reward_offload "
-    "reward_retries max_missing_fraction remote_reward_url remote_reward_timeout kl_compute_mode "
-    "reference_mode_offload"
-).split()
-
-
-def what_decides(config: Config) -> dict:
-    """Settings that change what is learned; not where records go, how many processes there are or how long it takes."""
-    ignored = {*WITHOUT_EFFECT, *asdict(config.record), *asdict(config.distributed)}
-    return {name: value for name, value in config.flat().items() if name not in ignored}
+    begun, wanted = experiment_settings(load_config(path)), experiment_settings(config)
+    names = [name for name in {**begun, **wanted} if begun.get(name) != wanted.get(name)]
+    if names:
+        changes = ", ".join(f"{name} {begun.get(name)!r} and not {wanted.get(name)!r}" for name in names)
+        raise ValueError(f"{folder} was begun with {changes}; take another --out, or move it away")

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.run_plan import check, make_plan
+from hyvideo.config.rules import check
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.table2.runs import Study, TableRun, progress
@@ -67,7 +68,7 @@ def check_scorers(study: Study) -> None:
 def validation_forwards(config: Config) -> int:
     """Transformer evaluations of one validation, or of one evaluation of a policy."""
     videos = len(read_requests(config.data.valid_video_csv)) * config.record.validation_repeats
-    return videos * config.record.validation_steps * (2 if config.rollout.cfg_scale > 1 else 1)
+    return videos * config.record.validation_steps * config.num_branches
 
 
 def describe(study: Study, plans: list[RunPlan]) -> str:

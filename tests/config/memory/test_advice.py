@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.advice import changes_in_order, cheapest_change
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import verdict
-from hyvideo.config.run_plan import check
-from hyvideo.config.settings import load_config
+from hyvideo.config.rules import check
 
 ROOT = Path(__file__).parents[3]
 CONFIG = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", use_muon=False)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import cost, decode_flops, forward_flops, seconds
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.run_shape import RunShape
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import load_config
 from tests.config.memory.simulated import SIMULATED
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import batch_problems
-from hyvideo.config.settings import load_config
 
 RELEASED = Architecture()
 CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml")

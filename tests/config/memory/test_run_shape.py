@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.run_shape import RunShape
-from hyvideo.config.settings import load_config
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
 

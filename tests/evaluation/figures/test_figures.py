@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, compare, curve, find_runs
 from hyvideo.evaluation.figures.figures import Sampler, gradient_scale
 from scripts import make_figures

@@ -54,7 +54,7 @@ def test_the_norm_of_a_step_is_that_of_an_update_on_this_step_alone(measured, me
 
 
 def norms_on_several(settings):
-    from hyvideo.config.settings import load_config
+    from hyvideo.config.command_line import load_config
 
     mesh = ranks.start(1, CPU)
     return norms_per_visit((trainer := Trainer(load_config(**settings), mesh, CPU)).update, scored_round(trainer))

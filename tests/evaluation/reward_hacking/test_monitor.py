@@ -10,8 +10,8 @@ import torch
 
 import post_train
 from hyvideo.config import processes
-from hyvideo.config.run_plan import check
-from hyvideo.config.settings import load_config
+from hyvideo.config.command_line import load_config
+from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_history, read_validation, write_validation

@@ -1,0 +1,37 @@
+"""Whether a folder holds another run, asked before a run writes there."""
+
+import os
+from pathlib import Path
+
+from hyvideo.data.outside import file_problem, shown
+from hyvideo.records.metrics_file import whole_lines
+
+_MAX_METRICS_BYTES = 2**32
+
+
+def check_run_folder(output_dir: str | Path, *, resumes: bool, end_marker: str | None) -> None:
+    """Raises ValueError where ``output_dir`` holds a run that this one must not write into.
+
+    Args:
+        resumes: This run goes on with the one that is there.
+        end_marker: File with which that run ended for good; None where this one would not end for it again.
+    """
+    path = Path(output_dir) / "metrics.jsonl"
+    if not os.path.lexists(path):
+        return
+    if problem := file_problem(path, _MAX_METRICS_BYTES):
+        raise ValueError(f"{path} must be a file of metrics, or not there: {problem}")
+    if path.stat().st_size == 0:
+        return
+    if not resumes:
+        raise ValueError(
+            f"output_dir {shown(output_dir)} already holds a run; go on with it by --resume_from_checkpoint latest, or "
+            "name another output_dir"
+        )
+    whole_lines(path)
+    marker = path.with_name(end_marker) if end_marker else None
+    if marker and marker.is_file():
+        raise ValueError(
+            f"the run in output_dir {shown(output_dir)} ended for reward hacking and would do so again; "
+            f"docs/reward_hacking.md says what to change; to go on, delete {marker} or take on_reward_hacking warn"
+        )

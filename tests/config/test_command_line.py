@@ -1,0 +1,142 @@
+"""Settings from flags and files: one path for both, and a clear refusal of what they do not know."""
+
+import re
+
+import pytest
+import yaml
+
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.settings import FIELDS, SECTIONS
+from hyvideo.records.run_files import write_config
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a YAML file and gives its path."""
+
+    def _write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return _write
+
+
+def refused(capsys, *argv):
+    with pytest.raises(SystemExit) as exit_:
+        parse(list(argv))
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_flag_overrides_the_file_and_the_file_the_default(write):
+    path = write("eta: 0.7\nlearning_rate: 3e-5\nuse_dual_kl: false\nreport_to: [none]\n")
+    config = parse(["--config", path, "--eta", "0.9"]).config
+    assert (config.rollout.eta, config.optimizer.learning_rate, config.rollout.shift) == (0.9, 3e-5, 5.0)
+    assert config.trust_region.use_dual_kl is False and config.record.report_to == ["none"]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("etta: 0.7", "unknown setting 'etta'; did you mean eta?"),
+        ("zzz: 0.7", "unknown setting 'zzz'; --help lists the settings"),
+        ("use_muon: perhaps", "invalid truth value: 'perhaps' (true or false)"),
+        ("report_to: [none, 1]", "takes a list of words, got '1' in it"),
+        ("eta: 0.5\neta: 0.6", "line 2 gives 'eta' a second time"),
+        ("on_reward_hacking: rollback", "invalid choice: 'rollback' (choose from warn, stop)"),
+        ("eta: lots", "invalid float value: 'lots'"),
+        ("eta: {a: 1}", "takes one value, got a mapping"),
+        ("eta: [1, 2]", "takes one value, got a list"),
+        ("eta:", "takes one value, got nothing"),
+        ("batch_size: 2.5", "takes a whole number, got 2.5"),
+        ("sde_type: euler", "invalid choice: 'euler'"),
+        ("- eta", "must hold `name: value` lines, got list"),
+        ("eta: [", "is not valid YAML"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said):
+    assert said in refused(capsys, "--config", write(text))
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["--etta", "1"], "unknown flag --etta; did you mean --eta?"),
+        (["--sde_type", "flow"], "(choose from sage_grpo, flow_grpo, dance_grpo, cps); did you mean flow_grpo?"),
+        (["--batch_size", "two"], "invalid int value: 'two'"),
+        (["--use_muon", "perhaps"], "invalid truth value"),
+        (["--eta", "0.5", "0.6"], "unknown flag 0.6"),
+        (["--eta"], "expected one argument"),
+        (["--learning", "1"], "unknown flag --learning"),  # no abbreviations
+        (["--config", "nowhere.yaml"], "must name a readable YAML file"),
+    ],
+)
+def test_a_command_line_with_a_mistake_is_refused_with_code_2(capsys, argv, said):
+    assert said in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    "argv, values",
+    [
+        (["--use_muon"], {"use_muon": True}),
+        (["--use_muon", "no"], {"use_muon": False}),
+        (["--use_muon=0", "--enable_fsdp", "True"], {"use_muon": False, "enable_fsdp": True}),
+        (["--no_use_muon"], {"use_muon": False}),
+        (["--learning-rate=3e-5", "--shift", "7"], {"learning_rate": 3e-5, "shift": 7.0}),
+        (["--report_to", "tensorboard", "wandb"], {"report_to": ["tensorboard", "wandb"]}),
+        (["--kl_target", "1e-3", "--match_noise="], {"kl_target": 1e-3, "match_noise": ""}),
+    ],
+)
+def test_flags_have_the_forms_of_the_reference(argv, values):
+    settings = parse(argv).config.flat()
+    assert {name: settings[name] for name in values} == values
+
+
+def test_numbers_of_a_file_are_decimal_and_dates_are_text(write):
+    path = write("seed: 12\nlearning_rate: 1e-5\neta: -.5\nkl_weight: 1e3\noutput_dir: 2026-01-01\nuse_muon: on\n")
+    settings = load_config(path).flat()
+    given = {"seed": 12, "learning_rate": 1e-5, "eta": -0.5, "kl_weight": 1000.0, "output_dir": "2026-01-01"}
+    assert {name: settings[name] for name in given} == given and settings["use_muon"] is True
+    assert load_config(write("seed: 010\n")).data.seed == 10
+    with pytest.raises(ValueError, match="invalid int value: '1:30'"):
+        load_config(write("height: 1:30\n"))
+
+
+@pytest.mark.parametrize("where", ["load_config", "file", "flag"])
+def test_a_setting_that_went_is_accepted_with_a_line_on_stderr(write, capsys, where):
+    path = write("spool_rounds: 1\nseed: 3\n")
+    argv = ["--config", path] if where == "file" else ["--spool_rounds=1", "--seed=3"]
+    config = load_config(path) if where == "load_config" else parse(argv).config
+    assert config.data.seed == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "spool_rounds does nothing any more" in said
+
+
+def test_help_is_grouped_by_section_and_has_every_flag_once(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse(["--help"])
+    text = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert text.splitlines()[1] == "" and "[--setting value ...]" in text.splitlines()[0]
+    for name in FIELDS:
+        assert len(re.findall(rf"^  --{name} ", text, re.MULTILINE)) == 1, name
+    titles = re.findall(r"^(\w+): [A-Z]", text, re.MULTILINE)
+    assert titles == list(SECTIONS)
+    assert "Exploration scale of the sampler. (0.5)" in text
+
+
+def test_reward_weights_are_a_preset_or_json(write):
+    assert load_config("configs/smoke.yaml").reward_weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+    path = write("reward_weights: {VQ: 1, TA: 2}\n")
+    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2}
+    path = write("reward_weights: {videoalign: {VQ: 1, TA: 2}, CLIPScore: 3}\n")
+    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2, "CLIPScore": 3}
+
+
+def test_the_config_that_a_run_leaves_reads_back(tmp_path, tiny_config):
+    import torch
+
+    write_config(tmp_path, tiny_config, torch.device("cpu"), world_size=1)
+    assert "revision" in yaml.safe_load((tmp_path / "config.yaml").read_text())["environment"]
+    assert load_config(tmp_path / "config.yaml") == tiny_config

@@ -1,0 +1,75 @@
+"""What the settings make the same: a run that goes on, an experiment, an evaluation."""
+
+import json
+
+from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
+from hyvideo.config.settings import TRAITS
+
+MACHINE = set(
+    "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size vae_tile_overlap "
+    "batch_guidance decode_batch_size reward_offload reward_retries check_reward max_missing_fraction "
+    "remote_reward_url remote_reward_timeout mini_batch_size_per_update gate_interval gate_tolerance kl_compute_mode "
+    "reference_mode_offload max_steps max_bad_updates sp_size dp_replicate enable_fsdp reshard_after_forward "
+    "gradient_sync enable_gradient_checkpointing activation_checkpointing enable_compile compile_backend "
+    "collective_timeout watchdog_seconds".split()
+)
+RECORDS = set(
+    "valid_video_csv output_dir report_to save_interval save_total_limit keep_every save_asynchronously "
+    "log_video_interval log_num_videos validation_interval validation_steps validation_seed validation_repeats "
+    "validation_batch_size validation_height validation_width on_reward_hacking hacking_threshold".split()
+)
+MEASURED = set(
+    "pretrained_model_root transformer_version dtype encoder_dtype vae_dtype vae_tile_size random_weights "
+    "valid_video_csv height width sample_n_frames fps shift cfg_scale reward_model reward_config reward_precision "
+    "reward_checkpoint_mode reward_video remote_reward_url validation_steps validation_seed validation_repeats "
+    "validation_height validation_width".split()
+)
+
+
+def test_what_a_setting_decides_is_what_was_agreed(tiny_config):
+    """A setting that is moved from one list to another makes other runs the same: say so here, too."""
+    decides = {name: traits.decides for name, traits in TRAITS.items()}
+    assert {name for name, kind in decides.items() if kind == "machine"} == MACHINE
+    assert {name for name, kind in decides.items() if kind == "records"} == RECORDS
+    assert {name for name, kind in decides.items() if kind == "layout"} == {"batch_size", "gradient_accumulation_steps"}
+    assert {name for name, kind in decides.items() if kind == "start"} == {
+        "resume_from_checkpoint",
+        "allow_changed_settings",
+    }
+    assert set(evaluation_settings(tiny_config.flat())) == MEASURED
+
+
+def changes(config, same_rollouts=True, **others):
+    saved = json.loads(json.dumps(config.flat()))
+    return changed_settings(saved, config.with_settings(**others).flat(), same_rollouts=same_rollouts)
+
+
+def test_a_run_may_go_on_with_another_machine_and_not_with_another_method(tiny_config):
+    found = changes(tiny_config, gate_interval=7, sp_size=2, log_num_videos=9, eta=0.1, resume_from_checkpoint="latest")
+    assert [sentence.split()[0] for sentence in found.free] == ["gate_interval", "sp_size", "log_num_videos"]
+    assert found.of_the_method == ["eta is 0.1 and was 0.7"]
+
+
+def test_the_layout_is_free_where_an_iteration_has_as_many_rollouts(tiny_config):
+    assert not changes(tiny_config, batch_size=4).of_the_method
+    assert changes(tiny_config, False, batch_size=4).of_the_method == ["batch_size is 4 and was 8"]
+
+
+def test_a_setting_that_an_old_checkpoint_has_or_lacks_is_no_change(tiny_config):
+    now = tiny_config.flat()
+    saved = {name: value for name, value in now.items() if name != "gate_interval"} | {"spool_rounds": 1}
+    assert changed_settings(saved, now, same_rollouts=True) == ([], [])
+
+
+def test_what_a_resume_may_change_makes_no_other_experiment(tiny_config):
+    same = {"gate_interval": 9, "vae_tile_size": 0, "mini_batch_size_per_update": 1, "pretrained_model_root": "b"}
+    assert experiment_settings(tiny_config.with_settings(**same)) == experiment_settings(tiny_config)
+    assert experiment_settings(tiny_config.with_settings(eta=0.1)) != experiment_settings(tiny_config)
+
+
+def test_an_experiment_names_its_trust_region_whichever_flags_chose_it(tiny_config):
+    flags = tiny_config.with_settings(use_dual_kl=False)
+    assert experiment_settings(flags) == experiment_settings(tiny_config.with_settings(kl_strategy="moving"))
+    without = experiment_settings(tiny_config.with_settings(kl_weight=0.0, kl_coef=0.5))
+    assert without["kl_strategy"] == "none" and "kl_coef" not in without
+    assert without == experiment_settings(tiny_config.with_settings(kl_weight=0.0))

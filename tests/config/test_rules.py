@@ -1,0 +1,96 @@
+"""Rules of settings: what breaks one is named, with its value."""
+
+import re
+import sys
+
+import pytest
+
+from hyvideo.config.rules import check, layout_problems
+
+
+def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
+    check(tiny_config)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"eta": -1.0}, "eta must not be negative, got -1.0"),
+        ({"eta": float("nan")}, "eta must be a finite number"),
+        ({"eta": 1.5, "sde_type": "cps"}, "within \\[0, 1\\] for cps"),
+        ({"eta": 0.0}, "at least one stochastic step"),
+        ({"grpo_sampling_steps": 0}, "grpo_sampling_steps must be at least 1, got 0"),
+        ({"sample_n_frames": 6}, "must be 4n \\+ 1, got 6"),
+        ({"batch_size": 6}, "6 is not a multiple of num_generations 4"),
+        ({"num_generations": 1}, "num_generations must be at least 2"),
+        ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),
+        ({"num_updates_per_rollout": 2, "update_ref_model_step": 3}, "must be a multiple of num_updates_per_rollout"),
+        ({"kl_coef": 1.0}, "kl_min_coef <= kl_coef <= kl_weight"),
+        ({"kl_strategy": "fixed", "kl_weight": 0.0}, "kl_strategy fixed needs kl_weight > 0"),
+        ({"kl_strategy": "none"}, "kl_strategy none means kl_weight 0"),
+        ({"reward_model": ["beauty"]}, "reward_model must be of .*, got 'beauty'"),
+        ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
+        ({"reward_weights": "{VQ"}, "reward_weights must be"),
+        ({"reward_weights": '{"VQ": 0}'}, "with one not 0"),
+        ({"reward_weights": "[1]"}, "reward_weights must be"),
+        ({"reward_weights": '{"a": {"b": {"VQ": 1}}}'}, "reward_weights must be"),
+        ({"report_to": ["paper"]}, "report_to takes"),
+        ({"timestep_fraction": 1.5}, "timestep_fraction must be at most 1"),
+        ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
+        ({"sp_size": 2}, "multiple of sp_size"),
+        ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
+        ({"use_8bit_adam": True}, "needs torchao, which is not installed"),
+        ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
+        (
+            {"master_weight_type": "bf16", "dtype": "bf16", "ema_decay": 0.99},
+            "ema_decay needs master_weight_type fp32, got 0.99 and bf16",
+        ),
+        ({"lora_target_modules": "attn"}, "lora_target_modules needs a lora_rank above 0"),
+        ({"ema_decay": 1.0}, "ema_decay must be below 1"),
+        ({"prompts_csv": ""}, "prompts_csv must name a CSV"),
+        ({"prompts_csv": "README.md"}, "column named `prompt`"),
+        ({"pretrained_model_root": "nowhere"}, "which is not there"),
+        ({"output_dir": "README.md/run"}, "README.md is not a folder"),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_value(tiny_config, changes, said):
+    with pytest.raises(ValueError, match=said):
+        check(tiny_config.with_settings(**changes))
+
+
+def test_groups_may_be_shared_by_neighbouring_replicas(tiny_config):
+    check(tiny_config.with_settings(batch_size=2, num_generations=4), world_size=2)
+    with pytest.raises(ValueError, match="one must be a multiple of the other"):
+        check(tiny_config.with_settings(batch_size=4, num_generations=6), world_size=3)
+
+
+@pytest.mark.parametrize(
+    "layout, said",
+    [
+        ((8, 2, 2, 16), None),
+        ((12, 3, 1, 16), None),  # heads need not be shared evenly
+        ((17, 17, 1, 16), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
+        ((8, 3), "must be a multiple of sp_size, got 8 and sp_size 3; sp_size could be 1, 2, 4, 8"),
+        ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; it could be 1, 2, 4"),
+        ((1, 2), "must be a multiple of sp_size, got 1 and sp_size 2; sp_size could be 1"),
+    ],
+)
+def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
+    problems = list(layout_problems(*layout))
+    assert len(problems) == (0 if said is None else 1)
+    assert said is None or re.search(said, problems[0])
+
+
+def test_all_problems_are_told_at_once(tiny_config):
+    with pytest.raises(ValueError) as error:
+        check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("report", ["wandb", "tensorboard"])
+def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, report):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
+        check(tiny_config.with_settings(report_to=[report]))
+    check(tiny_config)

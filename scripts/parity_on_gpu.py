@@ -82,7 +82,8 @@ def run(options: argparse.Namespace) -> None:
     ours = sample_ours(pipeline, encoder, request, noise, size)
     encoder.release()
     gc.collect()  # diffusers' pipeline gets encoders of its own: both would not fit beside float32 weights
-    theirs = sample_diffusers(config, pipeline, request, noise, size, num_steps=options.num_inference_steps)
+    counts = {"num_frames": options.video_length, "num_steps": options.num_inference_steps}
+    theirs = sample_diffusers(config.model, pipeline, request, noise, size, **counts)
     difference = relative_difference(ours.latents, theirs.latents)
     steps = options.num_inference_steps
     print(f"{config.model.transformer_version}, {options.dtype}, {steps} steps, attention by {kernels}")

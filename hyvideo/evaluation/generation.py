@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import load_config
+from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.prompts import Request, check_prompt, read_requests
@@ -55,9 +56,9 @@ class Source:
     lora: Path | None = None
     lora_scale: float = 1.0
 
-    def check(self, config: Config) -> None:
+    def check(self, model: ModelSettings) -> None:
         """Raises ValueError for files that cannot be used, before any weights of the policy are read."""
-        root, version = config.model.pretrained_model_root, config.model.transformer_version
+        root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint)
         if self.lora:
@@ -110,7 +111,7 @@ def sampling_config(file: str | None, settings: dict, resolution: str | None, ha
 
 
 def model_size(
-    config: Config, resolution: str | None, aspect_ratio: str | None, image: str | None
+    version_name: str, resolution: str | None, aspect_ratio: str | None, image: str | None
 ) -> tuple[int, int] | None:
     """Height and width: the bucket of the model's resolution nearest to a shape; None for a model without one.
 
@@ -118,7 +119,7 @@ def model_size(
         resolution: By default that of the version.
         aspect_ratio: By default the shape of the image, or 16:9.
     """
-    version = version_defaults(config.model.transformer_version)
+    version = version_defaults(version_name)
     resolution = resolution or (version.resolution if version else None)
     if resolution is None:
         if aspect_ratio:
@@ -155,7 +156,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     """
     needs = RequiredEncoders.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
-    source.check(config)
+    source.check(config.model)
     device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,21 +172,21 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0), conditions):
-        _make(pipeline, config, video, condition, seed=seed, is_stochastic=is_stochastic)
+        _make(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
         write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
     _report(local, loaded - start, time.perf_counter() - loaded, device)
 
 
 def _make(
     pipeline: HunyuanVideoGRPOPipeline,
-    config: Config,
+    data: DataSettings,
     video: Video,
     conditions: Conditions,
     *,
     seed: int,
     is_stochastic: bool,
 ) -> None:
-    shape = pipeline.latent_shape(config.data.sample_n_frames, video.height, video.width)
+    shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
     device = pipeline.device
     noise = normal(shape, seed, "generate", video.number)[None].to(device)
     conditions = conditions.to(device)
@@ -204,7 +205,7 @@ def _make(
     (frames,) = pipeline.decode(latents)
     if frames is None:
         raise FloatingPointError(f"the video for {video.path} is not finite; try --dtype fp32 or another checkpoint")
-    write_video(video.path, frames, config.data.fps)
+    write_video(video.path, frames, data.fps)
 
 
 def _settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.config.settings import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading_encoders as encoders
@@ -35,12 +35,19 @@ def sample_ours(pipeline: HunyuanVideoGRPOPipeline, encoder, request: Request, n
 
 
 def sample_diffusers(
-    config: Config, pipeline: HunyuanVideoGRPOPipeline, request: Request, noise: Tensor, size, *, num_steps: int
+    model: ModelSettings,
+    pipeline: HunyuanVideoGRPOPipeline,
+    request: Request,
+    noise: Tensor,
+    size,
+    *,
+    num_frames: int,
+    num_steps: int,
 ) -> Sample:
     """Samples by diffusers' pipeline of the task, with our transformer's and VAE's weights."""
     device = pipeline.device
-    stock = stock_pipeline(config, pipeline, is_i2v=request.image is not None)
-    inputs = {"num_frames": config.data.sample_n_frames, "num_inference_steps": num_steps, "output_type": "latent"}
+    stock = stock_pipeline(model, pipeline, is_i2v=request.image is not None)
+    inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
     if request.image is None:
         inputs |= {"height": size[0], "width": size[1]}
     else:
@@ -53,13 +60,13 @@ def sample_diffusers(
     return Sample(out.float(), _now(device) - start)
 
 
-def stock_pipeline(config: Config, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v: bool):
+def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v: bool):
     """diffusers' pipeline on the weights of ours, with its own forward pass and the encoders of the checkpoint."""
     import diffusers
 
-    root, dtype = config.model.pretrained_model_root, DTYPES[config.model.dtype]
-    common = {"device": pipeline.device, "random_weights_seed": 0 if config.model.random_weights else None}
-    tokenizer, text_encoder = encoders.load_text_encoder(root, dtype=DTYPES[config.model.encoder_dtype], **common)
+    root, dtype = model.pretrained_model_root, DTYPES[model.dtype]
+    common = {"device": pipeline.device, "random_weights_seed": 0 if model.random_weights else None}
+    tokenizer, text_encoder = encoders.load_text_encoder(root, dtype=DTYPES[model.encoder_dtype], **common)
     tokenizer_2, text_encoder_2 = encoders.load_glyph_encoder(root, **common)
     parts = {
         "tokenizer": tokenizer,
@@ -68,8 +75,8 @@ def stock_pipeline(config: Config, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v
         "text_encoder_2": text_encoder_2,
         "transformer": stock_twin(pipeline.transformer, dtype),
         "vae": pipeline.vae,
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=config.rollout.shift),
-        "guider": diffusers.ClassifierFreeGuidance(guidance_scale=config.rollout.cfg_scale),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=pipeline.scheduler.config.shift),
+        "guider": diffusers.ClassifierFreeGuidance(guidance_scale=pipeline.sampling.guidance_scale),
     }
     if not is_i2v:
         return diffusers.HunyuanVideo15Pipeline(**parts)

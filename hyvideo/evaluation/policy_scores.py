@@ -53,7 +53,7 @@ class Evaluator:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
         needs = RequiredEncoders.of(self.requests)
         check_checkpoint(config, needs, [self.size])
-        source.check(config)
+        source.check(config.model)
         if self._loaded is None:
             self._loaded = load_encoder(config, self.device)
         encoder, vae = self._loaded

@@ -66,11 +66,13 @@ def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(root, im
     request = Request(prompt, image if has_image else None)
     noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
     ours = sample_ours(pipeline, encoder, request, noise, SIZE)
-    theirs = sample_diffusers(config, pipeline, request, noise, SIZE, num_steps=STEPS)
+    theirs = sample_diffusers(
+        config.model, pipeline, request, noise, SIZE, num_frames=config.data.sample_n_frames, num_steps=STEPS
+    )
     assert relative_difference(ours.latents, theirs.latents) <= 1e-5
     assert relative_difference(ours.latents, noise) > 0.1
     (video,) = pipeline.decode(ours.latents)
-    decoded = stock_pipeline(config, pipeline, is_i2v=False).vae.decode(
+    decoded = stock_pipeline(config.model, pipeline, is_i2v=False).vae.decode(
         theirs.latents / pipeline.vae.config.scaling_factor, return_dict=False
     )[0]
     expected = ((decoded[0].transpose(0, 1) / 2 + 0.5).clamp(0, 1) * 255).round()

@@ -1,5 +1,6 @@
 """Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,13 @@ import torch
 
 from hyvideo.config.settings import Config, load_config
 from hyvideo.distributed.mesh import Mesh
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure():
+    forked.announce()
 
 
 def pytest_addoption(parser):
@@ -26,6 +32,12 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forked_programs(monkeypatch):
+    """What the product starts as ``sys.executable`` need not import torch again."""
+    monkeypatch.setattr(sys, "executable", forked.python())
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +22,8 @@ from hyvideo.distributed.preflight import (
     warnings_of,
 )
 from hyvideo.distributed.rank_agreement import name_ranks
+from tests.forked import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 # What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
 PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.preflight import main\nsys.exit(main())"
 
@@ -48,7 +46,7 @@ def free_port():
 def start(rank, world_size, port, arguments, before):
     addresses = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "TEST_BEFORE": before}
     places = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PROGRAM, "--config", "configs/smoke.yaml", *map(str, arguments)]
+    command = [python(), "-c", PROGRAM, "--config", "configs/smoke.yaml", *map(str, arguments)]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -10,11 +10,12 @@ import sys
 import pytest
 
 from scripts import soak
+from tests.forked import python
 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_is_the_unbroken_one(tmp_path):
-    command = [sys.executable, "scripts/soak.py", "--iterations", "4", "--lifetime", "1.0", "2.0", "--output_dir"]
+    command = [python(), "scripts/soak.py", "--iterations", "4", "--lifetime", "1.0", "2.0", "--output_dir"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run([*command, tmp_path], capture_output=True, text=True, env=environment, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr

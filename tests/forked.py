@@ -99,9 +99,7 @@ class Server:
         self.listener.bind(str(folder / "socket"))
         self.listener.listen(64)
         self.events.register(self.listener, select.POLLIN)
-        self.running: dict[
-            int, tuple[int, socket.socket, int]
-        ] = {}  # process, client and pidfd, by either's descriptor
+        self.running: dict[int, tuple[int, socket.socket, int]] = {}  # process, client, pidfd; by both descriptors
 
     def run(self, owner: int) -> None:
         """Until that process has ended."""

@@ -8,4 +8,4 @@ ruff check .
 ruff format --check .
 # Small matrices gain nothing from more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
-python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile "$@"
+python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

@@ -1,23 +1,38 @@
 """Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
 
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.settings import Config
-from hyvideo.distributed.mesh import Mesh
+from tests import forked, refusals
 
 ROOT = Path(__file__).parent.parent
+
+# What takes longest is begun first, so that no worker ends with it alone.
+LONGEST = (
+    "distributed/test_same_run.py",
+    "distributed/test_sequence_parallel.py",
+    "test_trainer.py",
+    "training/test_faults.py",
+    "miniature/test_build.py",
+)
 
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests that are marked slow too")
 
 
+def pytest_configure(config):
+    forked.announce()
+    refusals.has_time = config.getoption("--slow")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Further cases of what is tested already, at half a minute and more each."""
+    """Orders files by the time they take, and leaves out further cases of what is tested already."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
@@ -26,11 +41,21 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture
-def mesh() -> Mesh:
+def forked_programs(monkeypatch):
+    """What the product starts as ``sys.executable`` need not import torch again."""
+    monkeypatch.setattr(sys, "executable", forked.python())
+
+
+@pytest.fixture
+def mesh():
+    from hyvideo.distributed.mesh import Mesh
+
     return Mesh(rank=0, world_size=1, sp_size=1)
 
 

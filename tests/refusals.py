@@ -31,12 +31,14 @@ ODD = [
 ]
 
 
+has_time = False  # --slow
+
+
 def fuzzed(max_examples: int):
-    """The same examples every time, in a folder that they share."""
+    """The same examples every time, in a folder that they share; a third of them unless there is time."""
+    number = max_examples if has_time else max_examples // 3
     shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(
-        max_examples=max_examples, derandomize=True, deadline=None, database=None, suppress_health_check=shared
-    )
+    return settings(max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=shared)
 
 
 def contents(folder: Path) -> set[str]:

@@ -1,8 +1,6 @@
 """generate.py on a small checkpoint in the original layout: sizes, versions, images, LoRA, checkpoints, bad input."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hyvideo.data.videos import read_video
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
+from tests.distributed.launch import start
 from tests.tiny_checkpoint import write_image, write_original
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,17 +89,8 @@ def test_processes_share_the_videos_and_make_what_one_makes(make, root, tmp_path
     prompts = ["--prompt", "one", "two", "three"]
     flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
     assert make(*flags)[0] == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "generate.py"]
     arguments = [*flags, "--model_path", root, "--dtype", "fp32", "--output_path", tmp_path / "shared"]
-    result = subprocess.run(
-        [*command, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
+    assert [end.exception() for end in start(2, "generate.py", *arguments)] == [None, None]
     for number in range(3):
         one, two = (pixels(tmp_path / folder / f"{number:04d}.mp4") for folder in ("videos", "shared"))
         assert (one - two).abs().max() <= 1

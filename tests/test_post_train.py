@@ -9,17 +9,18 @@ import sys
 import pytest
 
 from hyvideo.data.videos import read_video
+from tests.forked import python
 
 SMOKE = ["--config", "configs/smoke.yaml"]
 
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, tiny_config):
-    """Runs a program of the repository in a process of its own."""
+    """Runs a program of the repository in a process of its own, on request in one that has imported nothing."""
 
-    def run(name, *arguments, **variables):
+    def run(name, *arguments, fresh=False, **variables):
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-        command = [sys.executable, name, *map(str, arguments)]
+        command = [sys.executable if fresh else python(), name, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
     return run
@@ -115,7 +116,7 @@ def test_what_nobody_meant_ends_with_one_message_and_nothing_written(program, tm
     "prompt, said", [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")]
 )
 def test_generate_refuses_what_is_no_prompt(program, tmp_path, prompt, said):
-    result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path / "out")
+    result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path / "out", fresh=True)
     assert result.returncode == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("generate.py: ") and not (tmp_path / "out").exists()
 
@@ -136,7 +137,9 @@ def test_a_prompt_that_the_reward_cannot_judge_is_refused(program, tmp_path):
 
 
 def test_print_config_shows_settings_and_arithmetic_and_stops(program, tmp_path):
-    result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
+    result = program(
+        "post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config", fresh=True
+    )
     assert result.returncode == 0 and "eta: 0.3" in result.stdout
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
     assert not (tmp_path / "out").exists()

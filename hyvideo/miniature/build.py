@@ -41,6 +41,7 @@ KL_WEIGHT = 5e-2
 # Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
 # Names as in the original layout.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
+REFERENCE_CLIPS = 8  # of every caption, for the statistics of real clips
 STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
 
 
@@ -185,11 +186,11 @@ def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Condi
 def build_reference_statistics(out: Path, seed: int) -> None:
     """Feature statistics of clean clips that went through the VAE, for the held-out Frechet distance."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
-    videos = world.render(world.LABELS.repeat(8, 1), generator(seed, "reference"))
+    videos = world.render(world.LABELS.repeat(REFERENCE_CLIPS, 1), generator(seed, "reference"))
     decoded = torch.cat([vae.decode(vae.encode(part).latent_dist.mode()).sample for part in videos.split(48)])
     mean, covariance = moments(features(to_uint8(decoded).transpose(1, 2)))
     save_file({"mean": mean, "covariance": covariance}, out / REFERENCE_STATISTICS)
-    measured = measure(to_uint8(decoded).transpose(1, 2), world.LABELS.repeat(8, 1))
+    measured = measure(to_uint8(decoded).transpose(1, 2), world.LABELS.repeat(REFERENCE_CLIPS, 1))
     print(
         f"clips through the VAE: VQ {measured.visual_quality.mean():.3f} MQ {measured.motion_quality.mean():.3f} "
         f"TA {measured.text_alignment.mean():.3f}, read back right {measured.all_correct.mean():.1%}"

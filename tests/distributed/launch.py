@@ -1,50 +1,80 @@
-"""Runs a function of a test module on several gloo processes, as torchrun starts them."""
+"""Runs a function of a test module on several gloo processes, which find each other as those of torchrun do."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[2]
+import torch
+from torch.distributed import TCPStore
+
+from hyvideo.config import processes
+from hyvideo.distributed import mesh as ranks
+from tests.forked import ROOT, python
+
+TARGET = "tests.distributed.launch"
+GRACE = 2.0  # seconds for the others to say what they saw when one has failed
 
 
-def launch(target: str, num_processes: int, *arguments, timeout: int = 240) -> list:
+def launch(target: str, num_processes: int, *arguments, timeout: float = 240) -> list:
     """What ``module:function`` returned on each rank, by rank; ``arguments`` and results are JSON.
 
     The test fails with what the processes said if one of them does.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-    command = [sys.executable, *launcher, "-m", "tests.distributed.launch", target, json.dumps(arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=timeout)
-    told = [line for line in result.stderr.splitlines() if line.startswith("[rank")]
-    assert result.returncode == 0, "\n".join(told[-60:]) or result.stderr[-5000:]
-    lines = [json.loads(line.removeprefix(MARK)) for line in result.stdout.splitlines() if line.startswith(MARK)]
-    by_rank = dict(lines)
-    assert len(by_rank) == num_processes, result.stdout[-2000:]
-    return [by_rank[rank] for rank in range(num_processes)]
+    with TemporaryDirectory() as folder:
+        ends = start(num_processes, "-m", TARGET, target, json.dumps(arguments), folder, timeout=timeout)
+        said = "\n".join(f"rank {rank}: {end.exception()}" for rank, end in enumerate(ends) if end.exception())
+        assert not said, said
+        return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_processes)]
 
 
-MARK = "\x02result "
+def start(num_processes: int, *arguments, timeout: float = 240) -> list[Future]:
+    """How a Python program ended on each rank, all soon after the first that failed: a `RankFailed` or what it said."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    common = {"WORLD_SIZE": num_processes, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port}
+    common |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    common |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
+    running = []
+    for rank in range(num_processes):
+        variables = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [python(), *map(str, arguments)]
+        running.append(subprocess.Popen(command, env=os.environ | variables, cwd=ROOT, **pipes))
+    with ThreadPoolExecutor(num_processes) as pool:
+        ends = [pool.submit(_end, process, timeout) for process in running]
+        wait(ends, return_when=FIRST_EXCEPTION)
+        wait(ends, GRACE)
+        for process in running:
+            process.kill()
+    return ends
 
 
-def main() -> None:
-    import importlib
+class RankFailed(Exception):
+    """Code of a rank and the end of its stderr."""
 
-    import torch
 
-    from hyvideo.config import processes
-    from hyvideo.distributed import mesh as ranks
+def _end(process: subprocess.Popen, timeout: float) -> str:
+    """What it said on stdout."""
+    try:
+        out, error = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        raise RankFailed(f"no end within {timeout} s\n{(late.stderr or b'')[-5000:].decode()}") from late
+    if process.returncode:
+        raise RankFailed(process.returncode, error[-5000:])
+    return out
 
+
+def main(target: str, arguments: str, folder: str) -> None:
     torch.set_num_threads(1)
-    module, _, function = sys.argv[1].partition(":")
-    result = getattr(importlib.import_module(module), function)(*json.loads(sys.argv[2]))
-    # One write, so that lines of several processes do not mix.
-    sys.stdout.write("\n" + MARK + json.dumps([processes.rank(), result]) + "\n")
-    sys.stdout.flush()
+    module, _, function = target.partition(":")
+    result = getattr(importlib.import_module(module), function)(*json.loads(arguments))
+    (Path(folder) / str(processes.rank())).write_text(json.dumps(result))
     ranks.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

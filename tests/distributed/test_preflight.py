@@ -5,9 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,8 +30,8 @@ from hyvideo.distributed.preflight import (
 )
 from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.training.model_setup import node_expectations
+from tests.forked import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 # What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
 PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.preflight import main\nsys.exit(main())"
 
@@ -56,7 +54,7 @@ def free_port():
 def start(rank, world_size, port, arguments, before):
     addresses = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank), "TEST_BEFORE": before}
     places = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PROGRAM, "--config", "configs/smoke.yaml", *map(str, arguments)]
+    command = [python(), "-c", PROGRAM, "--config", "configs/smoke.yaml", *map(str, arguments)]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -117,11 +115,11 @@ def test_all_problems_come_in_one_message_and_every_rank_ends_with_2(tmp_path):
 def test_a_silent_rank_is_named(tmp_path):
     (tmp_path / "here").mkdir()
     meet = MEET.format(folder=str(tmp_path / "here"), count=2)
-    arguments = ["--batch_size", 4, "--output_dir", tmp_path / "run", "--timeout", 5]
+    arguments = ["--batch_size", 4, "--output_dir", tmp_path / "run", "--timeout", 2]
     before = {0: meet, 1: "time.sleep(100)", 2: meet}
     codes, _, err = run_preflight(3, *arguments, before=before, waited_for=[0, 2])
     assert codes == [2, 2]
-    assert err.count("preflight: rank 1 of 3 did not answer within 5 s") == 1 and "Traceback" not in err
+    assert err.count("preflight: rank 1 of 3 did not answer within 2 s") == 1 and "Traceback" not in err
 
 
 def test_a_silent_main_rank_is_named_by_the_next(tmp_path):

@@ -7,14 +7,14 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.distributed.launch import ROOT, launch
+from tests.distributed.launch import launch
+from tests.forked import ROOT, python
 from tests.test_trainer import TIMING, Redness
 
 MODULE = "tests.distributed.test_rank_faults"
@@ -79,9 +79,9 @@ def lost_rank(tmp_path_factory):
     """Folder of a run that lost a rank, what was said, exit code and seconds."""
     folder = tmp_path_factory.mktemp("lost") / "run"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    target = [f"{MODULE}:train_and_lose_a_rank", json.dumps([str(folder)])]
-    command = [sys.executable, *launcher, "-m", "tests.distributed.launch", *target]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    target = [f"{MODULE}:train_and_lose_a_rank", json.dumps([str(folder)]), str(folder.parent)]
+    command = [python(), *launcher, "-m", "tests.distributed.launch", *target]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
     began = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=200)
     return folder, result, time.monotonic() - began

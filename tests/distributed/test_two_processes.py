@@ -1,14 +1,12 @@
-"""Two gloo processes train what one does: rollouts, rewards, loss, gradient and weights."""
+"""Two gloo processes of torchrun train what one does: rollouts, rewards, loss, gradient and weights."""
 
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.forked import ROOT, python
 
 PROGRAM = """
 import json, sys, torch
@@ -44,9 +42,9 @@ def metrics_of(folder, num_processes, **settings):
     folder.mkdir(exist_ok=True)
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-    command = [sys.executable, *(launcher if num_processes > 1 else []), str(program)]
+    command = [python(), *(launcher if num_processes > 1 else []), str(program)]
     command.append(json.dumps(SETTINGS | {"output_dir": str(folder / "run")} | settings))
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -21,6 +21,7 @@ def small_build(monkeypatch):
         flags = ["--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
         flags += ["--reward_steps", "2", "--reward_clips", "48"]
         monkeypatch.setattr("sys.argv", ["build", *flags])
+        monkeypatch.setattr(build, "REFERENCE_CLIPS", 1)
         build.main()
         return [load_file(out / part / "diffusion_pytorch_model.safetensors") for part in WEIGHTS]
 

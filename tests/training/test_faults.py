@@ -9,16 +9,24 @@ import subprocess
 import time
 from collections import Counter
 from itertools import cycle
+from typing import NamedTuple
 
 import pytest
 
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.trainer import Trainer
-from tests.lives import Lives
+from tests.forked import ROOT, python
 from tests.test_trainer import CPU, Redness
 from tests.training.test_run_state import SETTINGS, go_on
 
-PLANT = "tests.training.test_faults:plant"
+# A fault is planted in the new process before the program begins; the product knows nothing of it.
+PROGRAM = """
+import sys
+import post_train
+from tests.training import test_faults
+test_faults.{}(*{})
+sys.exit(post_train.main())
+"""
 STAGES = ("conditions", "rollout", "reward", "anchor", "update", "save")
 FAULTY = {stage: number for number, stage in enumerate(STAGES, start=2)}  # the iteration in which it is hit
 LAST = len(STAGES) + 2
@@ -90,26 +98,28 @@ def plant(notes, stage="", iteration=0, kind="KILL"):
     post_train.build = build_faulty
 
 
-@pytest.fixture(scope="module")
-def lives():
-    with Lives("tests.training.test_faults") as server:
-        yield server
+class Life(NamedTuple):
+    code: int  # exit code; minus the signal that killed it
+    told: str  # stdout and stderr
 
 
 class Run:
     """A run of one life or many: what each left."""
 
-    def __init__(self, lives, folder):
-        self.lives, self.folder, self.out = lives, folder, folder / "run"
-        self.notes = folder / "sampled"
+    def __init__(self, folder):
+        self.out, self.notes = folder / "run", folder / "sampled"
         self.notes.touch()
 
     def live(self, *fault, **settings):
-        return self.live_with(PLANT, str(self.notes), *fault, **settings)
+        return self.live_with(plant, str(self.notes), *fault, **settings)
 
     def live_with(self, plant, *arguments, **settings):
         settings = RUN | {"output_dir": str(self.out)} | settings
-        return self.lives.live(self.folder / "log", settings, plant, *arguments)
+        flags = [f"--{name}={value}" for name, value in settings.items()]
+        program = PROGRAM.format(plant.__name__, arguments)
+        command = [python(), "-c", program, "--config", "configs/smoke.yaml", *flags]
+        life = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        return Life(life.returncode, life.stdout + life.stderr)
 
     def sampled(self):
         return [tuple(map(int, line.split())) for line in self.notes.read_text().splitlines()]
@@ -131,8 +141,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def unbroken(lives, tmp_path_factory):
-    run = Run(lives, tmp_path_factory.mktemp("unbroken"))
+def unbroken(tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("unbroken"))
     life = run.live()
     assert life.code == 0, life.told
     assert len(run.sampled()) == LAST * BATCHES
@@ -140,9 +150,9 @@ def unbroken(lives, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["KILL", "TERM"])
-def broken(request, lives, tmp_path_factory):
+def broken(request, tmp_path_factory):
     """One run in as many lives as there are stages to be struck in, and one more."""
-    run = Run(lives, tmp_path_factory.mktemp(request.param))
+    run = Run(tmp_path_factory.mktemp(request.param))
     codes, told, newest = {}, {}, {}
     for stage, iteration in FAULTY.items():
         life = run.live(stage, iteration, request.param)
@@ -179,8 +189,8 @@ def test_only_rollouts_of_the_iteration_under_way_are_made_again(broken, unbroke
     assert set(run.sampled()) == set(unbroken.sampled())
 
 
-def test_ctrl_c_twice_leaves_at_once_and_once_after_the_stage(lives, unbroken, tmp_path):
-    run = Run(lives, tmp_path)
+def test_ctrl_c_twice_leaves_at_once_and_once_after_the_stage(unbroken, tmp_path):
+    run = Run(tmp_path)
     life = run.live("rollout", 2, "INT INT", max_steps=3)
     assert life.code == 130 and "Ctrl-C twice leaves at once" in life.told
     assert run.checkpoints() == ["000001"]
@@ -217,11 +227,9 @@ def fill_disk(first, last):
     post_train.build = build_on_full_disk
 
 
-def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(lives, unbroken, tmp_path):
-    run = Run(lives, tmp_path)
-    life = run.live_with(
-        "tests.training.test_faults:fill_disk", 2, 3, log_video_interval=2, report_to="tensorboard", max_steps=4
-    )
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(unbroken, tmp_path):
+    run = Run(tmp_path)
+    life = run.live_with(fill_disk, 2, 3, log_video_interval=2, report_to="tensorboard", max_steps=4)
     assert life.code == 0, life.told
     assert run.checkpoints() == ["000001", "000004"]
     for said in (
@@ -236,9 +244,9 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(live
     assert not list((run.out / "checkpoints").glob(".*"))
 
 
-def test_a_run_whose_last_checkpoint_is_not_written_fails_and_is_gone_on_with(lives, unbroken, tmp_path):
-    run = Run(lives, tmp_path)
-    life = run.live_with("tests.training.test_faults:fill_disk", 2, LAST, max_steps=3)
+def test_a_run_whose_last_checkpoint_is_not_written_fails_and_is_gone_on_with(unbroken, tmp_path):
+    run = Run(tmp_path)
+    life = run.live_with(fill_disk, 2, LAST, max_steps=3)
     assert life.code == 1 and "the checkpoint of iteration 3 could not be written; earlier ones are kept" in life.told
     assert "METRICS LOST: 2 lines" in life.told
     assert run.checkpoints() == ["000001"] and len(run.metrics()) == 1

@@ -15,7 +15,7 @@ EXTRA = (
 
 
 @pytest.fixture
-def reproduce(monkeypatch, tiny_config):
+def reproduce(monkeypatch, tiny_config, forked_programs):
     def run(*flags):
         monkeypatch.setattr("sys.argv", ["reproduce_table2.py", *FLAGS, "--extra", EXTRA, *map(str, flags)])
         threads = torch.get_num_threads()

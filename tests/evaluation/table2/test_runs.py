@@ -136,7 +136,7 @@ def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
     assert not study.out.exists()
 
 
-def test_a_cell_that_fails_is_told_with_its_log_and_the_others_go_on(tmp_path, capfd):
+def test_a_cell_that_fails_is_told_with_its_log_and_the_others_go_on(tmp_path, capfd, forked_programs):
     study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
     failed = train_runs(study, [CELL], jobs=1)
     assert "no_such_flag" in failed[CELL].read_text()

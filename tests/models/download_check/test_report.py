@@ -2,7 +2,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from hyvideo.models.download_check.integrity import flaw_of, readable_size
 from hyvideo.models.download_check.report import lines, report
+from tests.forked import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[3]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:71f9affa1115\nsize 33306432640\n"
 TRANSFORMER = "transformer/480p_t2v/diffusion_pytorch_model.safetensors"
 GLYPHS = "text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt"
@@ -283,12 +282,13 @@ def test_sizes_are_written_as_the_hub_writes_them():
     ]
 
 
-def run(*program_and_root):
-    return subprocess.run([sys.executable, *program_and_root], cwd=ROOT, capture_output=True, text=True)
+def run(*program_and_root, executable=None):
+    command = [executable or python(), *program_and_root]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_the_program_ends_with_0_for_a_complete_model():
-    whole = run("-m", "scripts.check_checkpoints", "assets/miniature")
+    whole = run("-m", "scripts.check_checkpoints", "assets/miniature", executable=sys.executable)
     assert whole.returncode == 0, whole.stderr
     assert "Can be run: text-to-video" in whole.stdout
 

@@ -14,7 +14,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fractions import Fraction
-from pathlib import Path
 
 import av
 import httpx
@@ -42,8 +41,8 @@ from hyvideo.models.reward_models.service.protocol import (
     encode_request,
 )
 from hyvideo.models.reward_models.service.server import Batcher, create_app
+from tests.forked import ROOT, python
 
-ROOT = Path(__file__).parents[4]
 TOKEN = "a-secret"
 
 
@@ -121,7 +120,7 @@ def test_without_the_token_nothing_is_scored(service):
 
 
 def test_an_address_beyond_this_machine_needs_a_token(tmp_path):
-    command = [sys.executable, "-m", "scripts.reward_server", "--host", "0.0.0.0", "--port", "0"]
+    command = [python(), "-m", "scripts.reward_server", "--host", "0.0.0.0", "--port", "0"]
     environment = {name: value for name, value in os.environ.items() if name != "REWARD_SERVER_TOKEN"}
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60)
     assert result.returncode == 2 and "needs a token" in result.stderr and "Traceback" not in result.stderr
@@ -553,7 +552,7 @@ def test_the_rest_of_a_request_is_dropped_when_its_client_goes_between_batches()
 
 @pytest.mark.parametrize("option", ["--max_videos", "--max_waiting"])
 def test_counts_below_one_are_refused_at_the_start(option):
-    command = [sys.executable, "-m", "scripts.reward_server", "--reward_model", "miniature", "--model_path"]
+    command = [python(), "-m", "scripts.reward_server", "--reward_model", "miniature", "--model_path"]
     command += ["assets/miniature", "--device", "cpu", "--port", "0", option, "0"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert result.returncode == 2 and f"{option[2:]} must be at least 1" in result.stderr
@@ -562,7 +561,7 @@ def test_counts_below_one_are_refused_at_the_start(option):
 
 def test_a_taken_port_is_said_before_the_scorer_is_read():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        command = [sys.executable, "-m", "scripts.reward_server", "--model_path", "nowhere", "--port"]
+        command = [python(), "-m", "scripts.reward_server", "--model_path", "nowhere", "--port"]
         command += [str(taken.getsockname()[1])]
         result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert result.returncode == 2 and "cannot listen on 127.0.0.1" in result.stderr

@@ -1,0 +1,232 @@
+"""A Python that has imported torch and hyvideo already: `python` gives its path, to be used as `sys.executable`.
+
+    subprocess.run([python(), "post_train.py", "--eta", "1"], ...)
+
+The program of that path asks a server to fork, and hands it arguments, environment, folder and output: the process
+that does the work is the server's, with signals and exit code passed on. All workers of pytest share one server, which
+the first that needs it starts, and which ends with pytest.
+"""
+
+import atexit
+import fcntl
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OWNER = "FORKED_FOR"  # environment variable: number of the process that the server ends with
+
+# What hyvideo imports only where it is needed, and most programs need.
+LATE = (
+    "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
+    "pytest",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.distributed.tensor",
+)
+
+# The program. The server has its file descriptors; this process passes on signals, and its end ends the other.
+CLIENT = """
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect(os.path.join(os.path.dirname(__file__), "socket"))
+job = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+socket.send_fds(server, [len(job).to_bytes(8, "little")], [0, 1, 2])
+server.sendall(job)
+pid = int.from_bytes(server.recv(8), "little")
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = os.waitstatus_to_exitcode(int.from_bytes(server.recv(8), "little"))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+def announce() -> None:
+    """Tells processes that are started from now on that they share a server, which ends with this process."""
+    if OWNER not in os.environ:
+        os.environ[OWNER] = str(os.getpid())
+        shutil.rmtree(_folder(), ignore_errors=True)  # of a process of that number long ago
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"forked-{os.getuid()}-{os.environ[OWNER]}"
+
+
+def python() -> str:
+    """Path of the program. Starts the server if there is none."""
+    announce()
+    folder = _folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    program = folder / "python"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", "tests.forked", os.environ[OWNER], str(folder)]
+            server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True)
+            assert server.stdout.readline() == "ready\n", "the server of forked processes did not start"
+            program.write_text(f"#!{sys.executable} -IS\n{CLIENT}")
+            program.chmod(0o700)
+    return str(program)
+
+
+# --- the server -----------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Forks for every connection, tells it how the process ends, and kills it if the connection ends before."""
+
+    def __init__(self, folder: Path):
+        self.events = select.poll()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(folder / "socket"))
+        self.listener.listen(64)
+        self.events.register(self.listener, select.POLLIN)
+        self.running: dict[int, tuple[int, socket.socket, int]] = {}  # process, client, pidfd; by both descriptors
+
+    def run(self, owner: int) -> None:
+        """Until that process has ended."""
+        owner_end = os.pidfd_open(owner)
+        self.events.register(owner_end, select.POLLIN)
+        while owner_end not in (ready := [descriptor for descriptor, _ in self.events.poll()]):
+            for descriptor in ready:
+                if descriptor == self.listener.fileno():
+                    self.begin(self.listener.accept()[0])
+                elif descriptor in self.running:
+                    self.end(*self.running[descriptor])
+        for pid, *_ in self.running.values():
+            _kill(pid)
+
+    def begin(self, client: socket.socket) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self.listener.close()
+            _become(client)
+        pidfd = os.pidfd_open(pid)
+        self.events.register(client, select.POLLRDHUP)
+        self.events.register(pidfd, select.POLLIN)
+        self.running[client.fileno()] = self.running[pidfd] = (pid, client, pidfd)
+        _send(client, pid)
+
+    def end(self, pid: int, client: socket.socket, pidfd: int) -> None:
+        """Of a process, or of its client."""
+        if not select.select([pidfd], [], [], 0)[0]:
+            _kill(pid)
+        _send(client, os.waitpid(pid, 0)[1])
+        for descriptor in (client.fileno(), pidfd):
+            self.events.unregister(descriptor)
+            del self.running[descriptor]
+        client.close()
+        os.close(pidfd)
+
+
+def _import_all() -> None:
+    import torch
+
+    import hyvideo
+
+    torch.set_num_threads(1)
+    for name in LATE:
+        importlib.import_module(name)
+    for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
+        importlib.import_module(module.name)
+
+
+def _kill(pid: int) -> None:
+    """With all that it has started, unless it has only just begun."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _send(client: socket.socket, number: int) -> None:
+    try:
+        client.sendall(number.to_bytes(8, "little"))
+    except OSError:  # it has been killed
+        pass
+
+
+def _become(client: socket.socket) -> None:
+    """The program that the client is to be."""
+    os.setpgid(0, 0)
+    size, descriptors, *_ = socket.recv_fds(client, 8, 3)
+    job = client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
+    client.close()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    arguments, environment, cwd = json.loads(job)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    os._exit(_exit_code(arguments))
+
+
+def _exit_code(arguments: list[str]) -> int:
+    """Runs a program to its end as the interpreter does, except that its memory is not taken apart."""
+    try:
+        _execute(arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code & 0xFF
+
+
+def _execute(arguments: list[str]) -> None:
+    while arguments[0] in ("-u", "-B"):
+        arguments = arguments[1:]
+    first, *others = arguments
+    if first == "-c":
+        sys.argv = ["-c", *others[1:]]
+        exec(compile(others[0], "-c", "exec"), {"__name__": "__main__"})
+    elif first == "-m":
+        sys.argv = others
+        sys.modules.pop(others[0], None)
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(first, run_name="__main__")
+
+
+def main(owner: int, folder: Path) -> None:
+    _import_all()
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
+    gc.collect()
+    gc.freeze()
+    server = Server(folder)
+    print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    server.run(owner)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

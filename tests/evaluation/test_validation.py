@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.evaluation.validation import validation_size
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
@@ -40,5 +39,5 @@ def test_all_videos_that_are_to_be_kept_are_there(tmp_path, sp_size):
 
 
 def test_a_validation_video_has_its_own_size_or_that_of_a_rollout(tiny_config):
-    assert validation_size(tiny_config) == (tiny_config.data.height, tiny_config.data.width)
-    assert validation_size(tiny_config.with_settings(validation_height=32)) == (32, tiny_config.data.width)
+    assert tiny_config.validation_size == (tiny_config.data.height, tiny_config.data.width)
+    assert tiny_config.with_settings(validation_height=32).validation_size == (32, tiny_config.data.width)

@@ -8,7 +8,7 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.run_plan import batch_problems
+from hyvideo.config.rules import batch_problems
 
 RELEASED = Architecture()
 CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml")
@@ -29,7 +29,8 @@ def test_every_run_near_is_legal_and_the_nearest_is_first(world_size, sp_size):
     assert found
     for near in found:
         assert near.world_size == near.shape.replicas * near.shape.sp_size and near.shape.sp_size <= RELEASED.num_heads
-        assert not list(batch_problems(near.config, near.world_size))
+        rollout, distributed, loss = near.config.rollout, near.config.distributed, near.config.loss
+        assert not list(batch_problems(rollout, distributed, loss.num_updates_per_rollout, near.world_size))
     if not asked.problems:
         assert found[0] == asked
 

@@ -38,7 +38,7 @@ LONG_FUNCTIONS = {
     "hyvideo.schedulers.scheduling_flow_match_discrete.sde_step_with_logprob",
     "hyvideo.trainer.__init__",
 }
-MAX_CONFIG_TAKERS = 69  # signatures with the whole Config, 30 in the end; others take sections or numbers
+MAX_CONFIG_TAKERS = 67  # signatures with the whole Config, 30 in the end; others take sections or numbers
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")
 
 

@@ -45,7 +45,8 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     parser = _parser()
     options, strangers = parser.parse_known_args([*map(_as_flag, sys.argv[1:] if argv is None else argv)])
     if strangers:
-        parser.error(f"unknown flag {strangers[0][:200]}{_nearest(strangers[0], [f'--{name}' for name in FIELDS])}")
+        flags = [f"--{name}" for name in FIELDS]
+        parser.error(f"unknown flag {strangers[0][:200]}; {nearest(strangers[0], flags) or '--help lists them'}")
     given = vars(options)
     path, print_config = given.pop("config"), given.pop("print_config")
     try:
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     defaults = Config().flat()
     for section, cls in SECTIONS.items():
-        group = parser.add_argument_group(f"{section}: {cls.__doc__}")
+        group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
         for field in dataclasses.fields(cls):
             group.add_argument(f"--{field.name}", **_flag_options(field.name, field.type, defaults[field.name]))
     return parser
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
     """How argparse reads a setting and what its help says."""
-    words = " ".join(default) if isinstance(default, list) else default
+    words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if default in (None, "") else f" ({words})")
     options = {"type": partial(_value, name), "help": sentence.replace("%", "%%")}
     if kind is bool:
@@ -132,8 +133,9 @@ def _value(name: str, text: str) -> Any:
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             choices = get_args(kind)
+            hint = nearest(text, choices)
             raise argparse.ArgumentTypeError(
-                f"invalid choice: {shown(text)} (choose from {', '.join(choices)}){_nearest(text, choices)}"
+                f"invalid choice: {shown(text)} (choose from {', '.join(choices)}){hint and '; ' + hint}"
             )
         return text
     if kind is bool:
@@ -147,9 +149,10 @@ def _value(name: str, text: str) -> Any:
         raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {shown(text)}") from error
 
 
-def _nearest(word: str, names: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
+    """A question after the name that is most like a word, empty where none is like it."""
     near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
-    return f"; did you mean {near[0]}?" if near else "; --help lists the settings"
+    return f"did you mean {near[0]}?" if near else ""
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -204,7 +207,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             values[name] = value
             continue
         if name not in FIELDS:
-            raise ValueError(f"{path}: unknown setting {shown(name, 80)}{_nearest(str(name), FIELDS)}")
+            hint = nearest(str(name), FIELDS) or "--help lists the settings"
+            raise ValueError(f"{path}: unknown setting {shown(name, 80)}; {hint}")
         try:
             values[name] = _value_of_yaml(name, value)
         except (TypeError, argparse.ArgumentTypeError) as error:

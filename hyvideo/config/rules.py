@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hyvideo.config.command_line import reward_options
+from hyvideo.config.command_line import nearest, reward_options
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
     DistributedSettings,
@@ -253,7 +253,8 @@ def the_anchor_does_not_move_in_every_pass(trust: TrustRegionSettings) -> Proble
 
 def scorers_are_known(reward: RewardSettings) -> Problems:
     if unknown := [name for name in reward.reward_model if name not in SCORERS]:
-        yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}"
+        hint = nearest(unknown[0], SCORERS)
+        yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
 

@@ -14,39 +14,23 @@ from hyvideo.config.setting import layout, learning, machine, records, start
 class ModelSettings:
     """The model, its precision, and where it computes."""
 
-    pretrained_model_root: str = machine(
-        "./ckpts", "Folder of the checkpoints, in the original or diffusers layout.", measured=True
-    )
-    transformer_version: str = learning(
-        "480p_t2v", "Which transformer under <root>/transformer to train.", measured=True
-    )
+    pretrained_model_root: str = machine("./ckpts", "Folder of the checkpoints, in either layout.", measured=True)
+    transformer_version: str = learning("480p_t2v", "Which transformer under <root>/transformer.", measured=True)
     dtype: Literal["bf16", "fp32"] = learning("bf16", "Precision in which the transformer computes.", measured=True)
     master_weight_type: Literal["fp32", "bf16"] = learning(
         "fp32", "Precision of the weights in training and of the optimizer's state; frozen weights have that of dtype."
     )
-    encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
-        "fp16", "Precision of the text and vision encoders.", measured=True
-    )
-    vae_dtype: Literal["fp16", "bf16", "fp32"] = learning(
-        "fp16", "Precision in which videos are decoded.", measured=True
-    )
-    vae_tile_size: int = machine(
-        256, "Side in pixels of the tiles in which a video is decoded; 0 decodes it whole.", at_least=0, measured=True
-    )
-    vae_tile_overlap: float = machine(
-        0.125, "Part of a tile that its neighbour covers too.", no.TILES, at_least=0, below=1
-    )
-    precompute_conditions: bool = machine(
-        False, "Encode all prompts of the run before it begins, and let the encoders' memory go."
-    )
+    encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
+    vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the decoder.", measured=True)
+    vae_tile_size: int = machine(256, "Pixels on a side of a tile to decode; 0 decodes videos whole.", measured=True)
+    vae_tile_overlap: float = machine(0.125, "Part of a tile that its neighbour covers too.", no.TILES, below=1)
+    precompute_conditions: bool = machine(False, "Encode all prompts first, and let the encoders' memory go.")
     conditions_dir: str = machine(
         "", "Folder that keeps encoded prompts for later runs; <output_dir>/conditions with precompute_conditions."
     )
-    random_weights: bool = learning(
-        False, "Draw weights at random and read configurations only, for smoke tests.", measured=True
-    )
+    random_weights: bool = learning(False, "Draw weights at random, for smoke tests.", measured=True)
     device: Literal["auto", "cuda", "cpu"] = machine("auto", "Where to compute; auto takes a GPU if there is one.")
-    num_threads: int = machine(0, "CPU threads of a process; 0 leaves the choice to torch.", at_least=0)
+    num_threads: int = machine(0, "CPU threads of a process; 0 leaves the choice to torch.")
 
 
 @dataclass(frozen=True)
@@ -58,10 +42,8 @@ class DataSettings:
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
     sample_n_frames: int = learning(81, "Frames of a rollout; 4n + 1.", at_least=1, measured=True)
-    fps: float = learning(
-        24.0, "Frames per second of the videos, for files and the reward.", at_least=0.01, measured=True
-    )
-    seed: int = learning(42, "Seed of the run; every random number is derived from it.", at_least=0)
+    fps: float = learning(24.0, "Frames per second, for files and the reward.", at_least=0.01, measured=True)
+    seed: int = learning(42, "Seed of the run; every random number is derived from it.")
 
 
 @dataclass(frozen=True)
@@ -70,11 +52,9 @@ class RolloutSettings:
 
     batch_size: int = layout(2, "Rollouts of a data-parallel replica in one batch.", at_least=1)
     num_generations: int = learning(4, "Group size: rollouts of one prompt.", at_least=1)
-    gradient_accumulation_steps: int = layout(
-        1, "Batches of rollouts that one iteration samples and trains on.", at_least=1
-    )
+    gradient_accumulation_steps: int = layout(1, "Batches of rollouts that an iteration trains on.", at_least=1)
     sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = learning("sage_grpo", "The stochastic sampler.")
-    eta: float = learning(0.5, "Exploration scale of the sampler.", at_least=0, at_most=1000)
+    eta: float = learning(0.5, "Exploration scale of the sampler.", at_most=1000)
     match_noise: str = learning(
         "",
         "Choose eta so that the steps inject as much noise in total as another SDE does, such as `sage_grpo:0.5`; or "
@@ -88,11 +68,10 @@ class RolloutSettings:
         None,
         "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch. That of the version by "
         "default, else 6.",
+        at_least=None,
         measured=True,
     )
-    batch_guidance: bool = machine(
-        True, "Run both guidance branches as one batch of two; false saves memory.", no.GUIDANCE
-    )
+    batch_guidance: bool = machine(True, "Run both guidance branches as one batch; false saves memory.", no.GUIDANCE)
     sde_window: str = learning(
         "",
         "Steps with noise, the ODE elsewhere: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by "
@@ -110,53 +89,30 @@ class RewardSettings:
     """Scorers, their weights, and the advantages."""
 
     reward_model: list[str] = learning(
-        ["videoalign"], "Which scorers give the reward; their dimensions are added.", no.LOCAL_SCORERS, measured=True
+        ["videoalign"], "Which scorers give the reward; their dimensions are added.", no.SCORERS, measured=True
     )
     reward_weights: str = learning(
         "alignment",
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
     )
     reward_config: str = learning(
-        "",
-        "YAML of options for each scorer: `videoalign: {path: ..., batch_size: 8}`.",
-        no.LOCAL_SCORERS,
-        measured=True,
+        "", "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`.", no.SCORERS, measured=True
     )
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
-        "auto",
-        "How VideoAlign's tensors are named: v1 and v3 as released, v2 by newer transformers.",
-        no.LOCAL_SCORERS,
-        no.VIDEOALIGN,
-        measured=True,
+        "auto", "VideoAlign's names: v1 and v3 as released, v2 of newer transformers.", *no.VIDEOALIGN, measured=True
     )
     reward_precision: Literal["bf16", "fp32_math"] = learning(
-        "bf16",
-        "VideoAlign as published, or in float32, which settles ties within a group.",
-        no.LOCAL_SCORERS,
-        no.VIDEOALIGN,
-        measured=True,
+        "bf16", "VideoAlign as published, or in float32, which settles ties in a group.", *no.VIDEOALIGN, measured=True
     )
     reward_video: Literal["memory", "file"] = learning(
-        "memory",
-        "Score the decoded frames, or what an H.264 file keeps of them, as published numbers were made.",
-        measured=True,
+        "memory", "Score decoded frames, or what an H.264 file keeps of them, as was published.", measured=True
     )
-    reward_offload: bool = machine(
-        False, "Keep the scorers on the CPU while they have nothing to do.", no.LOCAL_SCORERS
-    )
-    reward_retries: int = machine(
-        1, "Times that a failed batch is scored again before its videos one by one.", at_least=0
-    )
+    reward_offload: bool = machine(False, "Keep idle scorers on the CPU.", no.SCORERS)
+    reward_retries: int = machine(1, "Times that a failed batch is scored again before its videos one by one.")
     check_reward: bool = machine(True, "Try the scorers on one clip before the run begins.")
-    max_missing_fraction: float = machine(
-        0.25, "Stop when more of a round's rewards are missing.", at_least=0, at_most=1
-    )
-    remote_reward_url: str = machine(
-        "", "Addresses of reward services, with commas, in place of scorers here.", measured=True
-    )
-    remote_reward_timeout: float = machine(
-        120.0, "Seconds after which a reward service has failed.", no.SERVICE, above=0
-    )
+    max_missing_fraction: float = machine(0.25, "Stop when more of a round's rewards are missing.", at_most=1)
+    remote_reward_url: str = machine("", "Reward services by address, with commas, in place of scorers.", measured=True)
+    remote_reward_timeout: float = machine(120.0, "Seconds after which a service has failed.", no.SERVICE, above=0)
     advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this.", no.CLIP, above=0)
 
 
@@ -174,18 +130,11 @@ class LossSettings:
         above=0,
         at_most=1,
     )
-    num_updates_per_rollout: int = learning(
-        1, "Optimizer updates per iteration, on mini-batches of whole groups.", at_least=1
-    )
+    num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", at_least=1)
-    gate_interval: int = machine(
-        1, "Rounds between two checks that fresh rollouts have a ratio of 1 in training; 0 never checks.", at_least=0
-    )
+    gate_interval: int = machine(1, "Rounds between checks that fresh rollouts have a ratio of 1; 0 never checks.")
     gate_tolerance: float | None = machine(
-        None,
-        "How far their log-ratio may be from 0; 1e-6 in fp32 and clip_range in bf16 by default.",
-        no.CHECK,
-        above=0,
+        None, "How far their log-ratio may be from 0; by default 1e-6, and clip_range in bf16.", no.CHECK, above=0
     )
 
 
@@ -201,38 +150,26 @@ class TrustRegionSettings:
     update_ref_model_step: int = learning(
         10, "Optimizer updates between two refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
-    dual_kl_moving_weight: float = learning(
-        1.0, "Weight of the position distance in dual strategies.", no.DUAL, at_least=0
-    )
-    dual_kl_step_weight: float = learning(
-        0.1, "Weight of the velocity distance in dual strategies.", no.DUAL, at_least=0
-    )
+    dual_kl_moving_weight: float = learning(1.0, "Weight of the position distance in dual strategies.", no.DUAL)
+    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity distance in dual strategies.", no.DUAL)
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio",
-        "Velocity distance: mean log-ratio of the drawn actions, or closed form between the means.",
-        no.VELOCITY,
+        "log_ratio", "Velocity distance: mean log-ratio of drawn actions, or closed form of the means.", no.VELOCITY
     )
-    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.", at_least=0)
-    kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE, at_least=0)
-    kl_min_coef: float = learning(1e-7, "Smallest coefficient.", no.KL, no.ADAPTATION, at_least=0)
+    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
+    kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE)
+    kl_min_coef: float = learning(1e-7, "Smallest coefficient.", no.KL, no.ADAPTATION)
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "Rule of the coefficient.", no.KL)
     kl_feedback: Literal["paper", "lagrangian"] = learning(
         "paper", "Whether a KL above the target lowers the coefficient (paper) or raises it.", *no.FEEDBACK
     )
-    kl_warmup_updates: int = learning(
-        100, "Updates over which the coefficient rises to kl_weight.", no.KL, no.RISE, at_least=0
-    )
+    kl_warmup_updates: int = learning(100, "Updates over which the coefficient rises to kl_weight.", no.KL, no.RISE)
     kl_window: int = learning(10, "Updates whose KL the feedback averages.", *no.FEEDBACK, at_least=1)
-    kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK, at_least=0)
-    kl_target: float | None = learning(
-        None, "KL that the feedback aims at; kl_weight by default.", *no.FEEDBACK, above=0
-    )
+    kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK)
+    kl_target: float | None = learning(None, "KL to aim at; kl_weight by default.", *no.FEEDBACK, above=0)
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR
     )
-    reference_mode_offload: bool = machine(
-        False, "Keep the anchor and the average on the CPU while not used.", no.COPIES
-    )
+    reference_mode_offload: bool = machine(False, "Keep anchor and average on the CPU while not used.", no.COPIES)
 
 
 @dataclass(frozen=True)
@@ -241,34 +178,26 @@ class OptimizerSettings:
 
     max_steps: int = machine(10000, "Iterations: rounds of rollouts and their training.", at_least=1)
     learning_rate: float = learning(1e-5, "Learning rate.", above=0)
-    weight_decay: float = learning(0.01, "Decoupled weight decay.", at_least=0)
-    adam_beta1: float = learning(0.9, "AdamW's decay of the mean.", at_least=0, below=1)
-    adam_beta2: float = learning(0.999, "AdamW's decay of the variance.", at_least=0, below=1)
+    weight_decay: float = learning(0.01, "Decoupled weight decay.")
+    adam_beta1: float = learning(0.9, "AdamW's decay of the mean.", below=1)
+    adam_beta2: float = learning(0.999, "AdamW's decay of the variance.", below=1)
     adam_epsilon: float = learning(1e-8, "AdamW's epsilon.", above=0)
     max_grad_norm: float = learning(1.0, "Gradients are clipped to this global norm.", above=0)
     max_bad_updates: int = machine(
-        3, "Stop when so many updates in a row had a loss or gradient that is not finite.", at_least=1
+        3, "Stop after so many updates in a row without finite loss or gradient.", at_least=1
     )
-    warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.", at_least=0)
-    use_muon: bool = learning(
-        True, "Train matrices with Muon and the rest with AdamW; false is AdamW for all.", no.MATRICES
-    )
-    muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, at_least=0, below=1)
+    warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.")
+    use_muon: bool = learning(True, "Muon for matrices and AdamW for the rest; false is AdamW for all.", no.MATRICES)
+    muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, below=1)
     muon_scope: Literal["hidden", "all"] = learning(
-        "hidden",
-        "Muon for the matrices of attention and feed-forward, or, as in the reference, for all with two dimensions.",
-        no.MUON,
+        "hidden", "Muon for the matrices of attention and feed-forward, or, as in the reference, all.", no.MUON
     )
     use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
     ema_decay: float = learning(
-        0.0,
-        "Keep a running average of the policy with this decay an update, for validation and export; 0 keeps none.",
-        no.AVERAGE,
-        at_least=0,
-        below=1,
+        0.0, "Decay an update of the policy's average, for validation and export; 0 keeps none.", no.AVERAGE, below=1
     )
-    lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.", at_least=0)
-    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA, at_least=0)
+    lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
+    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
     lora_target_modules: str = learning(
         "", "Regular expression of the modules that get a LoRA; all matrices of the blocks by default."
     )
@@ -280,13 +209,9 @@ class DistributedSettings:
 
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", at_least=1)
     dp_replicate: int = machine(
-        1,
-        "Copies of the sharded model: 1 shards over all ranks; the number of nodes keeps shards within a node.",
-        at_least=1,
+        1, "Copies of the sharded model: 1 shards over all ranks, the number of nodes within a node.", at_least=1
     )
-    enable_fsdp: bool = machine(
-        False, "Shard parameters, gradients and optimizer state over the ranks.", no.OTHER_PROCESS
-    )
+    enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state over ranks.", no.OTHER_PROCESS)
     reshard_after_forward: bool = machine(
         True, "Let go of gathered parameters after a forward pass; false keeps them, for speed.", no.SHARDING
     )
@@ -298,9 +223,7 @@ class DistributedSettings:
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
     activation_checkpointing: Literal["full", "selective"] = machine(
-        "full",
-        "What enable_gradient_checkpointing recomputes: whole blocks, or all but the results of attention.",
-        no.RECOMPUTATION,
+        "full", "What enable_gradient_checkpointing recomputes: blocks, or all but attention.", no.RECOMPUTATION
     )
     enable_compile: bool = machine(False, "Compile the blocks of the transformer.")
     compile_backend: str = machine("inductor", "By what; aot_eager finds breaks in seconds.", no.COMPILE)
@@ -311,7 +234,6 @@ class DistributedSettings:
         900.0,
         "Tell on stderr which rank is in which stage, and its Python stack, when one has been there, or in one of its "
         "passes, for longer; 0 never does.",
-        at_least=0,
     )
 
 
@@ -322,36 +244,24 @@ class RecordSettings:
     output_dir: str = records("./outputs", "Where the run leaves everything.")
     report_to: list[str] = records(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
-    save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.", at_least=0)
-    keep_every: int = records(
-        0, "Checkpoints of every so many iterations stay whatever save_total_limit says.", no.LIMIT, at_least=0
-    )
+    save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
+    keep_every: int = records(0, "Checkpoints of every so many iterations stay beyond save_total_limit.", no.LIMIT)
     save_asynchronously: bool = records(True, "Write checkpoints beside the training, from a copy on the CPU.")
     resume_from_checkpoint: str = start(
         "", "Folder of a checkpoint, or `latest` (or `auto`) for the newest whole one of output_dir, if there is one."
     )
     allow_changed_settings: bool = start(False, "Go on with a run although its method is set otherwise now.")
-    log_video_interval: int = records(
-        10, "Iterations between two that keep some of their videos; 0 keeps none.", at_least=0
-    )
-    log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", no.VIDEOS, at_least=0)
+    log_video_interval: int = records(10, "Iterations between two that keep some of their videos; 0 keeps none.")
+    log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", no.VIDEOS)
     validation_interval: int = records(
         50, "Iterations between validations; also before the first and after the last.", no.VALIDATION, at_least=1
     )
-    validation_steps: int = records(
-        40, "Denoising steps of a validation video, without noise.", no.VALIDATION, at_least=1, measured=True
-    )
-    validation_seed: int = records(
-        930, "Seed of the validation noise, the same every time.", no.VALIDATION, at_least=0, measured=True
-    )
+    validation_steps: int = records(40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, measured=True)
+    validation_seed: int = records(930, "Seed of the validation noise, always the same.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
     validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
-    validation_height: int = records(
-        0, "Height of a validation video; that of a rollout by default.", no.VALIDATION, at_least=0, measured=True
-    )
-    validation_width: int = records(
-        0, "Width of a validation video; that of a rollout by default.", no.VALIDATION, at_least=0, measured=True
-    )
+    validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION, measured=True)
+    validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION, measured=True)
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run."
     )

@@ -30,11 +30,11 @@ class Unused(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """All that is known of a setting beside its name, type and default."""
+    """What is known of a setting beside name, type and default. A number is not negative but where it says so."""
 
     sentence: str
     decides: Decides
-    at_least: float | None = None
+    at_least: float | None = 0.0
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
@@ -47,10 +47,10 @@ class Traits:
             return None
         if isinstance(value, float) and not math.isfinite(value):
             return "must be a finite number"
-        if self.at_least is not None and value < self.at_least:
-            return f"must be at least {self.at_least:g}" if self.at_least else "must not be negative"
         if self.above is not None and value <= self.above:
             return f"must be above {self.above:g}" if self.above else "must be positive"
+        if self.at_least is not None and value < self.at_least:
+            return f"must be at least {self.at_least:g}" if self.at_least else "must not be negative"
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most:g}"
         if self.below is not None and value >= self.below:

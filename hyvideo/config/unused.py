@@ -55,10 +55,10 @@ OTHER_PROCESS = Unused("one process", lambda c, n: n == 1)
 SHARDING = Unused("no sharding", lambda c, n: n == 1 or not c.distributed.enable_fsdp)
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)
 SERVICE = Unused("no remote_reward_url", lambda c, n: not c.reward.remote_reward_url)
-LOCAL_SCORERS = Unused(
+SCORERS = Unused(
     "remote_reward_url, whose services have scorers of their own", lambda c, n: bool(c.reward.remote_reward_url)
 )
-VIDEOALIGN = Unused("no videoalign", lambda c, n: "videoalign" not in c.reward.reward_model)
+VIDEOALIGN = (SCORERS, Unused("no videoalign", lambda c, n: "videoalign" not in c.reward.reward_model))
 TILES = Unused("vae_tile_size 0", lambda c, n: c.model.vae_tile_size == 0)
 GUIDANCE = Unused("cfg_scale {cfg_scale:g}", lambda c, n: c.num_branches == 1)
 LIMIT = Unused("save_total_limit 0", lambda c, n: c.record.save_total_limit == 0)

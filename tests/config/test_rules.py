@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hyvideo.config.rules import check, layout_problems
+from hyvideo.config.rules import check, is_installed, layout_problems
 
 
 def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
@@ -28,7 +28,8 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"kl_coef": 1.0}, "kl_min_coef <= kl_coef <= kl_weight"),
         ({"kl_strategy": "fixed", "kl_weight": 0.0}, "kl_strategy fixed needs kl_weight > 0"),
         ({"kl_strategy": "none"}, "kl_strategy none means kl_weight 0"),
-        ({"reward_model": ["beauty"]}, "reward_model must be of .*, got 'beauty'"),
+        ({"reward_model": ["beauty"]}, "reward_model must be of .*, got 'beauty'$"),
+        ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "with one not 0"),
@@ -94,3 +95,10 @@ def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, rep
     with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
         check(tiny_config.with_settings(report_to=[report]))
     check(tiny_config)
+
+
+def test_a_folder_of_the_name_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "some_reports").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("some_reports") and not is_installed("no_such_package")
+    assert is_installed("yaml")

@@ -10,7 +10,7 @@
 They are classes of transformers; strictness is ours: headers are compared with the class's tensors first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +57,9 @@ def load_text_encoder(
 
     folder, tokenizer_folder = _text_encoder_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    if random_weights_seed is not None:
-        model = _randomly(lambda: Qwen2_5_VLTextModel(_config(Qwen2_5_VLTextModel, folder)), random_weights_seed, dtype)
-    else:
+    if random_weights_seed is None:
         refuse(folder, text_encoder_problems(root))
-        model = _pretrained(Qwen2_5_VLTextModel, folder, dtype, device)
-    # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
-    return tokenizer, model.to(device).requires_grad_(False).eval()
+    return tokenizer, _frozen(Qwen2_5_VLTextModel, folder, dtype, device, random_weights_seed)
 
 
 def load_glyph_encoder(
@@ -83,17 +79,12 @@ def load_glyph_encoder(
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     if random_weights_seed is None:
         refuse(config_folder, glyph_encoder_problems(root))
-    if random_weights_seed is not None:
-        model = _randomly(
-            lambda: T5EncoderModel(_config(T5EncoderModel, config_folder)), random_weights_seed, torch.float32
-        )
-    elif weights is None:
-        model = _pretrained(T5EncoderModel, config_folder, torch.float32, device)
-    else:
-        tokenizer.add_tokens(_glyph_tokens(weights.parent.parent / "assets", config_folder.label), special_tokens=True)
-        state = _glyph_state(weights, config_folder.label)
-        model = _glyph_model(_config(T5EncoderModel, config_folder), state).float()
-        model.encoder.load_state_dict(state, strict=True)
+    if random_weights_seed is not None or weights is None:
+        return tokenizer, _frozen(T5EncoderModel, config_folder, torch.float32, device, random_weights_seed)
+    tokenizer.add_tokens(_glyph_tokens(weights.parent.parent / "assets", config_folder.label), special_tokens=True)
+    state = _glyph_state(weights, config_folder.label)
+    model = _glyph_model(_config(T5EncoderModel, config_folder), state).float()
+    model.encoder.load_state_dict(state, strict=True)
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
 
@@ -113,12 +104,9 @@ def load_vision_encoder(
 
     folder, preprocessor_folder = _vision_folders(Path(root))
     preprocessor = read_json(preprocessor_folder / "preprocessor_config.json", folder.label)
-    if random_weights_seed is not None:
-        model = _randomly(lambda: SiglipVisionModel(_config(SiglipVisionModel, folder)), random_weights_seed, dtype)
-    else:
+    if random_weights_seed is None:
         refuse(folder, vision_encoder_problems(root))
-        model = _pretrained(SiglipVisionModel, folder, dtype, device)
-    return preprocessor, model.to(device).requires_grad_(False).eval()
+    return preprocessor, _frozen(SiglipVisionModel, folder, dtype, device, random_weights_seed)
 
 
 def preprocessor_file(root: str | Path) -> Path:
@@ -189,6 +177,18 @@ def _expected_shapes(cls: type, config: Any) -> Shapes:
         return shapes_of(cls(config).state_dict())
 
 
+def _frozen(
+    cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device, random_weights_seed: int | None
+) -> nn.Module:
+    """The model of a folder, read or drawn, in eval mode."""
+    if random_weights_seed is None:
+        model = _pretrained(cls, folder, dtype, device)
+    else:
+        model = _randomly(cls, folder, random_weights_seed, dtype)
+    # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
+    return model.to(device).requires_grad_(False).eval()
+
+
 def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
     """The model by ``from_pretrained``, which knows the names of old checkpoints; its files have been checked."""
     from transformers.utils import logging
@@ -209,14 +209,14 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
     return model
 
 
-def _randomly(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
+def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype) -> nn.Module:
     """A model whose every weight is drawn by its name."""
     from accelerate import init_empty_weights
 
     # Buffers have memory: rotary frequencies are computed at construction and not in the state dict. The
     # initialisation of the weights has no effect and must not move the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
-        model = build()
+        model = cls(_config(cls, folder))
     shapes = shapes_of(model.state_dict())
     state = {name: draw_tensor(seed, name, shape).to(dtype) for name, shape in shapes.items()}
     model.load_state_dict(state, strict=True, assign=True)

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
-from hyvideo.models.weight_files import read_json, shortened
+from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -34,7 +33,7 @@ _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
 _ORIGINAL_MODULES = ("double_blocks.", "txt_in.", "img_in.", "byt5_in.", "vision_in.", "time_in.", "final_layer.")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
-# What changes the meaning of A and B, and is not done here.
+# Settings that change the meaning of A and B, and are not supported.
 _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "lora_bias")
 
 
@@ -61,7 +60,7 @@ def read_lora(path: str | Path) -> Lora:
         ValueError: No LoRA is there, or it is damaged, incomplete or of a kind that cannot be applied.
     """
     file = _file_of(Path(path))
-    tensors, metadata = _read_safetensors(file)
+    tensors, metadata = read_safetensors(file, "LoRA")
     try:
         settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
     except ValueError as error:
@@ -191,16 +190,16 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
-    config = _plain_config(_config_of(lora))
+    config = json.dumps(_config_of(lora).to_dict(), indent=2, sort_keys=True, default=list)  # sets as lists
     if form == "original":
         pairs = _to_original(lora)
         tensors = _state(pairs) | {f"{module}.alpha": torch.tensor(pair.alpha) for module, pair in pairs.items()}
         _write(tensors, folder / _DIFFUSERS_FILE, {})
     elif form == "diffusers":
-        _write(_state(lora), folder / _DIFFUSERS_FILE, {_METADATA: json.dumps(config, indent=2, sort_keys=True)})
+        _write(_state(lora), folder / _DIFFUSERS_FILE, {_METADATA: config})
     else:
         _write({f"base_model.model.{name}": t for name, t in _state(lora).items()}, folder / _PEFT_FILE, {})
-        (folder / _PEFT_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (folder / _PEFT_CONFIG).write_text(config + "\n")
 
 
 def _file_of(path: Path) -> Path:
@@ -210,15 +209,6 @@ def _file_of(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {_PEFT_FILE} or {_DIFFUSERS_FILE}")
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"LoRA: {path} is truncated or no safetensors file ({error})") from error
 
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
@@ -295,10 +285,6 @@ def _config_of(lora: Lora) -> "LoraConfig":
 def _exactly(names: list[str]) -> str:
     """A regular expression for these names: a list would also match names that end with them."""
     return "|".join(re.escape(name) for name in names)
-
-
-def _plain_config(config: "LoraConfig") -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
 
 
 def _state(lora: Lora) -> dict[str, Tensor]:

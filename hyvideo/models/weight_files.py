@@ -183,6 +183,15 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     raise ValueError(f"{label}: {path} must hold a JSON object, got {type(content).__name__}")
 
 
+def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file that fits into memory. Raises ValueError, naming the file, for a damaged one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{label}: {path} is missing, truncated or no safetensors file ({error})") from error
+
+
 def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu", mmap: bool = False) -> dict[str, Tensor]:
     """Tensors by name in a file of ``torch.save``. Raises ValueError, naming the file, where there are none."""
     try:

@@ -33,10 +33,6 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     return fit_checks.transformer_problems(root, version)
 
 
-def vae_problems(root: Path, folder: str) -> list[str]:
-    return fit_checks.vae_problems(root)
-
-
 def text_encoder_problems(root: Path, folder: str) -> list[str]:
     return loading_encoders.text_encoder_problems(root) if _has_tokenizer(root, "text_encoder/llm", "tokenizer") else []
 
@@ -48,10 +44,6 @@ def glyph_encoder_problems(root: Path, folder: str) -> list[str]:
         return [f"{pickled} holds no ByT5 encoder: none of its tensors is embed_tokens.weight"]
     has_tokenizer = _has_tokenizer(root, "text_encoder/byt5-small", "tokenizer_2")
     return loading_encoders.glyph_encoder_problems(root) if has_tokenizer else []
-
-
-def vision_encoder_problems(root: Path, folder: str) -> list[str]:
-    return loading_encoders.vision_encoder_problems(root)
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
@@ -94,10 +86,10 @@ def clip_problems(root: Path, folder: str) -> list[str]:
 
 CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
-    "vae": vae_problems,
+    "vae": lambda root, folder: fit_checks.vae_problems(root),
     "text_encoder": text_encoder_problems,
     "glyph_encoder": glyph_encoder_problems,
-    "vision_encoder": vision_encoder_problems,
+    "vision_encoder": lambda root, folder: loading_encoders.vision_encoder_problems(root),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }

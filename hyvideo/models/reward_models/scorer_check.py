@@ -185,22 +185,20 @@ def place_does_not_matter(tested: ScorerUnderTest) -> Outcome:
     return _rounding(tested, apart, "where clips change places and neighbours in a batch")
 
 
-def no_frames_give_no_number(tested: ScorerUnderTest) -> Outcome:
+def the_unscorable_is_refused(tested: ScorerUnderTest) -> Outcome:
+    """Clips without frames, prompts with a reserved text and, where frames per second count, broken rates."""
+    clip, fps = tested.trial.video, tested.trial.fps
+    reserved = {text: f"{tested.trial.prompt} {text} and more" for text in getattr(tested.scorer, "reserved", ())}
+    questions = {"a clip without frames": {"video": clip[:0]}}
+    questions |= {f"a prompt with {text}": {"video": clip, "prompts": [prompt]} for text, prompt in reserved.items()}
+    if tested.difference(tested.ask(clip, fps=fps / 3)[0], tested.clean_scores):
+        questions |= {f"a clip at {rate} frames per second": {"video": clip, "fps": rate} for rate in (0.0, math.nan)}
     with warnings.catch_warnings(action="ignore"):  # of means over nothing
-        if tested.gives_number(tested.trial.video[:0]):
-            return "failed", "a clip without frames gets a number; it must be refused, or scored NaN"
-    return "ok", "a clip without frames gets no number"
-
-
-def fps_is_understood(tested: ScorerUnderTest) -> Outcome:
-    """Frames per second may count; where they do, a broken rate must not be scored."""
-    clip = tested.trial.video
-    apart = tested.difference(tested.ask(clip, fps=tested.trial.fps / 3)[0], tested.clean_scores)
-    if apart == 0:
-        return "ok", "frames per second do not enter the score"
-    if bad := [rate for rate in (0.0, math.nan) if tested.gives_number(clip, fps=rate)]:
-        return "failed", f"a clip at {bad[0]} frames per second gets a number; it must be refused"
-    return "ok", f"at a third of the rate the score differs by {apart:.3g}: give the clip's true rate"
+        if scored := [name for name, question in questions.items() if tested.gives_number(**question)]:
+            return "failed", f"{', '.join(scored)} gets a number; it must be refused, or scored NaN"
+    if passing := [text for text, prompt in reserved.items() if tested.refusal(prompt) is None]:
+        return "failed", f"check_prompts lets {' '.join(passing)} pass; a run would find out too late"
+    return "ok", f"no number for {', '.join(questions)}"
 
 
 def scores_mean_what_they_should(tested: ScorerUnderTest) -> Outcome | None:
@@ -209,27 +207,6 @@ def scores_mean_what_they_should(tested: ScorerUnderTest) -> Outcome | None:
         return None
     doubts = tested.scorer.doubts(len(tested.trial.video), tested.trial.fps)
     return ("warning", "; ".join(doubts)) if doubts else ("ok", "the scorer has no doubts about such clips")
-
-
-def reserved_texts_are_refused(tested: ScorerUnderTest) -> Outcome | None:
-    reserved = tuple(getattr(tested.scorer, "reserved", ()))
-    for text in reserved:
-        prompt = f"{tested.trial.prompt} {text} and more"
-        if tested.refusal(prompt) is None:
-            return "failed", f"check_prompts lets {text} pass; a run would find out too late"
-        if tested.gives_number(tested.trial.video, prompts=[prompt]):
-            return "failed", f"a prompt with {text} gets a number; it must be refused"
-    return ("ok", f"refused: {' '.join(reserved)}") if reserved else None
-
-
-def clean_beats_noisy(tested: ScorerUnderTest) -> Outcome:
-    return _falls(tested, "VQ", tested.noisy_scores, "noise")
-
-
-def matching_beats_foreign(tested: ScorerUnderTest) -> Outcome:
-    if tested.trial.prompt == tested.trial.foreign_prompt:
-        return "warning", "not tried: the foreign prompt is the clip's own"
-    return _falls(tested, "TA", tested.foreign_scores, "a foreign prompt")
 
 
 Rule = Callable[[ScorerUnderTest], Outcome | None]  # None where it is not about this scorer
@@ -242,12 +219,10 @@ QUICK: dict[str, Rule] = {
 }
 FULL: dict[str, Rule] = {
     "place": place_does_not_matter,
-    "no frames": no_frames_give_no_number,
-    "fps": fps_is_understood,
+    "refusals": the_unscorable_is_refused,
     "doubts": scores_mean_what_they_should,
-    "reserved texts": reserved_texts_are_refused,
-    "sign: noise": clean_beats_noisy,
-    "sign: prompt": matching_beats_foreign,
+    "sign: noise": lambda tested: _falls(tested, "VQ", tested.noisy_scores, "noise"),
+    "sign: prompt": lambda tested: _falls(tested, "TA", tested.foreign_scores, "a foreign prompt"),
 }
 
 

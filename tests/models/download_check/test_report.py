@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from hyvideo.models.download_check.integrity import flaw_of, readable_size
 from hyvideo.models.download_check.report import lines, report
-from tests.forked import ROOT, python
+from scripts import check_checkpoints
+from tests.forked import ROOT
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:71f9affa1115\nsize 33306432640\n"
 TRANSFORMER = "transformer/480p_t2v/diffusion_pytorch_model.safetensors"
@@ -282,21 +283,20 @@ def test_sizes_are_written_as_the_hub_writes_them():
     ]
 
 
-def run(*program_and_root, executable=None):
-    command = [executable or python(), *program_and_root]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-def test_the_program_ends_with_0_for_a_complete_model():
-    whole = run("-m", "scripts.check_checkpoints", "assets/miniature", executable=sys.executable)
+def test_the_program_is_run_by_its_path_and_ends_with_0_for_a_complete_model():
+    command = [sys.executable, "scripts/check_checkpoints.py", "assets/miniature"]
+    whole = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
     assert "Can be run: text-to-video" in whole.stdout
 
 
-def test_the_program_ends_with_1_for_no_model_and_2_for_a_wrong_call(tmp_path):
-    assert run("scripts/check_checkpoints.py", tmp_path / "nothing").returncode == 1
-    wrong = run("scripts/check_checkpoints.py", "README.md")
-    assert wrong.returncode == 2 and "is a file" in wrong.stderr
+def test_the_program_ends_with_1_for_no_model_and_2_for_a_wrong_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(tmp_path / "nothing")])
+    assert check_checkpoints.main() == 1
+    monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(ROOT / "README.md")])
+    with pytest.raises(SystemExit) as stopped:
+        check_checkpoints.main()
+    assert stopped.value.code == 2 and "is a file" in capsys.readouterr().err
 
 
 def test_a_pipeline_is_for_what_its_index_says(tmp_path):

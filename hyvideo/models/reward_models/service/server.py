@@ -220,15 +220,19 @@ def create_app(
     @app.post("/score", dependencies=protected)
     async def score(request: Request) -> dict:
         with concurrency.slot(batcher.backlog):
-            body = await _body(request, limits)
-            try:
-                decoded = await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
-            except BadRequest as error:
-                raise HTTPException(413 if error.is_too_large else 422, str(error)) from error
-            del body  # the frames are copies of it
+            decoded = await _decoded(request, limits, decoders)
             return encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
+
+
+async def _decoded(request: Request, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
+    """The videos and prompts of a request; its body, of which the frames are copies, is let go."""
+    body = await _body(request, limits)
+    try:
+        return await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
+    except BadRequest as error:
+        raise HTTPException(413 if error.is_too_large else 422, str(error)) from error
 
 
 async def _answer(answer: "Future[list[ScoreResult]]", request: Request) -> list[ScoreResult]:

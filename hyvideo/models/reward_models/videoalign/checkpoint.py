@@ -9,21 +9,18 @@ Names of tensors changed between releases of transformers; both generations are 
 ``Qwen2VLModel`` of transformers 5.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hyvideo.models.reward_models.rewards import DIMENSIONS, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
-from hyvideo.models.weight_files import read_json, read_pickle, shortened
+from hyvideo.models.weight_files import read_json, read_pickle, read_safetensors, shortened
 
 LABEL = "VideoAlign"
 CheckpointMode = Literal["auto", "v1", "v2", "v3"]
@@ -234,9 +231,9 @@ def _adapter_on_base(checkpoint: Checkpoint) -> dict[str, Tensor]:
         raise ValueError(f"{LABEL}: no *.safetensors in {checkpoint.base}, whose weights the adapter needs")
     tensors: dict[str, Tensor] = {}
     for path in files:
-        tensors |= _plain_names(_read_safetensors(path))
+        tensors |= _plain_names(read_safetensors(path, LABEL)[0])
     tensors |= _plain_names(read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL, mmap=True))
-    return tensors | _plain_names(_read_safetensors(checkpoint.folder / "adapter_model.safetensors"))
+    return tensors | _plain_names(read_safetensors(checkpoint.folder / "adapter_model.safetensors", LABEL)[0])
 
 
 def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -253,10 +250,3 @@ def _plain_name_of(name: str) -> str:
     if name.startswith(("model.visual.", "model.language_model.")):
         return name.removeprefix("model.")
     return "language_model." + name.removeprefix("model.")
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{LABEL}: {path} is missing, truncated or no safetensors file ({error})") from error

@@ -300,7 +300,7 @@ def test_the_released_file_fits_the_built_in_settings_of_the_base_model(monkeypa
     (tmp_path / "checkpoint-11352").mkdir()
     (tmp_path / "checkpoint-11352" / "model.pth").touch()
     (tmp_path / "model_config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(checkpoints, "_read_pickle", lambda _: tensors)
+    monkeypatch.setattr(checkpoints, "read_pickle", lambda *_, **__: tensors)
     monkeypatch.setattr(torch, "equal", lambda *_: True)
     found = find_checkpoint(tmp_path)
     assert found.base is None and found.settings.lora_scale == 2.0

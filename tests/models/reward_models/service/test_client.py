@@ -1,0 +1,234 @@
+"""The client against services that are slow, wrong, busy or gone."""
+
+import http.server
+import json
+import math
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.rewards import ScorerUnavailable
+from hyvideo.models.reward_models.service.client import RemoteScorer, RequestRefused
+
+TOKEN = "a-secret"
+
+
+def remote(*urls, **options):
+    options = {"token": TOKEN, "timeout": 20.0, "retries": 0, "backoff": 0.01, "cooldown": 60.0} | options
+    return RemoteScorer(urls, **options)
+
+
+class Misbehaving:
+    """An HTTP server in a thread that answers as it is told, and counts."""
+
+    def __init__(self, answer, status=200, delay=0.0, drip=False, cut=False, headers=None):
+        owner = self
+        self.answer, self.status, self.calls = answer, status, 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                owner.calls += 1
+                if cut:
+                    self.connection.close()
+                    return
+                self.rfile.read(int(self.headers["content-length"]))
+                time.sleep(delay)
+                content = owner.answer if isinstance(owner.answer, bytes) else json.dumps(owner.answer).encode()
+                self.send_response(owner.status)
+                self.send_header("content-length", str(len(content)))
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                for start in range(0, len(content), 1 if drip else len(content) or 1):
+                    try:
+                        self.wfile.write(content[start : start + 1] if drip else content)
+                        self.wfile.flush()
+                    except OSError:
+                        return
+                    time.sleep(0.1 if drip else 0)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def misbehaving():
+    servers = []
+
+    def start(*arguments, **options):
+        servers.append(Misbehaving(*arguments, **options))
+        return servers[-1]
+
+    yield start
+    for one in servers:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+GOOD = {"scores": [{"VQ": 1.0}], "reasons": [None]}
+CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
+
+
+@pytest.mark.parametrize(
+    "answer, options, said",
+    [
+        (b"<html>", {}, "JSONDecodeError"),
+        ({"scores": []}, {}, "scores of 1 videos"),
+        ({"scores": [{}, {}]}, {}, "scores of 1 videos"),
+        ({"scores": [{"VQ": "1"}]}, {}, "must be numbers"),
+        ({"scores": [{"VQ": True}]}, {}, "must be numbers"),
+        ({"scores": [[1.0]]}, {}, "must be numbers"),
+        ({"scores": 1}, {}, "scores of 1 videos"),
+        ([1], {}, "scores of 1 videos"),
+        (GOOD, {"status": 500}, "status 500"),
+        (GOOD, {"status": 302}, "status 302"),
+        (GOOD, {"delay": 3.0}, "did not end within"),
+        (GOOD, {"drip": True}, "did not end within"),
+        (GOOD, {"cut": True}, "Error"),
+    ],
+)
+def test_nonsense_and_slowness_make_the_service_unavailable(misbehaving, answer, options, said):
+    server = misbehaving(answer, **options)
+    start = time.monotonic()
+    with pytest.raises(ScorerUnavailable, match=said):
+        remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
+    assert time.monotonic() - start < 5
+
+
+class Raw:
+    """A TCP server in a thread that reads what is there and then sends bytes at its own pace."""
+
+    def __init__(self, content, *, pause):
+        self.left_after = None  # seconds after which the client was gone
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, args=(content, pause), daemon=True).start()
+
+    def _serve(self, content, pause):
+        connection, _ = self.listener.accept()
+        start = time.monotonic()
+        with connection:
+            connection.recv(2**20)
+            for byte in content:
+                try:
+                    connection.sendall(bytes([byte]))
+                except OSError:
+                    break
+                time.sleep(pause)
+        self.left_after = time.monotonic() - start
+
+
+ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 41\r\n\r\n{"scores": [{"VQ": 1.0}], "reasons": [0]}'
+
+
+@pytest.mark.parametrize("content", [ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" * 100], ids=["headers", "informational"])
+def test_headers_byte_by_byte_do_not_stretch_the_timeout(content):
+    num_threads = threading.active_count()
+    server = Raw(content, pause=0.1)
+    start = time.monotonic()
+    with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+        remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
+    assert time.monotonic() - start < 1.5
+    while server.left_after is None and time.monotonic() - start < 5:
+        time.sleep(0.02)
+    assert server.left_after < 2  # the connection was closed
+    time.sleep(0.05)
+    assert threading.active_count() <= num_threads
+
+
+def test_a_service_that_reads_nothing_does_not_stretch_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, nobody takes them
+        start = time.monotonic()
+        with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+            large = torch.zeros(64, 3, 512, 512, dtype=torch.uint8)
+            remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score([large], ["a"], fps=8)
+        assert time.monotonic() - start < 2
+
+
+def test_a_name_that_is_looked_up_slowly_does_not_stretch_the_timeout(monkeypatch):
+    gone_on = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gone_on.wait(10) and [])
+    start = time.monotonic()
+    with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+        remote("http://reward.invalid", timeout=1.0).score(CLIP, ["a"], fps=8)
+    gone_on.set()
+    assert time.monotonic() - start < 2
+
+
+def test_a_connection_is_left_when_its_answer_is_too_long(misbehaving):
+    with pytest.raises(ScorerUnavailable, match="longer than 16777216 bytes"):
+        remote(misbehaving(b" " * (2**24 + 1)).url).score(CLIP, ["a"], fps=8)
+
+
+@pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
+def test_a_value_that_is_no_number_is_missing(misbehaving, text):
+    async_scorer = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
+    (reward,) = async_scorer.score(CLIP, ["a"], fps=8)
+    async_scorer.close()
+    assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
+
+
+def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
+    start = time.monotonic()
+    async_scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
+    rewards = async_scorer.score(CLIP * 4, ["a"] * 4, fps=8)
+    async_scorer.close()
+    assert all(reward.is_missing and "no reward service gave an answer" in reward.reason for reward in rewards)
+    assert time.monotonic() - start < 5
+
+
+def test_another_service_takes_over_and_the_dead_one_comes_back(misbehaving):
+    dead, alive = misbehaving(GOOD, status=500), misbehaving(GOOD)
+    scorer = remote(dead.url, alive.url, cooldown=0.3)
+    for _ in range(4):
+        assert scorer.score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
+    assert dead.calls == 1 and alive.calls == 4
+    dead.status = 200
+    time.sleep(0.35)
+    for _ in range(4):
+        scorer.score(CLIP, ["a"], fps=8)
+    assert dead.calls >= 2
+
+
+def test_a_refusal_is_not_tried_elsewhere(misbehaving):
+    first, second = misbehaving({"detail": "too many"}, status=413), misbehaving({"detail": "too many"}, status=413)
+    with pytest.raises(RequestRefused, match="413.*too many"):
+        remote(first.url, second.url).score(CLIP, ["a"], fps=8)
+    assert first.calls + second.calls == 1
+
+
+def test_no_service_at_the_start_of_a_run_is_a_clear_error():
+    with pytest.raises(ValueError, match="no reward service gave an answer .http://127.0.0.1:9"):
+        remote("http://127.0.0.1:9").check_prompts(["a"])
+    with pytest.raises(ValueError, match="has an address such as"):
+        RemoteScorer(["127.0.0.1:8000"])
+
+
+def test_a_busy_service_is_not_left_out_for_long(misbehaving):
+    busy = misbehaving({"detail": "full"}, status=503, headers={"retry-after": "1"})
+    scorer = remote(busy.url, misbehaving(GOOD, status=500).url, retries=1, cooldown=60.0)
+    threading.Timer(0.5, setattr, (busy, "status", 200)).start()
+    busy.answer = GOOD
+    start = time.monotonic()
+    assert scorer.score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
+    assert 1 <= time.monotonic() - start < 3 and busy.calls == 2
+
+
+@pytest.mark.parametrize("answer", [b"[" * 10**5, b"\xff", b"[]", b'{"problem": 1}', b"1" * 5000])
+def test_nonsense_about_prompts_is_a_service_that_is_not_there(misbehaving, answer):
+    with pytest.raises(ValueError, match="no reward service gave an answer"):
+        remote(misbehaving(answer).url).check_prompts(["a"])
+
+
+def test_a_problem_with_a_prompt_can_be_printed(misbehaving):
+    with pytest.raises(ValueError) as caught:
+        remote(misbehaving(b'{"problem": "\\ud800 is wrong"}').url).check_prompts(["a"])
+    assert str(caught.value) == "\\ud800 is wrong"

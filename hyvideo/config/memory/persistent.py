@@ -53,7 +53,7 @@ def anchor_bytes(shape: RunShape, architecture: Architecture) -> float:
 def working_weight_bytes(shape: RunShape, architecture: Architecture, *, with_gradient: bool) -> float:
     """Bytes of weights in the form that a matrix product takes, and of gradients on their way back into shards.
 
-    FSDP gathers the block that is computed and prefetches the next; the flat buffer of a gather is there beside what
+    FSDP gathers the block that is computed and prefetches the next; the flat buffer of a gather is there next to what
     it is copied into, and the root's own parameters stay gathered. In the backward pass come the block's gradient in
     the computing precision and the float32 buffer that is reduced. Without FSDP autocast keeps a cast copy of every
     weight until the forward pass ends.

@@ -1,4 +1,4 @@
-"""Speed beside what it could be, in one process that takes turns: medians, and the median of the pairs' ratios.
+"""Speed compared with what it could be: calls take turns in one process; medians, and the median of pairs' ratios.
 
     python -m scripts.benchmark transformer                     on a CPU: small width, 2,000 video tokens
     python -m scripts.benchmark transformer --full --compile    on a GPU: 8.3B random weights, 480 x 864, 81 frames
@@ -52,7 +52,7 @@ def take_turns(calls: dict[str, Callable], repeats: int, device: torch.device = 
 
 
 def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """Median of the ratios of pairs that were measured beside each other."""
+    """Median of the ratios of pairs that were measured one after the other."""
     return statistics.median(a / b for a, b in zip(numerators, denominators))
 
 

@@ -2,12 +2,12 @@
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ mv "$LOG.torchrun.part" "$LOG.torchrun"
 [ -n "${WAIT:-}" ] || exit 0
 sleep 60 &
 trap 'kill $!; echo ended > "$LOG.ended"; exit 1' TERM
-touch "$LOG.waits"
+echo > "$LOG.waits"
 wait
 """
 # As the real one: %% is a percent sign, %h the host. A node's login shell runs the command, without our environment.
@@ -71,8 +71,8 @@ def start(tmp_path, monkeypatch):
 
 
 def finish(process):
-    said = process.communicate(timeout=100)[0]
-    return process.returncode, said
+    output = process.communicate(timeout=100)[0]
+    return process.returncode, output
 
 
 def torchrun_arguments(log):
@@ -80,11 +80,11 @@ def torchrun_arguments(log):
     return [line[1:-1] for line in lines if line.startswith("[")]
 
 
-def wait_for(path):
-    end = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not come"
-        time.sleep(0.05)
+def wait_for(pipe):
+    """Waits until the fake torchrun writes to the named pipe, which is there before it begins."""
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert select.select([reader], [], [], 20)[0], f"nothing came through {pipe}"
+    os.close(reader)
 
 
 def free_port():
@@ -99,8 +99,8 @@ def test_two_nodes_train_one_run(start, tmp_path):
     flags += ["--valid_video_csv", "", "--num_threads", "1", "--report_to", "none", "--cfg_scale", "1"]
     places = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     nodes = [start([*TRAIN, *flags], MAX_RESTARTS="0", **places) for _ in range(2)]
-    for code, said in map(finish, nodes):
-        assert code == 0, said
+    for code, output in map(finish, nodes):
+        assert code == 0, output
     (line,) = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["iteration"] == 1
     assert "resume_from_checkpoint: latest" in (out / "config.yaml").read_text()
@@ -110,8 +110,8 @@ def test_torchrun_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path)
     places = {"NNODES": "4", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "1234", "RDZV_ID": "x"}
     assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"torchrun": TORCHRUN}, **places)) == (0, "")
     arguments = torchrun_arguments(tmp_path / "log")
-    wanted = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
-    assert set(wanted.split()) <= set(arguments)
+    words = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
+    assert set(words.split()) <= set(arguments)
     assert arguments[-5:] == ["post_train.py", "--resume_from_checkpoint", "latest", "--prompt", "a  'b' $c"]
     assert (tmp_path / "log.torchrun").read_text().startswith("1\n")  # TORCH_DISABLE_SHARE_RDZV_TCP_STORE
 
@@ -148,6 +148,7 @@ def test_preflight_can_be_started_alone(start, tmp_path):
 
 @pytest.mark.parametrize("sent, code", [(signal.SIGUSR1, 75), (signal.SIGTERM, 1)])
 def test_a_signal_ends_torchrun_and_usr1_asks_for_another_start(start, tmp_path, sent, code):
+    os.mkfifo(tmp_path / "log.waits")
     node = start(TRAIN, {"torchrun": TORCHRUN}, WAIT="1", PID_FILE=str(tmp_path / "pid"))
     wait_for(tmp_path / "log.waits")
     node.send_signal(sent)
@@ -161,8 +162,8 @@ HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", 
 def test_every_argument_survives_pdsh(start, tmp_path):
     environment = {"NODES": "node1,node2", "NCCL_DEBUG": "INFO WARN", "SECRET_KEY": "hidden", "NPROC_PER_NODE": "2"}
     fakes = {"pdsh": PDSH, "torchrun": TORCHRUN}
-    code, said = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
-    assert code == 0, said
+    code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
+    assert code == 0, output
     assert (tmp_path / "log.pdsh").read_text().split() == "-S -R ssh -f 2 -w node1,node2".split()
     recorded = (tmp_path / "log.torchrun").read_text()
     assert "".join(f"[{argument}]\n" for argument in HARD) in recorded
@@ -182,10 +183,11 @@ def without_pdsh(tmp_path):
 def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
     (tmp_path / "nodes").write_text("# the cluster\nuser@node1 slots=8\n\nnode2  # the second\n")
     environment = {"NODE_FILE": str(tmp_path / "nodes"), "PATH": without_pdsh(tmp_path), "PASS_ENV": "SECRET_KEY"}
+    environment["SECRET_KEY"] = "told"
     fakes = {"ssh": SSH, "torchrun": TORCHRUN}
-    code, said = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, SECRET_KEY="told", **environment))
-    assert code == 0, said
-    assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(said.splitlines())
+    code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
+    assert code == 0, output
+    assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(output.splitlines())
     for node in ("user@node1", "node2"):
         recorded = (tmp_path / f"log-{node}.torchrun").read_text()
         assert "".join(f"[{argument}]\n" for argument in HARD) in recorded and "SECRET_KEY=told" in recorded
@@ -194,11 +196,11 @@ def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
 
 def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path):
     environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "torchrun": TORCHRUN}
-    code, said = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
-    assert code == 2 and "a node was not reached" in said
+    code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
+    assert code == 2 and "a node was not reached" in output
     environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
-    code, said = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
-    assert code == 2 and "node1: ls: cannot access '/no where/scripts" in said
+    code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
+    assert code == 2 and "node1: ls: cannot access '/no where/scripts" in output
     assert not list(tmp_path.glob("*.torchrun"))
 
 
@@ -207,25 +209,26 @@ def test_the_end_of_the_launcher_is_the_end_of_the_nodes(start, tmp_path, progra
     environment, log = {"NODES": "node1", "WAIT": "1"}, tmp_path / "log"
     if program == "ssh":
         environment["PATH"], log = without_pdsh(tmp_path), tmp_path / "log-node1"
+    os.mkfifo(f"{log}.waits")
     fakes = {program: {"pdsh": PDSH, "ssh": SSH}[program], "torchrun": TORCHRUN}
     launcher = start(["bash", "run_post_train_multinode.sh"], fakes, **environment)
-    wait_for(Path(f"{log}.waits"))
+    wait_for(f"{log}.waits")
     launcher.terminate()
-    code, said = finish(launcher)
-    assert code == 1 and Path(f"{log}.ended").exists(), said
+    code, output = finish(launcher)
+    assert code == 1 and Path(f"{log}.ended").exists(), output
 
 
 @pytest.mark.parametrize(
-    "environment, said",
+    "environment, words",
     [
         ({"NODE_FILE": "nowhere"}, "cannot read nowhere"),
         ({"NODES": "node[1-4]"}, "NODES must be names with commas between"),
         ({"NODES": "a,b,a"}, "each node must be named once, got twice: a"),
     ],
 )
-def test_a_wrong_list_of_nodes_is_refused(start, environment, said):
+def test_a_wrong_list_of_nodes_is_refused(start, environment, words):
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment))
-    assert code == 2 and said in output
+    assert code == 2 and words in output
 
 
 @pytest.mark.parametrize("srun_code, requeued", [(0, False), (1, False), (75, True)])
@@ -241,8 +244,8 @@ def test_slurm_starts_each_node_and_queues_again_after_75(start, tmp_path, srun_
         "SLURM_GPUS_ON_NODE": "8",
     }
     shutil.copy(ROOT / "scripts/post_train/slurm.sbatch", tmp_path / "spooled")  # Slurm runs a copy
-    code, said = finish(start(["bash", tmp_path / "spooled", "--eta", "1 2"], fakes, **job))
-    assert code == (0 if requeued else srun_code), said
+    code, output = finish(start(["bash", tmp_path / "spooled", "--eta", "1 2"], fakes, **job))
+    assert code == (0 if requeued else srun_code), output
     shown, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
     assert shown == "scontrol show hostnames n[1-2]"
     assert started.startswith("n1 2 8 ") and started.endswith("bash scripts/post_train/train_grpo.sh --eta 1 2 ")

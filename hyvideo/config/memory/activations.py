@@ -24,8 +24,8 @@ _KEPT_HIDDEN = 2
 _KEPT_FLOAT32_WIDTHS = 2  # query and key inside their norm, in float32
 # Gradients that exist together with all of the above, in widths. Calibrated on the simulation.
 _BACKWARD_WIDTHS = 3
-# Without gradient, beside the MLP's hidden layer before and after GELU: the residual stream, and what autocast has in
-# float32 of the normalised one. Calibrated on this project's forward pass under autocast (tests/config/memory).
+# Without gradient, on top of the MLP's hidden layer before and after GELU: the residual stream, and what autocast has
+# in float32 of the normalised one. Calibrated on this project's forward pass under autocast (tests/config/memory).
 _INFERENCE_WIDTHS = 7
 
 

@@ -2,7 +2,9 @@
 
     forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
 
-Modulation and embedders are run once per video and are left out: less than a thousandth.
+Modulation and embedders are run once per video and are left out: less than a thousandth. A training forward-backward
+counts as 3 forwards and what is recomputed: 4 with full checkpointing and 3 without, as in `run_plan.training_forwards`
+(and the metric `cost/forwards`), which rounds selective checkpointing to 3: here it is 3.1 to 3.4 at full size.
 """
 
 import math
@@ -29,13 +31,13 @@ class Forward:
 
     @property
     def recomputed_fraction(self) -> float:
-        """What selective checkpointing computes again: all but attention."""
+        """Share that selective checkpointing computes again: all but attention."""
         return (self.image + self.text) / self.total
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one iteration of the whole run."""
+    """FLOPs of one iteration of the whole run."""
 
     forward: Forward
     forwards_per_rollout: float  # a training forward and backward counted as 3, and what is recomputed on top
@@ -49,12 +51,14 @@ class Cost:
 
 
 def forward_flops(image_tokens: int, text_tokens: int, architecture: Architecture) -> Forward:
+    """FLOPs of one forward over so many tokens."""
     per_token = 2 * architecture.num_layers * architecture.token_parameters
     attention = 4 * (image_tokens + text_tokens) ** 2 * architecture.width * architecture.num_layers
     return Forward(per_token * image_tokens, per_token * text_tokens, attention)
 
 
 def cost(shape: RunShape, architecture: Architecture) -> Cost:
+    """FLOPs of an iteration of this run."""
     tokens = architecture.image_tokens(shape.frames, shape.height, shape.width)
     forward = forward_flops(tokens, shape.text_tokens, architecture)
     forwards = forwards_per_rollout(shape, forward)
@@ -76,7 +80,7 @@ def forwards_per_rollout(shape: RunShape, forward: Forward) -> float:
 
 
 def decode_flops(shape: RunShape, architecture: Architecture) -> float:
-    """Of one video; what neighbouring tiles share is decoded twice."""
+    """FLOPs of decoding one video; what neighbouring tiles share is decoded twice."""
     covered = shape.frames
     for side in (shape.height, shape.width):
         covered *= _tiled(side // architecture.vae_spatial, shape, architecture) * architecture.vae_spatial
@@ -85,7 +89,7 @@ def decode_flops(shape: RunShape, architecture: Architecture) -> float:
 
 
 def seconds(shape: RunShape, architecture: Architecture, tflops_per_second: float) -> float:
-    """Of one iteration at the rate that a GPU reaches. The ranks of a sequence-parallel group share its decoding."""
+    """Seconds of one iteration at a GPU's rate. The ranks of a sequence-parallel group share its decoding."""
     spent = cost(shape, architecture)
     transformer = (spent.forwards_per_rollout * spent.forward.total + spent.replicated_flops) / shape.sp_size
     decoded = math.ceil(shape.batch_size / shape.sp_size) * shape.gradient_accumulation_steps

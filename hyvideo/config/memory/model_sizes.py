@@ -16,7 +16,7 @@ _GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
 
 @dataclass(frozen=True)
 class Architecture:
-    """The defaults are the released 480p and 720p models."""
+    """Sizes of a model; the defaults are those of the released 480p and 720p models."""
 
     num_layers: int = 54  # double blocks
     num_refiner_layers: int = 2
@@ -36,7 +36,7 @@ class Architecture:
 
     @property
     def block_parameters(self) -> int:
-        """Of one double block: modulation, attention and MLP, each for image and text, and four norms of a head."""
+        """Parameters of a double block: modulation, attention and MLP for image and text, and four norms of a head."""
         d, hidden = self.width, self.mlp_ratio * self.width
         modulation = linear(d, 6 * d)
         attention = 4 * linear(d, d)
@@ -44,7 +44,7 @@ class Architecture:
 
     @property
     def root_parameters(self) -> int:
-        """Outside the blocks: embedders, text refiner, output."""
+        """Parameters outside the blocks: embedders, text refiner, output."""
         d = self.width
         time = linear(_TIME_DIM, d) + linear(d, d)
         refiner_block = 2 * 2 * d + 4 * linear(d, d) + self._mlp(d, self.mlp_ratio * d) + linear(d, 2 * d)
@@ -64,12 +64,12 @@ class Architecture:
 
     @property
     def token_parameters(self) -> int:
-        """Of one block, those that every token of a stream is multiplied with: no modulation, no norms, no bias."""
+        """Parameters of a block that every token of a stream is multiplied with: no modulation, norms or biases."""
         return 4 * self.width**2 + 2 * self.mlp_ratio * self.width**2
 
     def lora_parameters(self, rank: int) -> int:
-        """Of an adapter on the attention and the MLP of both streams, but for the dead end of the last block's text
-        (``lora.training_config``)."""
+        """Parameters of an adapter on attention and MLP of both streams, but for the dead end of the last block's
+        text (``lora.training_config``)."""
         d, hidden = self.width, self.mlp_ratio * self.width
         mlp = 2 * (d + hidden)
         per_stream = 4 * (d + d) + mlp
@@ -105,7 +105,7 @@ def linear(inputs: int, outputs: int) -> int:
 
 
 def read_architecture(root: str | Path, version: str) -> Architecture:
-    """That of ``root/transformer/<version>`` where its config.json is there, else the released one.
+    """The architecture of ``root/transformer/<version>`` where its config.json is there, else the released one.
 
     Raises:
         ValueError: The version is neither released nor there, cannot be used, or its config.json is damaged.
@@ -169,7 +169,7 @@ def _diffusers_sizes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vae_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """Of either layout; what the file leaves out is as released."""
+    """Sizes from a config.json of either layout; what the file leaves out is as released."""
     names = {
         "ffactor_spatial": "vae_spatial",
         "spatial_compression_ratio": "vae_spatial",

@@ -12,13 +12,13 @@ _DECODER_MAPS = 7.1
 
 
 def trained_parameters(shape: RunShape, architecture: Architecture) -> float:
-    """On this rank: the adapter's or all, in shards or whole."""
+    """Number of trained parameters on this rank: the adapter's or all, in shards or whole."""
     whole = architecture.lora_parameters(shape.lora_rank) if shape.lora_rank else architecture.parameters
     return whole / shape.num_shards
 
 
 def parameter_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """The policy's; below an adapter the frozen weights are kept in the precision that they compute in."""
+    """Bytes of the policy; below an adapter the frozen weights are kept in the precision that they compute in."""
     trained = trained_parameters(shape, architecture) * shape.master_bytes
     frozen = architecture.parameters * shape.compute_bytes / shape.num_shards if shape.lora_rank else 0.0
     return trained + frozen
@@ -29,7 +29,7 @@ def gradient_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def optimizer_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """AdamW keeps two moments, Muon one, in the precision of the parameters.
+    """Bytes of two moments of AdamW, one of Muon, in the precision of the parameters.
 
     Muon has the matrices of attention and feed-forward, about two thirds, or nearly all.
     """
@@ -40,20 +40,20 @@ def optimizer_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def ema_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """A copy of what is trained; on the CPU with the anchor's."""
+    """Bytes of a copy of what is trained; it is on the CPU if the anchor is."""
     is_held = shape.ema_decay and not shape.reference_mode_offload
     return trained_parameters(shape, architecture) * shape.master_bytes if is_held else 0.0
 
 
 def anchor_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """A copy of what is trained. It takes the policy's place while it is used, and the policy its."""
+    """Bytes of a copy of what is trained. It takes the policy's place while it is used, and the policy its."""
     return trained_parameters(shape, architecture) * shape.anchor_bytes if shape.has_anchor else 0.0
 
 
 def working_weight_bytes(shape: RunShape, architecture: Architecture, *, with_gradient: bool) -> float:
-    """Weights in the form that a matrix product takes, and the gradients on their way back into shards.
+    """Bytes of weights in the form that a matrix product takes, and of gradients on their way back into shards.
 
-    FSDP gathers the block that is computed and prefetches the next; the flat buffer of a gather is there beside what
+    FSDP gathers the block that is computed and prefetches the next; the flat buffer of a gather is there next to what
     it is copied into, and the root's own parameters stay gathered. In the backward pass come the block's gradient in
     the computing precision and the float32 buffer that is reduced. Without FSDP autocast keeps a cast copy of every
     weight until the forward pass ends.
@@ -70,7 +70,7 @@ def working_weight_bytes(shape: RunShape, architecture: Architecture, *, with_gr
 
 
 def encoder_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """Whole on every rank, unless the conditions are precomputed. Those of another model are not known."""
+    """Bytes of encoders, whole on every rank unless conditions are precomputed; 0 for a model whose are not known."""
     if shape.precompute_conditions or not architecture.is_released:
         return 0.0
     vision = _VISION_ENCODER if shape.has_images else 0.0
@@ -78,13 +78,13 @@ def encoder_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def vae_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """A convolution grows with the product of its channels: a VAE of other channels is scaled by their squares."""
+    """Bytes of the VAE. A convolution grows with the product of its channels, so others are scaled by their squares."""
     channels, released = (sum(c**2 for c in a.vae_channels) for a in (architecture, Architecture()))
     return _VAE * channels / released * BYTES[shape.vae_dtype]
 
 
 def decoding_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """Feature maps of a tile, the mask of its attention layer, and the videos."""
+    """Bytes of the feature maps of a tile, the mask of its attention layer, and the videos."""
     tile = shape.vae_tile_size or max(shape.height, shape.width)
     height, width = min(tile, shape.height), min(tile, shape.width)
     size, videos = BYTES[shape.vae_dtype], shape.decode_batch_size
@@ -97,7 +97,7 @@ def decoding_bytes(shape: RunShape, architecture: Architecture) -> float:
 
 
 def trajectory_bytes(shape: RunShape, architecture: Architecture) -> float:
-    """Float32 latents before, between and after the steps, means of the steps, and the anchor's means."""
+    """Bytes of float32 latents before, between and after the steps, means of the steps, and the anchor's means."""
     latent = architecture.latent_channels
     for size in architecture.latent_size(shape.frames, shape.height, shape.width):
         latent *= size

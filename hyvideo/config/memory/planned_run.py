@@ -67,7 +67,7 @@ class PlannedRun:
                 around[0] |= {self.world_size - rest, self.world_size - rest + sp_size} - {0}
 
         def distance(numbers: tuple[int, ...]) -> tuple:
-            doublings = [abs(math.log2(number / wanted)) for number, wanted in zip(numbers, asked)]
+            doublings = [abs(math.log2(number / start)) for number, start in zip(numbers, asked)]
             return doublings[0] + sum(doublings), *numbers
 
         for world_size, *dealt in sorted(itertools.product(*around), key=distance):

@@ -1,4 +1,4 @@
-"""What of a run's settings decides memory, cost and legality, under the names of the flags."""
+"""The settings that decide memory, cost and legality of a run, under the names of the flags."""
 
 import dataclasses
 import math
@@ -58,12 +58,12 @@ class RunShape:
 
     @staticmethod
     def of(config: Config, world_size: int, *, text_tokens: int = 300) -> "RunShape":
-        """That of a run with these settings."""
+        """The shape of a run with these settings."""
         settings = config.flat()
         if not settings["enable_gradient_checkpointing"]:
             settings["activation_checkpointing"] = "none"
-        own = {field.name for field in dataclasses.fields(RunShape)}
-        by_name = {name: value for name, value in settings.items() if name in own}
+        names = {field.name for field in dataclasses.fields(RunShape)}
+        by_name = {name: value for name, value in settings.items() if name in names}
         by_name |= {"frames": settings["sample_n_frames"], "text_tokens": text_tokens}
         return RunShape(
             world_size=world_size,
@@ -78,12 +78,12 @@ class RunShape:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas; whole ones."""
+        """Number of whole data-parallel replicas."""
         return self.world_size // self.sp_size
 
     @property
     def num_shards(self) -> int:
-        """Ranks that share one copy of the parameters."""
+        """Number of ranks that share one copy of the parameters."""
         return max(1, self.world_size // self.dp_replicate) if self.enable_fsdp else 1
 
     @property
@@ -104,7 +104,7 @@ class RunShape:
 
     @property
     def backwards_per_update(self) -> int:
-        """After the first of them, the gradients are there while the next one's activations are made."""
+        """Number of backward passes; from the second on, gradients are there while the activations are made."""
         rows = math.ceil(self.rollouts_per_replica / self.num_updates_per_rollout)
         return math.ceil(rows / self.mini_batch_size_per_update) * self.trained_steps
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hyvideo.config.rules import every_rank_has_a_head
+from hyvideo.config.sections import ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
@@ -79,7 +80,7 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     """The encoder of a run, which reads its models when they are needed, and the VAE."""
     model = config.model
     root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
-    common = {"device": device, "random_weights_seed": _seed(config)}
+    common = {"device": device, "random_weights_seed": _seed(model)}
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
@@ -89,7 +90,7 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
         lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
         dtype=DTYPES[model.dtype],
         identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
-        store=conditions_store(config),
+        store=conditions_store(model, config.record.output_dir),
     )
     return encoder, vae
 
@@ -111,20 +112,21 @@ def load_pipeline(
         weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
         is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
-    unconditional = empty_condition(config, encoder, device)
-    transformer = load_transformer(config, device, weights_dtype, has_values=not is_overwritten)
+    unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
+    transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
     return make_pipeline(config, transformer, vae, unconditional)
 
 
-def empty_condition(config: Config, encoder: ConditionEncoder, device: torch.device) -> Condition | None:
-    """Of the empty prompt; None without guidance."""
-    return encoder([Request("")]).samples[0].to(device) if config.num_branches == 2 else None
+def empty_condition(encoder: ConditionEncoder, device: torch.device) -> Condition:
+    """Condition of the empty prompt, for guidance."""
+    return encoder([Request("")]).samples[0].to(device)
 
 
-def load_transformer(config: Config, device: torch.device, dtype: torch.dtype, *, has_values: bool = True) -> nn.Module:
+def load_transformer(
+    model: ModelSettings, device: torch.device, dtype: torch.dtype, *, has_values: bool = True
+) -> nn.Module:
     """The transformer of the settings, whole, as diffusers has it; without values there is anything in its weights."""
-    model = config.model
     if not has_values:
         empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
         return empty.type(dtype).to_empty(device=device).eval()
@@ -133,7 +135,7 @@ def load_transformer(config: Config, device: torch.device, dtype: torch.dtype, *
         model.transformer_version,
         dtype=dtype,
         device=device,
-        random_weights_seed=_seed(config),
+        random_weights_seed=_seed(model),
     )
 
 
@@ -155,8 +157,8 @@ def make_pipeline(
     )
 
 
-def _seed(config: Config) -> int | None:
-    return RANDOM_WEIGHTS_SEED if config.model.random_weights else None
+def _seed(model: ModelSettings) -> int | None:
+    return RANDOM_WEIGHTS_SEED if model.random_weights else None
 
 
 def precompute_conditions(
@@ -212,10 +214,9 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
         raise ValueError("\n".join(dict.fromkeys(problems)))
 
 
-def conditions_store(config: Config) -> PartStore | None:
+def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:
     """Where encoded prompts are kept, if anywhere."""
-    model = config.model
-    by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    by_default = Path(output_dir) / "conditions" if model.precompute_conditions else ""
     folder = model.conditions_dir or by_default
     return PartStore(folder) if folder else None
 
@@ -239,7 +240,7 @@ _SAMPLE = 2**16  # bytes
 
 
 def _identity(root: Path, *settings: object) -> str:
-    """Tells one set of encoders from another by name, size and samples of the bytes of every file."""
+    """Hash of a set of encoders, by name, size and samples of the bytes of every file."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for path in (path for folder in _ENCODER_FOLDERS for path in sorted((root / folder).glob("*")) if path.is_file()):
         size = path.stat().st_size
@@ -259,7 +260,7 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
 
 
 def prepare_transformer(transformer: nn.Module, trained: RequiredEncoders) -> None:
-    """Our forward pass, and no gradient where none can arrive."""
+    """Installs our forward pass, and freezes what no gradient can reach."""
     install(transformer)
     freeze_dead_parameters(transformer)
     for part, is_used in (("context_embedder_2", trained.glyphs), ("image_embedder", trained.images)):

@@ -8,7 +8,7 @@ passes of the first update, which are made anyway: the first of them, and all be
 import torch
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.config.sections import LossSettings
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
@@ -22,20 +22,27 @@ class OffPolicyError(RuntimeError):
     """Rollout and update do not compute the same log-probability."""
 
 
-def tolerance_of(config: Config) -> float:
+def tolerance_of(loss: LossSettings, dtype: str) -> float:
     """Bound of |log ratio|. In bf16 another batch shape rounds otherwise; beyond the clip range it would clip."""
-    if config.loss.gate_tolerance is not None:
-        return config.loss.gate_tolerance
-    return FLOAT32_TOLERANCE if config.model.dtype == "fp32" else config.loss.clip_range
+    if loss.gate_tolerance is not None:
+        return loss.gate_tolerance
+    return FLOAT32_TOLERANCE if dtype == "fp32" else loss.clip_range
 
 
 class OnPolicyCheck:
-    """Stops the run where fresh rollouts have a ratio other than 1, and says why."""
+    """Stops the run where fresh rollouts have a ratio other than 1, and says why.
 
-    def __init__(self, config: Config, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline):
+    Args:
+        tolerance: Bound of |log ratio|.
+        interval: Iterations between two checks; 0 never checks.
+        batch_size: Rollouts that were sampled together.
+    """
+
+    def __init__(
+        self, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline, *, tolerance: float, interval: int, batch_size: int
+    ):
         self.mesh, self.pipeline = mesh, pipeline
-        self.interval, self.tolerance = config.loss.gate_interval, tolerance_of(config)
-        self.batch_size = config.rollout.batch_size
+        self.tolerance, self.interval, self.batch_size = tolerance, interval, batch_size
 
     def is_due(self, iteration: int) -> bool:
         """Claims that this iteration's first update is checked."""

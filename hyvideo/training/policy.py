@@ -147,7 +147,7 @@ def _load(config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncod
         )
         transformer.to(dtype)
     else:
-        transformer = load_transformer(config, device, dtype)
+        transformer = load_transformer(model, device, dtype)
     prepare_transformer(transformer, needs)
     if is_lora:
         start_lora(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.run_plan import training_forwards
+from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import (
     average_gradients,
@@ -28,7 +29,7 @@ from hyvideo.grpo.metrics import UpdateResult, average
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
-from hyvideo.training.on_policy_check import OnPolicyCheck
+from hyvideo.training.on_policy_check import OnPolicyCheck, tolerance_of
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.policy import Policy
 from hyvideo.training.rollout_batch import RolloutBatch, select
@@ -72,12 +73,18 @@ class PolicyUpdate:
             dual_position=settings.dual_kl_moving_weight,
             dual_velocity=settings.dual_kl_step_weight,
         )
-        self.kl_coefficient = KLCoefficient(kl_schedule(config))
+        self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy))
         self.update_count = 0
         self.nonfinite = NonFiniteUpdates(
             Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
         )
-        self.on_policy_check = OnPolicyCheck(config, mesh, pipeline)
+        self.on_policy_check = OnPolicyCheck(
+            mesh,
+            pipeline,
+            tolerance=tolerance_of(config.loss, config.model.dtype),
+            interval=config.loss.gate_interval,
+            batch_size=config.rollout.batch_size,
+        )
         self.refresh_step_weights()
 
     def refresh_step_weights(self) -> None:
@@ -277,10 +284,9 @@ def chunks(values: Sequence[T], size: int) -> list[list[T]]:
     return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 
-def kl_schedule(config: Config) -> KLScheduleSettings:
+def kl_schedule(settings: TrustRegionSettings, strategy: str) -> KLScheduleSettings:
     """Rule of the coefficient, by the settings; 0 without a trust region."""
-    settings = config.trust_region
-    if config.kl_strategy == "none":
+    if strategy == "none":
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
         schedule=settings.kl_schedule,

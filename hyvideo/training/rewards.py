@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.sections import DataSettings, RewardSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
@@ -27,17 +28,19 @@ class TooManyMissingRewards(RuntimeError):
 
 
 class GroupRewards:
-    """Rewards and advantages of the rollouts, compared within their groups over all replicas.
+    """Gives rewards and advantages of the rollouts, compared within their groups over all replicas.
 
     Args:
         num_rollouts: Of an iteration, over all replicas.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, scorer: AsyncScorer, *, num_rollouts: int):
+    def __init__(
+        self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
+    ):
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
-        self.group_size, self.clip = config.rollout.num_generations, config.reward.advantage_clip
-        self.max_missing_fraction = config.reward.max_missing_fraction
-        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *config.reward_weights)))
+        self.group_size, self.clip = group_size, settings.advantage_clip
+        self.max_missing_fraction = settings.max_missing_fraction
+        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *scorer.weights)))
 
     def wait(self, pending: PendingRewards) -> dict[int, Reward]:
         """Rewards of the videos that this rank has decoded, by row."""
@@ -83,7 +86,7 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
     """
     settings = config.reward
     return AsyncScorer(
-        _make_scorers(config, device) if scorers is None else scorers,
+        _make_scorers(settings, config.model.pretrained_model_root, device) if scorers is None else scorers,
         config.reward_weights,
         retries=settings.reward_retries,
         through_file=settings.reward_video == "file",
@@ -93,34 +96,29 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
     )
 
 
-def _make_scorers(config: Config, device: torch.device) -> dict[str, Scorer]:
-    settings = config.reward
+def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> dict[str, Scorer]:
     if settings.remote_reward_url:
         from hyvideo.models.reward_models.service.client import RemoteScorer
 
         urls = [url.strip() for url in settings.remote_reward_url.split(",")]
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
-    root = config.model.pretrained_model_root
     options = reward_options(settings)
     for given in options.values():
         check_options(given)
     return {name: make_scorer(name, root, device=device, **given) for name, given in options.items()}
 
 
-def try_scorers(config: Config, scorer: AsyncScorer, prompt: str) -> None:
+def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     """Scores one clip of the run's size a few times: complete, finite, repeatable, a batch like a clip alone.
 
     Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
     """
-    data = config.data
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     for name, one in scorer.scorers.items():
         # One scorer must have every dimension that counts; of several each must have what it promises.
         needed = (
-            [dimension for dimension, weight in config.reward_weights.items() if weight]
-            if len(scorer.scorers) == 1
-            else None
+            [dimension for dimension, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
         )
         checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))

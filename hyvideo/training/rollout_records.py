@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.config.sections import DataSettings, RecordSettings
 from hyvideo.distributed.collectives import gather_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics import MetricsWriter
@@ -21,11 +21,11 @@ class RolloutRecorder:
         num_rollouts: Of an iteration, over all replicas.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, *, num_rollouts: int):
-        self.mesh, self.num_rollouts = mesh, num_rollouts
-        self.interval, self.num_videos = config.record.log_video_interval, config.record.log_num_videos
-        self.group_size, self.seed, self.fps = config.rollout.num_generations, config.data.seed, config.data.fps
-        self.folder = Path(config.record.output_dir) / FOLDER
+    def __init__(self, settings: RecordSettings, data: DataSettings, mesh: Mesh, *, group_size: int, num_rollouts: int):
+        self.mesh, self.group_size, self.num_rollouts = mesh, group_size, num_rollouts
+        self.interval, self.num_videos = settings.log_video_interval, settings.log_num_videos
+        self.seed, self.fps = data.seed, data.fps
+        self.folder = Path(settings.output_dir) / FOLDER
 
     def keep(
         self,

@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request, read_requests
+from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
@@ -66,11 +66,14 @@ def build_parts(
     Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
     """
     plan = make_plan(config, mesh.world_size)
-    requests, hashes = read_requests(config.data.prompts_csv), contents(config)
+    requests, hashes = read_requests(config.data.prompts_csv), contents(config.flat())
     validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
     check_checkpoint(config, RequiredEncoders.of(requests + validated), sizes)
-    scorer = _checked_scorer(config, device, scorers, requests + validated)
+    scorer = make_async_scorer(config, device, scorers)
+    scorer.check_prompts([request.prompt for request in requests + validated])
+    if config.reward.check_reward and scorers is None:
+        try_scorers(scorer, config.data, requests[0].prompt)
     encoder, vae = load_encoder(config, device)
     if config.model.precompute_conditions:
         precompute_conditions(
@@ -79,13 +82,21 @@ def build_parts(
             mesh,
             with_empty_prompt=config.num_branches == 2,
         )
-    unconditional = empty_condition(config, encoder, device)
+    unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
     anchor_moves = config.anchor_moves if config.needs_anchor else None
     policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
     pipeline = make_pipeline(config, policy.transformer, vae, unconditional)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
-    checkpoints = _checkpoint_writer(config, mesh)
+    record = config.record
+    checkpoints = CheckpointWriter(
+        Path(record.output_dir),
+        mesh,
+        keep=record.save_total_limit,
+        keep_every=record.keep_every,
+        is_asynchronous=record.save_asynchronously,
+        timeout=config.distributed.collective_timeout,
+    )
     return RunParts(
         plan=plan,
         signals=signals,
@@ -106,32 +117,13 @@ def build_parts(
             check=signals.check,
         ),
         scorer=scorer,
-        rewards=GroupRewards(config, mesh, scorer, num_rollouts=plan.rollouts),
-        recorder=RolloutRecorder(config, mesh, num_rollouts=plan.rollouts),
+        rewards=GroupRewards(
+            config.reward, scorer, mesh, group_size=config.rollout.num_generations, num_rollouts=plan.rollouts
+        ),
+        recorder=RolloutRecorder(
+            config.record, config.data, mesh, group_size=config.rollout.num_generations, num_rollouts=plan.rollouts
+        ),
         update=update,
         checkpoints=checkpoints,
         state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),
-    )
-
-
-def _checked_scorer(
-    config: Config, device: torch.device, scorers: dict[str, Scorer] | None, requests: list[Request]
-) -> AsyncScorer:
-    """The scorer of a run, which has been tried on a clip unless it is given."""
-    scorer = make_async_scorer(config, device, scorers)
-    scorer.check_prompts([request.prompt for request in requests])
-    if config.reward.check_reward and scorers is None:
-        try_scorers(config, scorer, requests[0].prompt)
-    return scorer
-
-
-def _checkpoint_writer(config: Config, mesh: Mesh) -> CheckpointWriter:
-    record = config.record
-    return CheckpointWriter(
-        Path(record.output_dir),
-        mesh,
-        keep=record.save_total_limit,
-        keep_every=record.keep_every,
-        is_asynchronous=record.save_asynchronously,
-        timeout=config.distributed.collective_timeout,
     )

@@ -107,10 +107,10 @@ class RunState:
         state = checkpoint.read_state(folder, needed=STATE)
         changes = differences(
             state["settings"],
-            self.config,
-            saved_rollouts=state.get("rollouts"),
-            rollouts=self.num_rollouts,
+            self.config.flat(),
+            same_rollouts=state.get("rollouts") in (None, self.num_rollouts),
             saved_contents=state.get("contents", {}),
+            contents=self.contents,
         )
         if not self.config.record.allow_changed_settings:
             refuse_changes(changes)
@@ -128,30 +128,30 @@ class RunState:
         return True
 
 
-def contents(config: Config) -> dict[str, str]:
+def contents(settings: Mapping[str, str]) -> dict[str, str]:
     """Hashes of the files that decide what is learned, by the setting that names them."""
-    paths = {"prompts_csv": config.data.prompts_csv, "reward_config": config.reward.reward_config}
-    return {name: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for name, path in paths.items() if path}
+    paths = {name: settings[name] for name in ("prompts_csv", "reward_config") if settings[name]}
+    return {name: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for name, path in paths.items()}
 
 
 def differences(
-    saved: dict,
-    config: Config,
+    saved: Mapping,
+    settings: Mapping,
     *,
-    saved_rollouts: int | None,
-    rollouts: int,
+    same_rollouts: bool,
     saved_contents: Mapping[str, str] = MappingProxyType({}),
+    contents: Mapping[str, str] = MappingProxyType({}),
 ) -> Changes:
     """Settings and named files of a checkpoint that are not those of now.
 
     Args:
-        saved_rollouts, rollouts: Of an iteration, then and now.
-        saved_contents: `contents`, then.
+        same_rollouts: An iteration has as many rollouts as then.
+        saved_contents, contents: Hashes of the named files, then and now.
     """
-    changes = changed_settings(saved, config.flat(), same_rollouts=saved_rollouts in (None, rollouts))
-    for name, digest in contents(config).items():
+    changes = changed_settings(saved, settings, same_rollouts=same_rollouts)
+    for name, digest in contents.items():
         if saved_contents.get(name, digest) != digest:
-            changes.of_the_method.append(f"the contents of {name} {config.flat()[name]} are not what they were")
+            changes.of_the_method.append(f"the contents of {name} {settings[name]} are not what they were")
     return changes
 
 

@@ -76,8 +76,8 @@ def test_an_option_that_a_scorer_does_not_have_is_refused(scorer_of, tmp_path):
 
 
 def test_a_good_scorer_passes(scorer_of):
-    config, judge = scorer_of()
-    try_scorers(config, judge, PROMPT)
+    config, scorer = scorer_of()
+    try_scorers(scorer, config.data, PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_good_scorer_passes(scorer_of):
     ],
 )
 def test_a_scorer_without_a_dimension_that_counts_is_refused(scorer_of, scorer, said):
-    config, judge = scorer_of({"bad": scorer})
+    config, scorer = scorer_of({"bad": scorer})
     with pytest.raises(ValueError, match=f"(?s)reward bad cannot be trained with.*{said}"):
-        try_scorers(config, judge, PROMPT)
+        try_scorers(scorer, config.data, PROMPT)
 
 
 def test_a_scorer_that_does_not_repeat_itself_is_refused(scorer_of):
@@ -98,14 +98,16 @@ def test_a_scorer_that_does_not_repeat_itself_is_refused(scorer_of):
         def score(self, videos, prompts, *, fps):
             return [{name: torch.rand(()).item() for name in ("VQ", "MQ", "TA")} for _ in videos]
 
-    config, judge = scorer_of({"random": Random()})
+    config, scorer = scorer_of({"random": Random()})
     with pytest.raises(ValueError, match="reward random cannot be trained with"):
-        try_scorers(config, judge, PROMPT)
+        try_scorers(scorer, config.data, PROMPT)
 
 
 def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_config, mesh):
     local = dict(enumerate([Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3))
-    rewards = GroupRewards(tiny_config, mesh, make_async_scorer(tiny_config, CPU, {}), num_rollouts=4)
+    rewards = GroupRewards(
+        tiny_config.reward, make_async_scorer(tiny_config, CPU, {}), mesh, group_size=4, num_rollouts=4
+    )
     rewards.refuse_too_many_missing({"reward/missing": 1.0}, local, 7)
     with pytest.raises(TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
         rewards.refuse_too_many_missing({"reward/missing": 2.0}, local, 7)

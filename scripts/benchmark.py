@@ -252,8 +252,9 @@ def benchmark_overhead(options: argparse.Namespace) -> None:
 
 
 def benchmark_reward(options: argparse.Namespace) -> None:
-    from hyvideo.miniature.reward import miniature_trial, synthetic_trial
+    from hyvideo.miniature.reward import miniature_trial
     from hyvideo.models.reward_models.rewards import make_scorer
+    from hyvideo.models.reward_models.trial_clips import synthetic_trial
     from hyvideo.training.model_setup import choose_device
 
     is_miniature = options.model_path is None

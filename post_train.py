@@ -74,8 +74,7 @@ def check_folder(record: RecordSettings) -> None:
 
 def show(config: Config) -> None:
     """Prints the resolved settings and the arithmetic of the run."""
-    from hyvideo.config.without_effect import settings_without_effect
-    from hyvideo.evaluation.run_summary import print_without_effect
+    from hyvideo.config.without_effect import print_without_effect, settings_without_effect
 
     plan = make_plan(config, processes.world_size())
     print(yaml.safe_dump(config.flat(), sort_keys=False))

@@ -217,7 +217,7 @@ def bare_calls(trainer, *, with_anchor: bool) -> None:
     conditions = trainer.encoder([trainer.collector.requests[0]] * batch)
     latents = torch.zeros(batch, *trainer.collector.noise.shape)
     timestep = torch.full((batch,), 500.0)
-    passes = plan.trained_steps * batch // part
+    passes = plan.num_trained_steps * batch // part
     few = latents[:part], timestep[:part], conditions.select(list(range(part)))
     with torch.no_grad():
         for _ in range(config.rollout.grpo_sampling_steps):

@@ -175,7 +175,7 @@ def test_the_anchor_costs_no_forward_while_it_equals_the_policy(tiny_config, mes
     config = tiny_config.with_settings(update_ref_model_step=1)
     history, trainer = run(config, mesh, iterations=2)
     plan = make_plan(config)
-    rollout_and_training = 4 + 3 * plan.trained_steps
+    rollout_and_training = 4 + 3 * plan.num_trained_steps
     assert [line["cost/forwards"] for line in history] == [rollout_and_training] * 2
     assert all(line["kl/position"] == 0 for line in history)
     assert trainer.policy.anchor.age == 0

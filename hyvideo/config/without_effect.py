@@ -21,6 +21,12 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
     return [*_of_the_method(config, plan), *_unused(config, world_size)]
 
 
+def print_without_effect(sentences: list[str]) -> None:
+    """Prints a sentence for each setting that does nothing in this run."""
+    for number, sentence in enumerate(sentences):
+        print(("does nothing here      " if number == 0 else " " * 23) + sentence)
+
+
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
     loss, settings = config.loss, config.trust_region
     if plan.ratio_must_be_one:
@@ -37,7 +43,7 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             )
         elif steps:
             yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still is the last one"
-    if loss.enable_timestep_permutation and plan.trained_steps == plan.stochastic_steps:
+    if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:
         yield "enable_timestep_permutation: an update has all steps, and their order changes rounding only"
     if config.anchor_moves and settings.update_ref_model_step == plan.updates == 1:
         yield (

@@ -31,7 +31,7 @@ RANDOM_WEIGHTS_SEED = 0
 
 @dataclass(frozen=True)
 class RequiredEncoders:
-    """Which encoders the requests of a run need beside the language model."""
+    """Encoders that the requests of a run need beside the language model."""
 
     glyphs: bool  # text in quotes
     images: bool
@@ -59,7 +59,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def node_expectations(config: Config) -> NodeExpectations:
-    """What a run asks of every node, for the preflight."""
+    """Expectations of a run on every node, for the preflight."""
     root = Path(config.model.pretrained_model_root)
     version = config.model.transformer_version
     files = {
@@ -215,7 +215,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
 
 
 def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:
-    """Where encoded prompts are kept, if anywhere."""
+    """Store of encoded prompts, if the settings name one."""
     by_default = Path(output_dir) / "conditions" if model.precompute_conditions else ""
     folder = model.conditions_dir or by_default
     return PartStore(folder) if folder else None

@@ -88,9 +88,8 @@ class Policy:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a run needs to go on, by the names of `distributed.checkpoint`."""
-        own = self.trained if self.is_lora else self.transformer.state_dict()
-        tensors = {f"policy.{name}": tensor.detach() for name, tensor in own.items()}
+        """Tensors that a run needs to go on, by the names of `distributed.checkpoint`."""
+        tensors = self._policy_tensors()
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
                 tensors[f"optimizer.{name}.{key}"] = value
@@ -102,8 +101,7 @@ class Policy:
 
     def load(self, folder: Path, anchor_age: int) -> None:
         """Takes up a checkpoint of any number of ranks. Raises ValueError where it does not fit."""
-        own = self.trained if self.is_lora else self.transformer.state_dict()
-        policy = {f"policy.{name}": tensor.detach() for name, tensor in own.items()}
+        policy = self._policy_tensors()
         optimizer = dict(self._optimizer_targets(folder))
         anchor = self._copy_targets("anchor", self.anchor.copy) if self.anchor and anchor_age else {}
         average = self._copy_targets("average", self.average) if self.average else {}
@@ -118,6 +116,11 @@ class Policy:
             self.anchor.load(saved or None, anchor_age)
         if self.average:
             self.average.load({name.removeprefix("average."): tensor for name, tensor in average.items()})
+
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        """Trained weights of a LoRA, or all weights, as a checkpoint names them."""
+        tensors = self.trained if self.is_lora else self.transformer.state_dict()
+        return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
         shapes = read_shapes(folder / checkpoint.TENSORS)

@@ -78,7 +78,7 @@ class RolloutCollector:
         self.window = parse_window(rollout.sde_window, len(self.stochastic_steps))
 
     def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
-        """This iteration's rollouts without advantages, their videos and pending rewards."""
+        """Rollouts of the iteration without advantages, their videos and pending rewards."""
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -107,7 +107,7 @@ class RolloutCollector:
         return [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
 
     def requests_of(self, iteration: int, indices: list[RolloutIndex]) -> list[Request]:
-        """What each rollout is asked for."""
+        """Requests of the rollouts."""
         prompts = self.order.indices(iteration)
         return [self.requests[prompts[index.group]] for index in indices]
 

@@ -33,7 +33,7 @@ from hyvideo.training.run_state import Progress, RunState, contents
 
 @dataclass(frozen=True)
 class RunParts:
-    """What the trainer plays on."""
+    """Parts that the trainer plays on."""
 
     plan: Plan
     signals: PreemptionSignals
@@ -112,7 +112,7 @@ def build_parts(
             scorer,
             requests,
             num_groups=plan.groups,
-            num_trained_steps=plan.trained_steps,
+            num_trained_steps=plan.num_trained_steps,
             cost=cost,
             check=signals.check,
         ),

@@ -70,7 +70,7 @@ class RunShape:
             has_anchor=config.needs_anchor,
             anchor_in_update=settings["kl_compute_mode"] == "training_phase",
             num_branches=2 if settings["cfg_scale"] > 1 else 1,
-            trained_steps=make_plan(config, world_size).trained_steps,
+            trained_steps=make_plan(config, world_size).num_trained_steps,
             has_images="i2v" in settings["transformer_version"],
             reward_bytes=_reward_bytes(config),
             **by_name,

@@ -15,6 +15,7 @@ from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
+from hyvideo.config.without_effect import print_without_effect, settings_without_effect
 from hyvideo.data.outside import brief
 from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
 from hyvideo.records.run_folder import check_run_folder
@@ -32,7 +33,10 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
         check(config, processes.world_size())
         check_folder(config.record)
         if print_config:
-            show(config)
+            plan = make_plan(config, processes.world_size())
+            print(yaml.safe_dump(config.flat(), sort_keys=False))
+            print(describe(config, plan))
+            print_without_effect(settings_without_effect(config, plan, processes.world_size()))
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
@@ -70,16 +74,6 @@ def check_folder(record: RecordSettings) -> None:
     """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
     end_marker = MARKER if record.on_reward_hacking != "warn" else None
     check_run_folder(record.output_dir, resumes=bool(record.resume_from_checkpoint), end_marker=end_marker)
-
-
-def show(config: Config) -> None:
-    """Prints the resolved settings and the arithmetic of the run."""
-    from hyvideo.config.without_effect import print_without_effect, settings_without_effect
-
-    plan = make_plan(config, processes.world_size())
-    print(yaml.safe_dump(config.flat(), sort_keys=False))
-    print(describe(config, plan))
-    print_without_effect(settings_without_effect(config, plan, processes.world_size()))
 
 
 def build(config: Config, at_end: ExitStack):

@@ -1,6 +1,7 @@
 """Which part of the project may import which, and how large its parts may be: read from the source."""
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def imports(source: str, package: str = "hyvideo") -> set[str]:
     return found
 
 
+@functools.cache
 def imports_of(file: Path) -> set[str]:
     return imports(file.read_text(encoding="utf-8"), name_of(file.parent))
 
@@ -156,6 +158,7 @@ def test_no_files_import_one_another():
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def functions_of(file: Path) -> dict[str, int]:
     """Lines of every function of a file, by its name."""
     nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hyvideo.config.rules import every_rank_has_a_head
-from hyvideo.config.sections import ModelSettings
+from hyvideo.config.sections import ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
@@ -115,7 +115,7 @@ def load_pipeline(
     unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
     transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
-    return make_pipeline(config, transformer, vae, unconditional)
+    return make_pipeline(config.rollout, config.model.dtype, transformer, vae, unconditional)
 
 
 def empty_condition(encoder: ConditionEncoder, device: torch.device) -> Condition:
@@ -140,10 +140,9 @@ def load_transformer(
 
 
 def make_pipeline(
-    config: Config, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
+    rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
 ) -> HunyuanVideoGRPOPipeline:
     """The ways to call a transformer, by the settings."""
-    model, rollout = config.model, config.rollout
     use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
@@ -153,7 +152,7 @@ def make_pipeline(
         scheduler,
         sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
         unconditional=unconditional,
-        compute_dtype=DTYPES[model.dtype],
+        compute_dtype=DTYPES[dtype],
     )
 
 

@@ -85,7 +85,7 @@ def build_parts(
     unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
     anchor_moves = config.anchor_moves if config.needs_anchor else None
     policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
-    pipeline = make_pipeline(config, policy.transformer, vae, unconditional)
+    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, unconditional)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
     record = config.record

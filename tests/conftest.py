@@ -1,5 +1,6 @@
 """Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # imageio collects garbage twice for every video; what is imported by now is none
 
 
 @pytest.fixture

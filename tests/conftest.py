@@ -28,6 +28,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     forked.announce()
     refusals.has_time = config.getoption("--slow")
+    if config.getoption("numprocesses", None):  # this process runs no test
+        config.option.tx = [f"popen//python={forked.python()}"] * len(config.option.tx)
+    else:
+        forked.remember_drawn_weights()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -9,6 +9,7 @@ the first that needs it starts, and which ends with pytest.
 
 import atexit
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -87,6 +88,14 @@ def python() -> str:
     return str(program)
 
 
+def remember_drawn_weights() -> None:
+    """Random weights of a seed are drawn once for all models of this process, and of those forked from it."""
+    from hyvideo.models import weight_files
+
+    draw = functools.lru_cache(4000)(weight_files.draw_tensor)
+    weight_files.draw_tensor = lambda seed, name, shape: draw(seed, name, tuple(shape)).clone()
+
+
 # --- the server -----------------------------------------------------------------------------------------------------
 
 
@@ -143,10 +152,14 @@ def _import_all() -> None:
     import hyvideo
 
     torch.set_num_threads(1)
+    remember_drawn_weights()
     for name in LATE:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
+    loading, miniature = hyvideo.models.loading, ROOT / "assets" / "miniature"
+    loading.load_transformer(miniature, "miniature", random_weights_seed=0)  # as smoke runs do
+    loading.load_vae(miniature, random_weights_seed=0)
 
 
 def _kill(pid: int) -> None:

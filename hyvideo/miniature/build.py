@@ -26,11 +26,11 @@ from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.attention import install_causal_mask
-from hyvideo.models.loading import load_vae
+from hyvideo.models.loading import TRANSFORMER, VAE, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
-from hyvideo.models.saving import save_transformer_original, save_vae_original
+from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
 from hyvideo.pipelines.prompt_encoders import TextEncoder
@@ -68,7 +68,7 @@ def build_vae(out: Path, *, num_steps: int, batch_size: int, seed: int) -> None:
         bar.set_postfix(error=f"{error:.4f}", refresh=False)
     scale = 1 / _clean_latents(vae, seed).std().item()
     vae.register_to_config(scaling_factor=scale)
-    save_vae_original(vae, out / "vae")
+    save_original(VAE, vae, out / "vae")
 
 
 def _new_vae() -> nn.Module:
@@ -135,7 +135,7 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
     with torch.no_grad():
         torch._foreach_copy_(optimizer.parameters, average)
     drawn = {part: seed for part in DRAWN_PARTS}
-    save_transformer_original(transformer, out / "transformer" / VERSION, drawn=drawn)
+    save_original(TRANSFORMER, transformer, out / "transformer" / VERSION, drawn=drawn)
 
 
 def _draw_unused_parts(transformer: nn.Module, seed: int) -> None:

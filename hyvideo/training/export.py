@@ -67,7 +67,7 @@ def export_diffusers(transformer: nn.Module, out: Path) -> None:
 
 def export_original(transformer: nn.Module, out: Path, *, dtype: torch.dtype) -> None:
     """Writes a folder for ``ckpts/transformer``; its name is then the name of the version."""
-    saving.save_transformer_original(transformer, out, dtype=dtype)
+    saving.save_original(loading.TRANSFORMER, transformer, out, dtype=dtype)
 
 
 def export_lora(lora: Path, out: Path, *, form: str) -> None:

@@ -135,7 +135,7 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
         ValueError: A file is missing or damaged, or its names are not those of the mode.
     """
     whole = checkpoint.folder / "model.pth"
-    tensors = read_pickle(whole, LABEL, mmap=True) if whole.is_file() else _adapter_on_base(checkpoint)
+    tensors = read_pickle(whole, LABEL) if whole.is_file() else _adapter_on_base(checkpoint)
     is_new = any(".language_model." in name or name.startswith("language_model.") for name in tensors)
     if mode != "auto" and is_new != (mode == "v2"):
         names = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
@@ -232,7 +232,7 @@ def _adapter_on_base(checkpoint: Checkpoint) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= _plain_names(read_safetensors(path, LABEL)[0])
-    tensors |= _plain_names(read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL, mmap=True))
+    tensors |= _plain_names(read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL))
     return tensors | _plain_names(read_safetensors(checkpoint.folder / "adapter_model.safetensors", LABEL)[0])
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import SilentRanks, align_columns, name_ranks, open_store
+from hyvideo.distributed.rank_agreement import align_columns, name_ranks, open_store
 
 # A report comes at most two beats, a tenth of the limit, late: ``config.rules`` keeps that below collective_timeout.
 LONGEST_BEAT_S = 5.0
@@ -123,7 +123,7 @@ class Watchdog:
             return None
         try:
             return dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
-        except SilentRanks:
+        except dist.DistError:
             return None
 
     def _heartbeat(self, stay: Stay) -> Heartbeat:

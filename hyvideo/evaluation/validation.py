@@ -117,7 +117,7 @@ class Validation:
             [old["prompt"] for old, _ in entries],
             before,
             after,
-            captions=[f"{_score(old['reward'])} -> {_score(new['reward'])}" for old, new in entries],
+            [f"{_score(old['reward'])} -> {_score(new['reward'])}" for old, new in entries],
         )
         return path
 

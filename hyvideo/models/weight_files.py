@@ -194,7 +194,7 @@ def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[st
 
 
 def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Tensors by name in a file of ``torch.save``, mapped where its format allows it. Raises ValueError, naming the file."""
+    """Tensors by name in a file of ``torch.save``, mapped where its format allows it. Raises ValueError."""
     try:
         content = torch.load(path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True)
         content = content.get("state_dict", content)

@@ -34,7 +34,6 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {"hyvideo.models.loading", "hyvideo.models.original_checkpoint", "hyvideo.trainer"}
 LONG_FUNCTIONS = {
     "hyvideo.models.download_check.parts._original_parts",
-    "hyvideo.models.reward_models.service.server.create_app",
     "hyvideo.schedulers.scheduling_flow_match_discrete.sde_step_with_logprob",
     "hyvideo.trainer.__init__",
 }

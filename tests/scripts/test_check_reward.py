@@ -57,7 +57,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
     [
         (["--reward_model", "taste"], "reward_model must be one of"),
         (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
-        (["--reward_model", "clip", "--model_path", "./nowhere"], "config.json does not exist"),
+        (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
         ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
         ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),

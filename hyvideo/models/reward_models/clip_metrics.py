@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -24,9 +23,7 @@ from hyvideo.data.videos import check_clip
 from hyvideo.models.reward_models.rewards import Scores
 
 NUM_FRAMES = 8
-NUM_TOKENS = 77  # of a text, its begin and end among them; the rest is cut off
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
+NUM_TOKENS = 77  # of a text, its begin and end among them; the rest is cut off (as published)
 PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
@@ -54,23 +51,25 @@ class FrameTextScorer:
         batch_size: int = 4,
         processor: str | Path | None = None,
     ):
+        from transformers import CLIPImageProcessorPil
+
         if batch_size < 1:
             raise ValueError(f"{self.label}: batch_size must be at least 1, got {batch_size}")
         self.batch_size = batch_size
         self.device = self.home = torch.device(device)
         self.model = load_model(path, self.label).to(self.device)
+        size = self.model.config.vision_config.image_size
+        self.image_processor = CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size=size)
         self.tokenizer = load_tokenizer(processor or self.default_processor(path), self.label)
         vocabulary = self.model.config.text_config.vocab_size
         if len(self.tokenizer) != vocabulary:
-            raise ValueError(
-                f"{self.label}: the tokenizer has {len(self.tokenizer)} tokens and the model in {path} {vocabulary}; "
-                "they belong to different models, download both again"
-            )
+            tokens = f"the tokenizer has {len(self.tokenizer)} tokens and the model in {path} {vocabulary}"
+            raise ValueError(f"{self.label}: {tokens}; they belong to different models, download both again")
         self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt met so far
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """Folder or hub name where the tokenizer is looked for."""
+        """Folder or hub name of the tokenizer."""
         return path
 
     def scaled(self, cosines: Tensor) -> Scores:
@@ -83,10 +82,7 @@ class FrameTextScorer:
         self.model.to(self.device)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Raises ValueError for a prompt with CLIP's marks of begin and end: it would be read to the mark only.
-
-        A prompt of more than 77 tokens is cut, as in the published scores.
-        """
+        """Raises ValueError for a prompt with CLIP's marks of begin and end: it would be read to the mark only."""
         for prompt in prompts:
             self._tokens(prompt)
 
@@ -96,14 +92,11 @@ class FrameTextScorer:
 
     @torch.no_grad()
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
-        """The mean cosine of each clip and its scalings.
+        """The mean cosine of each clip and its scalings. Raises ValueError for what is no clip, and as `check_prompts`.
 
         Args:
             videos: uint8. Shape of each: (frames, 3, height, width).
             fps: Not used: the frames are spread over the whole clip.
-
-        Raises:
-            ValueError: One of the videos is no clip, or a prompt is refused by `check_prompts`.
         """
         if len(videos) != len(prompts):
             raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
@@ -118,13 +111,12 @@ class FrameTextScorer:
     def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
         """Cosine of each looked-at frame of each clip with the clip's prompt, on the CPU. Shape of each: (frames,)."""
         texts = torch.stack([self._text(prompt) for prompt in prompts])
-        frames = [video[frame_indices(len(video))] for video in videos]
-        size = self.model.config.vision_config.image_size
-        pixels = torch.cat([preprocess(clip, size) for clip in frames]).to(self.device)
-        pooled = self.model.vision_model(pixel_values=pixels).pooler_output
+        clips = [video[frame_indices(len(video))].cpu() for video in videos]
+        frames = [frame for clip in clips for frame in clip]  # clips of one batch may differ in size
+        pixels = self.image_processor(frames, input_data_format="channels_first", return_tensors="pt").pixel_values
+        pooled = self.model.vision_model(pixel_values=pixels.to(self.device)).pooler_output
         images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all clips, dim)
-        per_clip = images.split([len(clip) for clip in frames])
-        return [frames_of_clip @ text for frames_of_clip, text in zip(per_clip, texts)]
+        return [image @ text for image, text in zip(images.split([len(clip) for clip in clips]), texts)]
 
     def _text(self, prompt: str) -> Tensor:
         """Unit embedding of a prompt, computed once and alone, so that it depends on no other. Shape: (dim,)."""
@@ -175,27 +167,7 @@ class PickScorer(FrameTextScorer):
 
 def frame_indices(num_frames: int) -> list[int]:
     """Indices of the 8 frames that are looked at, the first and the last among them; all of a shorter clip."""
-    if num_frames <= NUM_FRAMES:
-        return list(range(num_frames))
-    return [round(i * (num_frames - 1) / (NUM_FRAMES - 1)) for i in range(NUM_FRAMES)]
-
-
-def preprocess(frames: Tensor, size: int) -> Tensor:
-    """Frames as CLIP takes them, equal to transformers' CLIPImageProcessor in its PIL form, bit for bit.
-
-    Shorter side to ``size`` (bicubic, rounded to uint8 by PIL), the square in the middle, (level / 255 - mean) / std.
-    Shape: uint8 (frames, 3, height, width) to float32 (frames, 3, size, size).
-    """
-    height, width = frames.shape[-2:]
-    shorter, longer = sorted((height, width))
-    other = int(size * longer / shorter)
-    new_height, new_width = (size, other) if height <= width else (other, size)
-    images = [Image.fromarray(frame) for frame in frames.cpu().permute(0, 2, 3, 1).numpy()]
-    resized = [np.array(image.resize((new_width, new_height), Image.Resampling.BICUBIC)) for image in images]
-    top, left = (new_height - size) // 2, (new_width - size) // 2
-    square = torch.from_numpy(np.stack(resized))[:, top : top + size, left : left + size]
-    levels = (square.permute(0, 3, 1, 2).double() * (1 / 255)).float()
-    return (levels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return np.linspace(0, num_frames - 1, min(NUM_FRAMES, num_frames)).round().astype(int).tolist()
 
 
 def is_hub_name(path: str | Path) -> bool:
@@ -211,24 +183,22 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
     """A CLIPModel in float32, frozen, every tensor of it read from ``path``."""
     from transformers import AutoConfig, CLIPModel
 
-    online = is_hub_name(path)
-    if not online and not (Path(path) / "config.json").is_file():
-        raise ValueError(
-            f"{label}: {Path(path) / 'config.json'} does not exist; give the folder of a downloaded CLIP model, "
-            'or a name on the hub ("owner/model")'
-        )
+    is_local = not is_hub_name(path)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=not online)
+        config = AutoConfig.from_pretrained(path, local_files_only=is_local)
         if config.model_type != "clip":
             raise ValueError(f"its model_type is {config.model_type!r}, not 'clip'")
         # transformers fills what a file lacks with random numbers; the report says what that was.
         model, loaded = CLIPModel.from_pretrained(
-            path, dtype=torch.float32, local_files_only=not online, output_loading_info=True
+            path, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
         )
+        if lacking := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
+            raise ValueError(f"it lacks tensor {lacking[0]} ({len(lacking)} in all)")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"{label}: no CLIP model could be read from {path}; download it again. {error}") from error
-    if lacking := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
-        raise ValueError(f"{label}: {path} lacks tensor {lacking[0]} ({len(lacking)} in all); download it again")
+        raise ValueError(
+            f'{label}: no CLIP model could be read from {path}, a folder or a name on the hub ("owner/model"); '
+            f"download it again. {error}"
+        ) from error
     return model.eval().requires_grad_(False)
 
 
@@ -236,13 +206,13 @@ def load_tokenizer(path: str | Path, label: str):
     """The CLIP tokenizer in a local folder or on the hub."""
     from transformers import CLIPTokenizer
 
-    online = is_hub_name(path)
-    if not online and not has_tokenizer(Path(path)):
-        raise ValueError(
-            f"{label}: no tokenizer in {path} (tokenizer.json, or vocab.json and merges.txt); "
-            "download them there, or name their folder with processor"
-        )
+    is_local = not is_hub_name(path)
     try:
-        return CLIPTokenizer.from_pretrained(path, local_files_only=not online)
+        if is_local and not has_tokenizer(Path(path)):
+            raise ValueError("It has neither tokenizer.json nor vocab.json with merges.txt")
+        return CLIPTokenizer.from_pretrained(path, local_files_only=is_local)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{label}: no tokenizer could be read from {path}; download it again. {error}") from error
+        raise ValueError(
+            f"{label}: no tokenizer could be read from {path}; download it there, or name its folder with processor. "
+            f"{error}"
+        ) from error

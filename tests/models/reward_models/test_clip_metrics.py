@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from hyvideo.models.reward_models.clip_metrics import ClipScorer, PickScorer, frame_indices, is_hub_name, preprocess
+from hyvideo.models.reward_models.clip_metrics import ClipScorer, PickScorer, frame_indices, is_hub_name
 from hyvideo.models.reward_models.rewards import make_scorer
 
 SIZE = 32
@@ -111,16 +111,6 @@ def test_negative_cosines_count_as_zero_frame_by_frame(folder):
     assert scores == pytest.approx({"CLIP_cosine": 0.1, "CLIPScore": 0.5, "CLIPScore_30": 1 / 3})
 
 
-@pytest.mark.parametrize("height, width", [(40, 72), (72, 40), (33, 47), (32, 32), (16, 20), (480, 832), (100, 33)])
-def test_pixels_are_those_of_transformers(height, width):
-    from transformers import CLIPImageProcessorPil
-
-    frames = torch.randint(0, 256, (2, 3, height, width), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    processor = CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
-    expected = processor(list(frames.numpy()), input_data_format="channels_first", return_tensors="pt").pixel_values
-    assert torch.equal(preprocess(frames, SIZE), expected)
-
-
 def test_frames_are_spread_over_the_clip():
     assert frame_indices(8) == list(range(8)) and frame_indices(3) == [0, 1, 2] and frame_indices(1) == [0]
     assert frame_indices(9) == [0, 1, 2, 3, 5, 6, 7, 8]
@@ -190,7 +180,7 @@ def test_the_tokenizer_may_lie_elsewhere(own, tmp_path, folder):
     for name in ("vocab.json", "merges.txt"):
         (own / name).rename(beside / name)
     assert PickScorer(own).score(CLIPS, PROMPTS, fps=8) == expected
-    with pytest.raises(ValueError, match="no tokenizer in .*own"):
+    with pytest.raises(ValueError, match="no tokenizer could be read from .*own"):
         ClipScorer(own)
     ClipScorer(own, processor=beside)
 
@@ -238,9 +228,9 @@ def extend_vocabulary(folder):
         (drop_a_tensor, "lacks tensor visual_projection.weight"),
         (truncate, "no CLIP model could be read from .*own"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no CLIP model could be read from .*own"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json does not exist; give the folder"),
+        (lambda folder: (folder / "config.json").unlink(), "no CLIP model could be read from .*own"),
         (rename_model, "model_type is 'siglip'"),
-        (lambda folder: (folder / "merges.txt").unlink(), r"no tokenizer in .*own"),
+        (lambda folder: (folder / "merges.txt").unlink(), "no tokenizer could be read from .*own"),
         (extend_vocabulary, "they belong to different models"),
     ],
 )

@@ -29,19 +29,7 @@ class RequestRefused(RuntimeError):
 
 
 class _Busy(ValueError):
-    """The service answers that it is busy, and after how many seconds to retry."""
-
-    def __init__(self, message: str, seconds: float):
-        super().__init__(message)
-        self.seconds = seconds
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0
-    except ValueError:  # a port that is none
-        return False
+    """The service answers that it is busy; the second argument is after how many seconds to retry."""
 
 
 class RemoteScorer:
@@ -69,7 +57,7 @@ class RemoteScorer:
         backoff: float = 1.0,
         cooldown: float = 30.0,
     ):
-        if not urls or not all(_is_address(url) for url in urls):
+        if not urls or not all(map(_is_address, urls)):
             raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
@@ -79,12 +67,7 @@ class RemoteScorer:
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Result of each video.
-
-        Raises:
-            ScorerUnavailable: No service gave an answer in time.
-            RequestRefused: A service refused the request.
-        """
+        """Result of each video. Raises ScorerUnavailable for no answer in time, RequestRefused for a refusal."""
         body = encode_request(ScoreRequest([video.cpu() for video in videos], prompts, fps))
         return self._ask("/score", lambda answer: decode_answer(answer, len(videos)), content=body)
 
@@ -112,9 +95,9 @@ class RemoteScorer:
                 try:
                     answer = read(self._post(url + path, **content))
                 except _Busy as error:
-                    problems[url] = str(error)
-                    self._excluded_until[url] = time.monotonic() + error.seconds
-                    pause = max(pause, error.seconds)
+                    problems[url], seconds = error.args
+                    self._excluded_until[url] = time.monotonic() + seconds
+                    pause = max(pause, seconds)
                 except (httpx.HTTPError, ValueError, TimeoutError) as error:
                     problems[url] = f"{type(error).__name__}: {error}"
                     self._excluded_until[url] = time.monotonic() + self.cooldown
@@ -170,7 +153,15 @@ def _within(seconds: float, work: Coroutine[None, None, T]) -> T:
 
 def _problem(body: bytes) -> str | None:
     answer = parse_json(body)
-    if not isinstance(answer, dict) or not isinstance(answer.get("problem"), (str, type(None))):
+    problem = answer.get("problem") if isinstance(answer, dict) else 0
+    if not isinstance(problem, str | None):
         raise ValueError("an answer about prompts must be an object with `problem`, a string or null")
-    problem = answer.get("problem")
     return problem and printable(problem)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0
+    except ValueError:  # a port that is none
+        return False

@@ -1,26 +1,22 @@
 """Messages between the reward service and its client: frames as safetensors, scores as JSON. Nothing is unpickled.
 
-A request is a safetensors file: ``video.0``, ``video.1``... uint8 (frames, 3, height, width), or the bytes of an mp4 as
-``mp4.0``; prompts and frames per second are in its metadata. An answer is a JSON object with one entry per video in
-``scores`` (numbers by dimension, or null) and in ``reasons``.
+A request is a safetensors file: ``video.0``, ``video.1``... uint8 (frames, 3, height, width); prompts and frames per
+second are in its metadata. An answer is a JSON object with one entry per video in ``scores`` (numbers by dimension, or
+null) and in ``reasons``.
 """
 
-import itertools
 import json
 import math
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from types import NoneType
 
-import av
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json
-from hyvideo.data.videos import read_video
-from hyvideo.models.reward_models.rewards import ScoreResult
+from hyvideo.data.outside import MAX_PROMPT_BYTES, parse_json, text_problem
+from hyvideo.models.reward_models.rewards import ScoreResult, is_finite
 
 _MAX_HEADER = 2**20  # bytes
 
@@ -29,7 +25,7 @@ _MAX_HEADER = 2**20  # bytes
 class Limits:
     """Upper bounds of a request."""
 
-    body: int = 2**30  # bytes, with all films decoded too
+    body: int = 2**30  # bytes
     seconds: float = 300.0  # for the body to arrive
     videos: int = 64
     frames: int = 1024  # of a video
@@ -37,11 +33,11 @@ class Limits:
 
 
 class BadRequest(ValueError):
-    """A request that cannot be served, too large or of another form."""
+    """A request that cannot be served."""
 
-    def __init__(self, message: str, *, is_too_large: bool = False):
-        super().__init__(message)
-        self.is_too_large = is_too_large
+
+class TooLarge(BadRequest):
+    """A request beyond the limits."""
 
 
 @dataclass(frozen=True)
@@ -58,102 +54,27 @@ def encode_request(request: ScoreRequest) -> bytes:
 
 
 def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
-    """The request, its header checked before any tensor is made.
-
-    Raises:
-        BadRequest: Names the rule, what was got and the limit.
-    """
+    """The request, its header checked before any tensor is made. Raises BadRequest with the rule and what was got."""
     if len(body) > limits.body:
-        raise BadRequest(f"a request may have {limits.body} bytes, got {len(body)}", is_too_large=True)
+        raise TooLarge(f"a request may have {limits.body} bytes, got {len(body)}")
     header = _header(body)
-    metadata = header.pop("__metadata__", None) or {}
-    prompts, fps = _prompts(metadata), _fps(metadata)
+    prompts, fps = _metadata(header.pop("__metadata__", None))
     if len(prompts) > limits.videos:
-        raise BadRequest(f"a request may have {limits.videos} videos, got {len(prompts)}", is_too_large=True)
-    names = [_name_of(i, header) for i in range(len(prompts))]
-    if unknown := set(header) - set(names):
-        raise BadRequest(
-            f"a request has one tensor video.N or mp4.N for each prompt, got {sorted(unknown)[:3]} besides"
-        )
+        raise TooLarge(f"a request may have {limits.videos} videos, got {len(prompts)}")
+    names = [f"video.{number}" for number in range(len(prompts))]
+    if header.keys() != set(names):
+        raise BadRequest(f"a request has a tensor video.N for each of {len(names)} prompts, got {list(header)!r:.200}")
     for name in names:
         _check_entry(name, header[name], limits)
     try:
         tensors = load(body)
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise BadRequest(f"the body is no safetensors file: {error}") from error
-    videos, rates, room = [], set(), limits.body
-    for name in names:
-        video, rate = _video(name, tensors[name], fps, limits, room)
-        videos.append(video)
-        rates.add(rate)
-        room -= video.numel()
-    if len(rates) > 1:
-        raise BadRequest(f"all videos of a request must have one rate of frames, got {sorted(rates)}")
-    return ScoreRequest(videos, prompts, rates.pop())
-
-
-def encode_answer(results: list[ScoreResult]) -> dict:
-    """JSON of the results; a score that is not a finite number is null."""
-    scores = [None if r.reason else {name: _finite(x) for name, x in r.scores.items()} for r in results]
-    reasons = [r.reason and printable(r.reason) for r in results]
-    return {"scores": scores, "reasons": reasons}
-
-
-def printable(text: str) -> str:
-    """``text`` with escapes in place of characters that UTF-8 lacks: a message may quote anything."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _finite(value: object) -> float | None:
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
-    """Results in an answer. Raises ValueError for what is no answer to a request of so many videos."""
-    answer = parse_json(body)
-    if not isinstance(answer, dict):
-        raise ValueError(f"an answer must be an object with scores of {num_videos} videos, got {answer!r:.200}")
-    scores, reasons = answer.get("scores"), answer.get("reasons") or [None] * num_videos
-    if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
-        raise ValueError(f"an answer needs scores of {num_videos} videos, got {answer!r:.200}")
-    return [_result(row, reason) for row, reason in zip(scores, reasons)]
-
-
-def _result(scores: object, reason: object) -> ScoreResult:
-    if scores is None:
-        return ScoreResult({}, printable(str(reason or "the service gave no score and no reason")))
-    if not isinstance(scores, dict):
-        raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
-    return ScoreResult({name: _number(value) for name, value in scores.items()})
-
-
-def _number(value: object) -> float:
-    """A score as it was sent, null as NaN."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"scores must be numbers by dimension, got {value!r:.200}")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError("scores must be numbers, got an integer beyond all floats") from error
-
-
-def check_texts(prompts: object) -> list[str]:
-    """``prompts``, if they are a list of strings that are text. Raises ValueError."""
-    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError("prompts must be a list of strings")
-    if broken := [number for number, prompt in enumerate(prompts) if not _is_text(prompt)]:
-        raise ValueError(f"prompts must be text that has UTF-8; half a surrogate pair is in prompt {broken[0]}")
-    return prompts
-
-
-def _is_text(prompt: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in prompt)
+    return ScoreRequest([tensors[name] for name in names], prompts, fps)
 
 
 def _header(body: bytes) -> dict:
-    length = int.from_bytes(body[:8], "little") if len(body) >= 8 else 0
+    length = int.from_bytes(body[:8], "little")
     if not 0 < length <= min(_MAX_HEADER, len(body) - 8):
         raise BadRequest("the body must be a safetensors file, got something else")
     try:
@@ -165,94 +86,71 @@ def _header(body: bytes) -> dict:
     return header
 
 
-def _prompts(metadata: object) -> list[str]:
+def _metadata(metadata: object) -> tuple[list[str], float]:
+    """Prompts and frames per second."""
     try:
-        prompts = check_texts(parse_json(metadata["prompts"]))
-    except (TypeError, KeyError) as error:
-        raise BadRequest("the metadata needs `prompts`, a JSON list of strings") from error
-    except ValueError as error:
-        raise BadRequest(f"`prompts` in the metadata cannot be used: {error}") from error
-    if not prompts:
-        raise BadRequest("`prompts` in the metadata must have at least one string")
-    return prompts
-
-
-def _fps(metadata: dict) -> float:
-    try:
-        fps = float(metadata["fps"])
+        prompts, fps = check_texts(parse_json(metadata["prompts"])), float(metadata["fps"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadRequest("the metadata needs `fps`, frames per second, and never a guess") from error
-    return _check_rate("`fps`", fps)
-
-
-def _check_rate(name: str, fps: float) -> float:
-    if not 0 < fps <= 1000:
-        raise BadRequest(f"{name} must be above 0 and at most 1000 frames per second, got {fps}")
-    return fps
-
-
-def _name_of(number: int, header: dict) -> str:
-    for name in (f"video.{number}", f"mp4.{number}"):
-        if name in header:
-            return name
-    raise BadRequest(f"prompt {number} has no tensor video.{number} or mp4.{number}")
+        raise BadRequest(
+            f"the metadata needs `prompts`, a JSON list of strings, and `fps`, a number: {error!s:.200}"
+        ) from error
+    if not prompts or not 0 < fps <= 1000:
+        raise BadRequest(
+            "a request needs a prompt, and above 0 and at most 1000 frames per second; "
+            f"got {len(prompts)} prompts and {fps} frames per second"
+        )
+    return prompts, fps
 
 
 def _check_entry(name: str, entry: object, limits: Limits) -> None:
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    if not isinstance(shape, list) or entry.get("dtype") != "U8" or not all(isinstance(n, int) for n in shape):
-        raise BadRequest(f"tensor {name} must be uint8")
-    if name.startswith("mp4."):
-        if len(shape) != 1:
-            raise BadRequest(f"tensor {name} must be the bytes of a file, got shape {shape}")
-        return
-    if len(shape) != 4 or shape[1] != 3 or 0 in shape:
-        raise BadRequest(f"tensor {name} must be (frames, 3, height, width), got {shape}")
-    _check_size(name, shape, limits)
-
-
-def _check_size(name: str, shape: list[int], limits: Limits) -> None:
+    shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "U8" else None
+    is_shape = isinstance(shape, list) and len(shape) == 4 and all(isinstance(n, int) and n > 0 for n in shape)
+    if not is_shape or shape[1] != 3:
+        raise BadRequest(f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}")
     if shape[0] > limits.frames or shape[2] * shape[3] > limits.pixels:
-        raise BadRequest(
-            f"{name} may have {limits.frames} frames of {limits.pixels} pixels, got {shape}", is_too_large=True
-        )
+        raise TooLarge(f"{name} may have {limits.frames} frames of {limits.pixels} pixels, got {shape}")
 
 
-def _video(name: str, tensor: Tensor, fps: float, limits: Limits, room: int) -> tuple[Tensor, float]:
-    """The frames of an entry and their rate; a film may have ``room`` bytes when it is decoded."""
-    if name.startswith("video."):
-        return tensor, fps
-    content = tensor.numpy().tobytes()
-    # FFmpeg goes by content: a playlist in place of a film would have it open other files of this machine.
-    if content[4:8] != b"ftyp":
-        raise BadRequest(f"{name} is no mp4")
-    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
-        Path(file.name).write_bytes(content)
-        try:
-            video, rate = read_video(file.name, max_frames=_film_length(name, file.name, limits, room))
-        except BadRequest:
-            raise
-        except (av.FFmpegError, ValueError, OSError) as error:
-            raise BadRequest(f"{name} is no readable mp4") from error
-    return video, _check_rate(name, rate)
+def check_texts(prompts: object) -> list[str]:
+    """``prompts``, if they are a list of what a run may have as prompts. Raises ValueError."""
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("prompts must be a list of strings")
+    for number, prompt in enumerate(prompts):
+        if problem := text_problem(prompt, MAX_PROMPT_BYTES):
+            raise ValueError(f"prompt {number} cannot be scored: {problem}")
+    return prompts
 
 
-def _film_length(name: str, path: str, limits: Limits, room: int) -> int:
-    """The number of a film's frames, checked before they are decoded: a few kilobytes can hold gigabytes of one colour.
+def encode_answer(results: list[ScoreResult]) -> dict:
+    """JSON of the results; a score that is not a finite number is null."""
+    scores = [
+        None if r.reason else {name: value if is_finite(r.scores, name) else None for name, value in r.scores.items()}
+        for r in results
+    ]
+    return {"scores": scores, "reasons": [r.reason and printable(r.reason) for r in results]}
 
-    What a film says may still be a lie; `read_video` leaves it at the first frame that is not as it says.
-    """
-    with av.open(path) as film:
-        stream = next(iter(film.streams.video), None)
-        if stream is None or stream.codec_context is None:
-            raise BadRequest(f"{name} has no video that can be decoded")
-        packets = (packet for packet in film.demux(stream) if packet.size)  # one for each frame
-        num_frames = sum(1 for _ in itertools.islice(packets, limits.frames + 1))
-        shape = [num_frames, 3, stream.height, stream.width]
-        _check_size(name, shape, limits)
-        if math.prod(shape) > room:
-            raise BadRequest(
-                f"the films of a request may have {limits.body} bytes when decoded, {name} has {math.prod(shape)}",
-                is_too_large=True,
-            )
-        return num_frames
+
+def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
+    """Results in an answer. Raises ValueError for what is no answer to a request of so many videos."""
+    answer = parse_json(body)
+    content = answer if isinstance(answer, dict) else {}
+    scores, reasons = content.get("scores"), content.get("reasons") or [None] * num_videos
+    if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
+        raise ValueError(f"an answer needs scores of {num_videos} videos, got {answer!r:.200}")
+    return [_result(row, reason) for row, reason in zip(scores, reasons)]
+
+
+def _result(scores: object, reason: object) -> ScoreResult:
+    if scores is None:
+        return ScoreResult({}, printable(str(reason or "the service gave no score and no reason")))
+    if not isinstance(scores, dict) or not all(type(value) in (int, float, NoneType) for value in scores.values()):
+        raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
+    try:
+        return ScoreResult({name: math.nan if value is None else float(value) for name, value in scores.items()})
+    except OverflowError as error:
+        raise ValueError("scores must be numbers, got an integer beyond all floats") from error
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes in place of characters that UTF-8 lacks: a message may quote anything."""
+    return text.encode(errors="backslashreplace").decode()

@@ -11,10 +11,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import anyio
@@ -22,6 +21,7 @@ import anyio.to_thread
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from starlette.requests import ClientDisconnect
+from torch import Tensor
 
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
@@ -29,39 +29,27 @@ from hyvideo.models.reward_models.service.protocol import (
     BadRequest,
     Limits,
     ScoreRequest,
+    TooLarge,
     check_texts,
     decode_request,
     encode_answer,
     parse_json,
 )
 
-_DECODERS = 4  # requests that are decoded at a time: films take a core and their frames
-
-
-@dataclass(eq=False)
-class _PendingRequest:
-    """A request and the results of the first of its videos; the answer is there when all are."""
-
-    request: ScoreRequest
-    answer: "Future[list[ScoreResult]]" = field(default_factory=Future)
-    results: list[ScoreResult] = field(default_factory=list)
-
-    def add(self, result: ScoreResult) -> None:
-        self.results.append(result)
-        if len(self.results) == len(self.request.videos) and self.answer.set_running_or_notify_cancel():
-            self.answer.set_result(self.results)
+_DECODERS = 4  # requests that are decoded at a time: each holds its body twice
 
 
 class _QueuedVideo(NamedTuple):
-    pending: _PendingRequest
-    number: int  # in its request
+    video: Tensor
+    prompt: str
+    fps: float
+    result: "Future[ScoreResult]"
 
 
 class Batcher:
     """Scores videos in one thread, in the order of their requests; those that arrive while it works go together.
 
-    A batch has one rate of frames. A request with more videos than fit is scored in several batches. Videos that are
-    not begun when the answer to their request is cancelled are never scored.
+    A batch has one rate of frames. A request with more videos than fit is scored in several batches.
 
     Args:
         max_videos: In one call of the scorer.
@@ -84,13 +72,13 @@ class Batcher:
         """Seconds that the videos in the queue will take, at the mean time of those before."""
         return self._queue.qsize() * self.seconds / max(1, self.counts["videos"])
 
-    def submit(self, request: ScoreRequest) -> "Future[list[ScoreResult]]":
-        assert request.videos, "a request has videos"
-        pending = _PendingRequest(request)
+    def submit(self, request: ScoreRequest) -> "list[Future[ScoreResult]]":
+        """The results to come, one for each video; one that is cancelled before its batch begins is never scored."""
         self.counts["requests"] += 1
-        for number in range(len(request.videos)):
-            self._queue.put(_QueuedVideo(pending, number))
-        return pending.answer
+        videos = [_QueuedVideo(v, prompt, request.fps, Future()) for v, prompt in zip(request.videos, request.prompts)]
+        for video in videos:
+            self._queue.put(video)
+        return [video.result for video in videos]
 
     def close(self) -> None:
         """Ends the thread after what has been submitted."""
@@ -100,24 +88,23 @@ class Batcher:
     def _work(self) -> None:
         while batch := self._next_batch():
             start = time.perf_counter()
-            results = score_safely(
-                self.scorer,
-                [pending.request.videos[number] for pending, number in batch],
-                [pending.request.prompts[number] for pending, number in batch],
-                fps=batch[0].pending.request.fps,
-                retries=0,
-            )
-            self._count(results, time.perf_counter() - start)
-            for video, result in zip(batch, results):
-                video.pending.add(result)
+            videos, prompts, rates, pending = map(list, zip(*batch))
+            results = score_safely(self.scorer, videos, prompts, fps=rates[0], retries=0)
+            self.seconds += time.perf_counter() - start
+            self.counts["batches"] += 1
+            self.counts["videos"] += len(results)
+            self.counts["failures"] += sum(result.reason is not None for result in results)
+            for future, result in zip(pending, results):
+                future.set_result(result)
 
     def _next_batch(self) -> list[_QueuedVideo]:
-        """Videos of one rate of frames whose requests are not cancelled; empty when the service ends."""
+        """Videos of one rate of frames that are still wanted; empty when the service ends."""
         batch: list[_QueuedVideo] = []
-        deadline = math.inf
+        deadline = None
         while len(batch) < self.max_videos:
             try:
-                video = self._left or self._queue.get(timeout=_until(deadline))
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                video = self._left or self._queue.get(timeout=left)
             except queue.Empty:
                 break
             self._left = None
@@ -125,47 +112,13 @@ class Batcher:
                 if batch:
                     self._queue.put(None)  # for the next round
                 break
-            if video.pending.answer.cancelled():
-                continue
-            if batch and video.pending.request.fps != batch[0].pending.request.fps:
+            if batch and video.fps != batch[0].fps:
                 self._left = video
                 break
-            if not batch:
-                deadline = time.monotonic() + self.wait
-            batch.append(video)
+            if video.result.set_running_or_notify_cancel():
+                batch.append(video)
+                deadline = deadline or time.monotonic() + self.wait
         return batch
-
-    def _count(self, results: list[ScoreResult], seconds: float) -> None:
-        failures = sum(result.reason is not None for result in results)
-        for name, value in (("batches", 1), ("videos", len(results)), ("failures", failures)):
-            self.counts[name] += value
-        self.seconds += seconds
-
-
-def _until(deadline: float) -> float | None:
-    """Seconds left for a wait, None for one without end."""
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-
-
-class ConcurrencyLimit:
-    """Requests under way, at most ``limit`` of them: others are told after how many seconds to retry."""
-
-    def __init__(self, limit: int):
-        if limit < 1:
-            raise ValueError(f"max_waiting must be at least 1, got {limit}")
-        self.limit, self.in_flight = limit, 0
-
-    @contextmanager
-    def slot(self, retry_after: float) -> Iterator[None]:
-        """Context of one request. Raises HTTPException 503 with ``retry_after`` seconds if no slot is free."""
-        if self.in_flight >= self.limit:
-            headers = {"retry-after": str(min(60, math.ceil(retry_after) or 1))}
-            raise HTTPException(503, f"{self.in_flight} requests are waiting already", headers=headers)
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
 
 
 def create_app(
@@ -177,15 +130,11 @@ def create_app(
     max_videos: int = 16,
     max_waiting: int = 64,
 ) -> FastAPI:
-    """The service around a scorer.
-
-    Args:
-        token: Bearer token that every request but /health needs.
-        max_videos: In one call of the scorer.
-        max_waiting: Requests to score that may be under way.
-    """
+    """The service around a scorer. All but /health needs the token; ``max_waiting`` requests may be under way."""
+    if max_waiting < 1:
+        raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
     limits = limits or Limits()
-    concurrency, decoders = ConcurrencyLimit(max_waiting), anyio.CapacityLimiter(_DECODERS)
+    under_way, decoders = anyio.CapacityLimiter(max_waiting), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
 
     @asynccontextmanager
@@ -206,7 +155,7 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_prometheus(batcher, concurrency))
+        return PlainTextResponse(_prometheus(batcher, under_way))
 
     @app.post("/check_prompts", dependencies=protected)
     async def check_prompts(request: Request) -> dict:
@@ -219,7 +168,10 @@ def create_app(
 
     @app.post("/score", dependencies=protected)
     async def score(request: Request) -> dict:
-        with concurrency.slot(batcher.backlog):
+        if under_way.available_tokens < 1:
+            headers = {"retry-after": str(min(60, math.ceil(batcher.backlog) or 1))}
+            raise HTTPException(503, f"{max_waiting} requests are waiting already", headers=headers)
+        async with under_way:
             decoded = await _decoded(request, limits, decoders)
             return encode_answer(await _answer(batcher.submit(decoded), request))
 
@@ -227,25 +179,28 @@ def create_app(
 
 
 async def _decoded(request: Request, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
-    """The videos and prompts of a request; its body, of which the frames are copies, is let go."""
-    body = await _body(request, limits)
+    """The videos and prompts of a request, whose body is let go."""
     try:
-        return await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
+        return await anyio.to_thread.run_sync(decode_request, await _body(request, limits), limits, limiter=decoders)
     except BadRequest as error:
-        raise HTTPException(413 if error.is_too_large else 422, str(error)) from error
+        raise HTTPException(413 if isinstance(error, TooLarge) else 422, str(error)) from error
 
 
-async def _answer(answer: "Future[list[ScoreResult]]", request: Request) -> list[ScoreResult]:
-    """The answer, waited for without a thread; it is cancelled when the client disconnects."""
-    results, disconnect = asyncio.wrap_future(answer), asyncio.ensure_future(_until_disconnect(request))
+async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
+    """The results, waited for without a thread; they are cancelled when the client disconnects."""
+    answer, disconnect = asyncio.ensure_future(_all_of(results)), asyncio.ensure_future(_until_disconnect(request))
     try:
-        await asyncio.wait([results, disconnect], return_when=asyncio.FIRST_COMPLETED)
-        if not results.done():
+        await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
             raise HTTPException(499, "the client has gone")
-        return results.result()
+        return answer.result()
     finally:
-        results.cancel()
-        disconnect.cancel()
+        for pending in (*results, answer, disconnect):
+            pending.cancel()
+
+
+async def _all_of(results: "list[Future[ScoreResult]]") -> list[ScoreResult]:
+    return [await asyncio.wrap_future(result) for result in results]
 
 
 async def _until_disconnect(request: Request) -> None:
@@ -293,8 +248,7 @@ async def _json_prompts(request: Request, limits: Limits) -> list[str]:
         raise HTTPException(422, str(error)) from error
 
 
-def _prometheus(batcher: Batcher, concurrency: ConcurrencyLimit) -> str:
-    lines = [f"reward_{name}_total {value}" for name, value in batcher.counts.items()]
-    return "\n".join(
-        [*lines, f"reward_seconds_total {batcher.seconds:.3f}", f"reward_waiting {concurrency.in_flight}", ""]
-    )
+def _prometheus(batcher: Batcher, under_way: anyio.CapacityLimiter) -> str:
+    figures = {f"{name}_total": value for name, value in batcher.counts.items()}
+    figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": under_way.borrowed_tokens}
+    return "".join(f"reward_{name} {value}\n" for name, value in figures.items())

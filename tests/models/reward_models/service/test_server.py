@@ -145,7 +145,7 @@ def test_requests_that_arrive_together_share_full_batches_and_keep_their_order()
     assert scorer.begun.wait(10)
     others = [batcher.submit(ScoreRequest(numbered(*numbers), ["a"] * 3, 8.0)) for numbers in ((1, 2, 3), (4, 5, 6))]
     scorer.go_on.set()
-    scores = [[result.scores["VQ"] for result in answer.result(10)] for answer in (first, *others)]
+    scores = [[video.result(10).scores["VQ"] for video in answer] for answer in (first, *others)]
     batcher.close()
     assert scores == [[0], [1, 2, 3], [4, 5, 6]]
     assert [len(batch) for batch in scorer.batches] == [1, 4, 2]
@@ -192,7 +192,7 @@ def test_waiting_requests_are_scored_together_if_their_rates_agree():
     others = [batcher.submit(ScoreRequest(CLIP, ["a" * i], 8.0)) for i in (2, 3)]
     other_rate = batcher.submit(ScoreRequest(CLIP, ["aaaa"], 24.0))
     go_on.set()
-    answers = [future.result(10)[0].scores["VQ"] for future in (first, *others, other_rate)]
+    answers = [video.result(10).scores["VQ"] for (video,) in (first, *others, other_rate)]
     batcher.close()
     assert answers == [1, 2, 3, 4]
     assert batches == [(1, 8.0), (2, 8.0), (1, 24.0)]

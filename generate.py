@@ -112,12 +112,9 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
 
     if options.height is not None:
         return options.height, options.width
-    is_of_config = bool(options.config) and not options.aspect_ratio
-    size = (
-        None
-        if is_of_config
-        else model_size(config.model.transformer_version, options.resolution, options.aspect_ratio, image)
-    )
+    size = None
+    if options.aspect_ratio or not options.config:
+        size = model_size(config.model.transformer_version, options.resolution, options.aspect_ratio, image)
     return size or (config.data.height, config.data.width)
 
 

@@ -39,7 +39,7 @@ def print_start(
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
     """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
     print()
-    if validation and validation.has(0) and validation.has(iteration):
+    if validation and validation.measures(0) and validation.measures(iteration):
         print("\n".join(_validation_lines(validation, iteration)))
     else:
         print(_training_line(output_dir / "metrics.jsonl"))

@@ -191,7 +191,7 @@ def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(**VALIDATION)
     trainer_of(config, mesh).validation.run(0)
     other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
-    assert trainer_of(config, mesh).validation.has(0) and not other.has(0)
+    assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
     assert "has no validation of the base policy made as this one" in capsys.readouterr().err
 

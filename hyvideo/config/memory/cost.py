@@ -57,8 +57,8 @@ def cost(run: PlannedRun) -> Cost:
     # Selective checkpointing computes all but attention again.
     selective = (forward.image + forward.text) / forward.total
     training = 3 + {"none": 0.0, "selective": selective, "full": 1.0}[run.checkpointing]
-    anchor = run.trained_steps if run.config.needs_anchor else 0
-    forwards = run.settings.grpo_sampling_steps + training * run.trained_steps + anchor
+    anchor = run.num_trained_steps if run.config.needs_anchor else 0
+    forwards = run.settings.grpo_sampling_steps + training * run.num_trained_steps + anchor
     rollouts = run.replicas * run.rollouts_per_replica
     return Cost(forward, run.config.num_branches * forwards, rollouts, decode_flops(run))
 

@@ -98,5 +98,5 @@ def trajectory_bytes(run: PlannedRun) -> float:
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.video_size))
     states = 2 * run.settings.grpo_sampling_steps + 1
     if run.config.needs_anchor and run.settings.kl_compute_mode == "rollout_phase":
-        states += run.trained_steps
+        states += run.num_trained_steps
     return 4 * latent * states * run.rollouts_per_replica

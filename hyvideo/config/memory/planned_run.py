@@ -80,7 +80,7 @@ class PlannedRun:
         return self.settings.batch_size * self.settings.gradient_accumulation_steps
 
     @cached_property
-    def trained_steps(self) -> int:
+    def num_trained_steps(self) -> int:
         """Steps of each rollout that an update trains."""
         return make_plan(self.config, self.world_size).num_trained_steps
 
@@ -88,7 +88,7 @@ class PlannedRun:
     def backwards_per_update(self) -> int:
         """Number of backward passes; from the second on, gradients are there while the activations are made."""
         rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
-        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.trained_steps
+        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.num_trained_steps
 
     @cached_property
     def layout_problems(self) -> list[str]:

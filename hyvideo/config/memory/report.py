@@ -65,8 +65,8 @@ def cost_lines(run: PlannedRun, rate: float) -> list[str]:
         f"forward          {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
         "attention",
         f"rollout          {_number(spent.forwards_per_rollout)} forward-equivalents "
-        f"({run.settings.grpo_sampling_steps} steps, {run.trained_steps} trained, {run.config.num_branches} branches), "
-        f"decoding {_number(spent.decode_flops / 1e15)} PFLOP",
+        f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.config.num_branches} "
+        f"branches), decoding {_number(spent.decode_flops / 1e15)} PFLOP",
         f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP, "
         f"{_number(seconds(run, rate))} s at {rate:g} TFLOP/s per GPU, without rewards and communication",
     ]

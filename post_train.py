@@ -92,7 +92,7 @@ def build(config: Config, at_end: ExitStack):
     settings = config.distributed
     if processes.world_size() > 1:  # before a rank that hangs would let the others wait
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(node_expectations(config), place, device, collective_timeout=settings.collective_timeout)
+        preflight(node_expectations(config.flat()), place, device, collective_timeout=settings.collective_timeout)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

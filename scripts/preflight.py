@@ -37,7 +37,7 @@ def main() -> int:
     except ValueError as error:
         problem = str(error)
     timeouts = {"timeout_s": chosen.timeout, "collective_timeout": config.distributed.collective_timeout}
-    preflight(node_expectations(config), mesh, device, problem=problem, **timeouts)
+    preflight(node_expectations(config.flat()), mesh, device, problem=problem, **timeouts)
     if mesh.is_main:
         print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)
     ranks.stop()

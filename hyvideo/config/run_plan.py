@@ -10,7 +10,7 @@ from hyvideo.schedulers.transitions import Transition, schedule, shifted_levels
 
 @dataclass(frozen=True)
 class Plan:
-    """How many of what a run makes in one iteration."""
+    """Numbers of what a run makes in one iteration."""
 
     replicas: int  # data-parallel replicas
     rollouts: int

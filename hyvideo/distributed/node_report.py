@@ -99,7 +99,7 @@ def file_hash(path: Path) -> str:
 
 
 def write_problem(folder: Path) -> str | None:
-    """Why no file can be made in a folder, or None. Tries it where the folder is there, and makes none."""
+    """Reason why no file can be made in a folder, or None. Tries it where the folder is there, and makes none."""
     problem = unwritable(folder)
     if problem or not folder.is_dir():
         return problem

@@ -1,9 +1,10 @@
 """Loads what a run needs: one place for training, generation and scripts."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,21 +59,16 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
-def node_expectations(config: Config) -> NodeExpectations:
-    """Expectations of a run on every node, for the preflight."""
-    root = Path(config.model.pretrained_model_root)
-    version = config.model.transformer_version
-    files = {
-        "prompts_csv": config.data.prompts_csv,
-        "valid_video_csv": config.data.valid_video_csv,
-        "reward_config": config.reward.reward_config,
-    }
+def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
+    """Expectations of a run on every node, by its settings, for the preflight."""
+    root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
+    files = {name: settings[name] for name in ("prompts_csv", "valid_video_csv", "reward_config")}
     return NodeExpectations(
-        settings=config.flat(),
+        settings=settings,
         files={name: path for name, path in files.items() if path},
         transformer_folder=loading.find_transformer(root, version) or root / "transformer" / version,
-        output_dir=Path(config.record.output_dir),
-        resume_from=config.record.resume_from_checkpoint,
+        output_dir=Path(settings["output_dir"]),
+        resume_from=settings["resume_from_checkpoint"],
     )
 
 

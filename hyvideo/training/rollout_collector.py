@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hyvideo.config.run_plan import Plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
@@ -47,8 +48,7 @@ class RolloutCollector:
 
     Args:
         requests: Of the whole data set.
-        num_groups: Prompts of an iteration, over all replicas.
-        num_trained_steps: Of each rollout, in one update.
+        plan: How many prompts an iteration has, and trained steps a rollout.
         cost: Counts the transformer evaluations.
         check: Is called before each batch, on every rank; raises where the run shall stop.
     """
@@ -62,16 +62,15 @@ class RolloutCollector:
         scorer: AsyncScorer,
         requests: list[Request],
         *,
-        num_groups: int,
-        num_trained_steps: int,
+        plan: Plan,
         cost: Cost,
         check: Callable[[], None] = lambda: None,
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
-        self.num_trained_steps, self.cost, self.check = num_trained_steps, cost, check
+        self.plan, self.cost, self.check = plan, cost, check
         data, rollout = config.data, config.rollout
-        self.order = PromptOrder(len(requests), num_groups, data.seed)
+        self.order = PromptOrder(len(requests), plan.groups, data.seed)
         shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
         self.noise = RolloutNoise(data.seed, shape, rollout.use_same_noise)
         self.stochastic_steps = pipeline.scheduler.stochastic_steps(eta=rollout.eta, sde_type=rollout.sde_type)
@@ -88,7 +87,7 @@ class RolloutCollector:
         prompts = [request.prompt for request in requests]
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, timer)
         trained = timestep_permutations(
-            self.config.loss, self.config.data, iteration, indices, steps, self.num_trained_steps
+            self.config.loss, self.config.data, iteration, indices, steps, self.plan.num_trained_steps
         )
         return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
 

@@ -76,7 +76,7 @@ def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -
 
 
 def _transformer_folder(folder: Path) -> Path:
-    """Where a folder has a transformer as ``save_pretrained`` writes it, perhaps itself."""
+    """Folder of a transformer as ``save_pretrained`` writes it, in a folder or that itself."""
     if candidate := loading.find_transformer(folder):
         return candidate
     raise ValueError(

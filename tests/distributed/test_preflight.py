@@ -131,7 +131,7 @@ def test_a_collective_that_hangs_fails_or_counts_wrongly_is_told(monkeypatch):
 
 @pytest.fixture
 def reports(tiny_config):
-    local = inspect_node(node_expectations(tiny_config), 0, torch.device("cpu"))
+    local = inspect_node(node_expectations(tiny_config.flat()), 0, torch.device("cpu"))
     gpu = "GPU with 80 GiB"
     return [
         dataclasses.replace(local, rank=rank, host=f"node{rank // 2}", device=gpu, gpu_id=str(rank))
@@ -185,7 +185,7 @@ def test_other_gpus_and_a_full_disk_are_warnings(reports):
 
 def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
     def check(config, **options):
-        preflight(node_expectations(config), mesh, torch.device("cpu"), collective_timeout=60, **options)
+        preflight(node_expectations(config.flat()), mesh, torch.device("cpu"), collective_timeout=60, **options)
 
     check(tiny_config)
     assert "1 x cpu" in capsys.readouterr().out
@@ -207,7 +207,7 @@ def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):
 
 def test_named_files_are_compared_by_content(tiny_config, tmp_path):
     file = tmp_path / "prompts.csv"
-    expected = node_expectations(tiny_config.with_settings(prompts_csv=str(file)))
+    expected = node_expectations(tiny_config.with_settings(prompts_csv=str(file)).flat())
     assert expected.files["prompts_csv"] == str(file) and "reward_config" not in expected.files
     assert file_hash(file) == ABSENT
     file.write_text("prompt\na\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import Config
+from hyvideo.config.sections import RecordSettings
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
 from hyvideo.models.reward_models.rewards import SCORERS
@@ -45,7 +45,8 @@ def plan_run(study: Study, run: TableRun) -> RunPlan:
     steps = config.optimizer.max_steps
     rollouts = plan.rollouts * steps
     validations = 1 + -(-steps // config.record.validation_interval)
-    forwards = rollouts * plan.forwards_per_rollout + validations * validation_forwards(config)
+    per_validation = validation_forwards(config.record, config.data.valid_video_csv, config.num_branches)
+    forwards = rollouts * plan.forwards_per_rollout + validations * per_validation
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards)
 
 
@@ -55,10 +56,10 @@ def check_scorers(study: Study) -> None:
         raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
 
-def validation_forwards(config: Config) -> int:
+def validation_forwards(settings: RecordSettings, valid_video_csv: str, num_branches: int) -> int:
     """Transformer evaluations of one validation, or of one evaluation of a policy."""
-    videos = len(read_requests(config.data.valid_video_csv)) * config.record.validation_repeats
-    return videos * config.record.validation_steps * config.num_branches
+    videos = len(read_requests(valid_video_csv)) * settings.validation_repeats
+    return videos * settings.validation_steps * num_branches
 
 
 def describe(study: Study, plans: list[RunPlan]) -> str:
@@ -69,7 +70,9 @@ def describe(study: Study, plans: list[RunPlan]) -> str:
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.run.name:<44} {done:>12} {left}")
     to_run = [plan for plan in plans if not plan.progress.is_finished]
-    evaluation = (1 + len(plans)) * validation_forwards(study.evaluation_config())
+    measured = study.evaluation_config()
+    per_policy = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
+    evaluation = (1 + len(plans)) * per_policy
     rollouts = sum(plan.left * plan.rollouts for plan in to_run)
     forwards = sum(plan.left * plan.forwards for plan in to_run)
     lines += [

@@ -127,7 +127,8 @@ def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
     cells = [TableRun("A", "sage_grpo", kl, True, 0) for kl in ("none", "fixed")]
     without, with_anchor = (plan_run(study, cell) for cell in cells)
     # 8 rollouts of 4 steps in 2 branches, 3 of them trained at 3 each, the anchor once more at those; 2 validations.
-    validation = validation_forwards(study.evaluation_config())
+    measured = study.evaluation_config()
+    validation = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
     assert without.rollouts == with_anchor.rollouts == 16
     assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
     assert with_anchor.forwards - without.forwards == 16 * 2 * 3

@@ -5,8 +5,6 @@ Configs and the headers of the weight files are read, a second or two for the fu
 
 from pathlib import Path
 
-from torch import nn
-
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.loading import (
     TRANSFORMER,
@@ -17,11 +15,9 @@ from hyvideo.models.loading import (
     expected_shapes,
     read_arguments,
     transformer_folder,
-    transformer_without_memory,
     vae_folder,
-    weights_folder_for,
 )
-from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, refuse, tensor_problems
+from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
 
 
 def check_checkpoint(
@@ -72,19 +68,9 @@ def size_problems(root: str | Path, version: str | None, *, num_frames: int, hei
     return problems
 
 
-def check_transformer_weights(root: str | Path, version: str | None, folder: str | Path) -> None:
-    """Raises the ValueError that `loading.load_transformer_weights` would; reads headers only."""
-    transformer = transformer_without_memory(root, version)
-    source, is_original = weights_folder_for(transformer, folder)
-    refuse(source, _tensor_problems(TRANSFORMER, source, transformer, is_original))
-
-
 def _model_problems(component: Component, folder: Folder, weights_needed: bool) -> list[str]:
     model, is_original = build_without_memory(component, folder)
-    problems = _tensor_problems(component, folder, model, is_original) if weights_needed else []
-    return labelled(folder, problems)
-
-
-def _tensor_problems(component: Component, folder: Folder, model: nn.Module, is_original: bool) -> list[str]:
+    if not weights_needed:
+        return []
     expected = expected_shapes(component, model.state_dict(), is_original)
-    return tensor_problems(folder, expected, read_header(folder, WEIGHTS_STEM))
+    return labelled(folder, tensor_problems(folder, expected, read_header(folder, WEIGHTS_STEM)))

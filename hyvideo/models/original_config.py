@@ -22,7 +22,6 @@ _ONLY_VALUES: dict[str, Any] = {
     "attn_param": None,
     "is_reshape_temporal_channels": False,
 }
-_SPARSE_ATTENTION = "flex-block-attn"
 
 # Not in the original's config.json: all releases have these.
 _BYT5_STATES_DIM = 1472
@@ -57,9 +56,8 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     for key, value in _ONLY_VALUES.items():
         if config.get(key, value) != value:
             raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class")
-    if config.get("attn_mode") == _SPARSE_ATTENTION:
-        raise ValueError(f"config key 'attn_mode' is {_SPARSE_ATTENTION!r}: take a version without sparse attention")
-
+    if config.get("attn_mode") == "flex-block-attn":
+        raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
     hidden_size, num_heads = _integer(config, "hidden_size"), _integer(config, "heads_num")
     rope_dims = _integers(config, "rope_dim_list")
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
@@ -104,7 +102,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"target_size must be one of {sorted(RESOLUTIONS.values())}, got {config['target_size']}")
     if config["text_embed_2_dim"] != _BYT5_STATES_DIM:
         raise ValueError(
-            f"text_embed_2_dim must be the original's {_BYT5_STATES_DIM}, got {config['text_embed_2_dim']}"
+            f"text_embed_2_dim must be {_BYT5_STATES_DIM} as in the releases, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
     original = {key: config[argument] for key, argument in _TRANSFORMER_SIZES.items()} | {

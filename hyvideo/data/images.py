@@ -1,7 +1,7 @@
 """The first frame of image-to-video: an image file, cropped to a size of the model, as the VAE and SigLIP read it.
 
 HunyuanVideo-1.5 makes clips of one area per resolution, in many shapes ("buckets"). An image goes to the bucket
-whose shape is nearest to its own, and both encoders see the same crop. torchvision is not needed.
+whose shape is nearest to its own, and both encoders see the same crop.
 """
 
 import os

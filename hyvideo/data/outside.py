@@ -137,9 +137,9 @@ def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...]
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Context that gives a path to write to instead, which takes the place of ``path`` in the end.
+    """Context that gives a path to write to instead, which takes the place of ``path`` unless there is an error.
 
-    Who reads ``path`` finds the old content or the new one. What an error leaves half written is removed.
+    Who reads ``path`` finds the old content or the new one.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -27,18 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.original_checkpoint import (
-    transformer_to_diffusers,
-    transformer_to_original,
-    vae_to_diffusers,
-    vae_to_original,
-)
-from hyvideo.models.original_config import (
-    transformer_config_to_diffusers,
-    transformer_config_to_original,
-    vae_config_to_diffusers,
-    vae_config_to_original,
-)
+from hyvideo.models import original_checkpoint, original_config
 from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import (
     Folder,
@@ -73,17 +62,17 @@ class Component(NamedTuple):
 
 TRANSFORMER = Component(
     "HunyuanVideo15Transformer3DModel",
-    transformer_to_diffusers,
-    transformer_to_original,
-    transformer_config_to_diffusers,
-    transformer_config_to_original,
+    original_checkpoint.transformer_to_diffusers,
+    original_checkpoint.transformer_to_original,
+    original_config.transformer_config_to_diffusers,
+    original_config.transformer_config_to_original,
 )
 VAE = Component(
     "AutoencoderKLHunyuanVideo15",
-    vae_to_diffusers,
-    vae_to_original,
-    vae_config_to_diffusers,
-    vae_config_to_original,
+    original_checkpoint.vae_to_diffusers,
+    original_checkpoint.vae_to_original,
+    original_config.vae_config_to_diffusers,
+    original_config.vae_config_to_original,
 )
 
 
@@ -98,13 +87,10 @@ def load_transformer(
     """The diffusers transformer, in eval mode, its parameters trainable.
 
     Args:
-        root: Folder of either layout, or a folder that ``save_pretrained`` wrote for a transformer.
-        version: Name of the transformer in the original layout (``480p_t2v``); the other two hold a single
-            one, and the name is not needed.
+        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
         random_weights_seed: Makes a random model from config.json alone, the same one on every machine.
 
-    Raises:
-        ValueError: Something is missing, broken or does not fit, naming the tensor, the file and the version.
+    Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
     return _load(TRANSFORMER, transformer_folder(root, version), dtype, device, random_weights_seed)
 
@@ -124,12 +110,8 @@ def stream_transformer(
 ) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
-    Args:
-        read: False gives weights without memory, in the same order, for a rank that gets the values from another.
-        random_weights_seed: As of `load_transformer`; every rank draws, whatever ``read`` says.
-
-    Raises:
-        ValueError: As `load_transformer`; from the iterator, before the first weight.
+    ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another; drawn
+    ones every rank draws. The iterator raises ValueError as `load_transformer`, before the first weight.
     """
     return _stream(TRANSFORMER, transformer_folder(root, version), random_weights_seed, read=read)
 
@@ -144,9 +126,6 @@ def load_vae(
     """The diffusers VAE, in eval mode, able to take batches.
 
     ``vae.config.scaling_factor`` is the checkpoint's: the transformer sees latents times this factor.
-
-    Raises:
-        ValueError: As `load_transformer`.
     """
     from hyvideo.models.attention import install_causal_mask
 
@@ -159,10 +138,7 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     """Copies the weights that ``save_pretrained`` wrote to `folder` into `transformer`.
 
     Its dtype and device stay. Its tensors must be whole: load before it is sharded or given adapters. For a transformer
-    without memory headers are compared and nothing is read.
-
-    Raises:
-        ValueError: A tensor or a setting of the folder is not the transformer's.
+    without memory nothing is read. Raises ValueError where a tensor or a setting is not the transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
     arguments, is_original = read_arguments(TRANSFORMER, source)
@@ -177,9 +153,6 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     """``t2v`` or ``i2v``, what the transformer was trained for as its files say; None where they do not say.
 
     A diffusers pipeline's model_index.json comes before config.json, which is wrong on the hub (``PIPELINE_TASKS``).
-
-    Raises:
-        ValueError: There is no config.json, or a file is no JSON.
     """
     index = (find_transformer(root, version) or Path(root) / "transformer").parent / "model_index.json"
     if index.is_file():

@@ -44,11 +44,7 @@ class Weights(NamedTuple):
 
 
 def read_header(folder: Folder, stem: str) -> Weights:
-    """Names and shapes of the folder's tensors, from ``<stem>.safetensors`` or the files of its index.
-
-    Raises:
-        ValueError: A file is missing, truncated or of another kind, naming it.
-    """
+    """Names and shapes of the folder's tensors; ValueError for a file that is missing, truncated or of another kind."""
     shapes: Shapes = {}
     files: dict[str, Path] = {}
     drawn: dict[str, int] = {}
@@ -68,7 +64,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
 
 
 def weight_paths(folder: Folder, stem: str) -> list[Path]:
-    """The files of a folder's weights. Raises ValueError where one is missing."""
+    """The files of a folder's weights: ``<stem>.safetensors`` or those of its index; ValueError without."""
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
     if whole.is_file():
@@ -107,13 +103,10 @@ def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             if entry["dtype"] not in _DTYPES:
                 raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {entry['dtype']}")
-            if not read:
-                yield name, torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="meta")
-                continue
             start, end = entry["data_offsets"]
-            content = torch.empty(end - start, dtype=torch.uint8)
+            content = torch.empty(end - start, dtype=torch.uint8, device="cpu" if read else "meta")
             file.seek(8 + length + start)
-            if file.readinto(content.numpy()) != end - start:
+            if read and file.readinto(content.numpy()) != end - start:
                 raise ValueError(f"tensor {name!r} in {path} is cut short; download the file again")
             yield name, content.view(_DTYPES[entry["dtype"]]).view(entry["shape"])
 

@@ -25,7 +25,7 @@ class ImageCondition:
 
 @dataclass(frozen=True)
 class Condition:
-    """Inputs of the transformer that describe one video, without padding."""
+    """Inputs of the transformer that describe one video."""
 
     text: Tensor  # (tokens, dim)
     glyph: Tensor  # (glyph tokens, 1472); no tokens without quoted text

@@ -69,9 +69,8 @@ class TextEncoder:
         from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
         messages = format_text_input([prompt], self.system_message)
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"][
-            0
-        ]
+        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return encoded["input_ids"][0]
 
     def _find_crop_start(self) -> int:
         """Number of template tokens before the user's text: the common beginning of two different prompts."""

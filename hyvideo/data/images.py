@@ -1,8 +1,7 @@
 """The first frame of image-to-video: an image file, cropped to a size of the model, as the VAE and SigLIP read it.
 
 HunyuanVideo-1.5 makes clips of one area per resolution, in many shapes ("buckets"). An image goes to the bucket
-whose shape is nearest to its own, and both encoders see the same crop. Everything here is Pillow and torch: no
-torchvision.
+whose shape is nearest to its own, and both encoders see the same crop.
 """
 
 import os
@@ -27,14 +26,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow knows more, some of which run
 MAX_BYTES = 1 << 28  # of a file
 MAX_PIXELS = 1 << 26  # of an image, as stored and while it is resized
 
-# All that Pillow's decoders of FORMATS raise for a damaged file. A warning is among them: see read_image.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
+# All that Pillow's decoders of FORMATS raise for a damaged file; the warning is made an error below.
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 _ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]{1,9})?)")
 
 
@@ -55,8 +48,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def read_image(path: str | os.PathLike) -> Image.Image:
     """An image file as RGB, turned upright by its EXIF orientation; of an animation the first frame.
 
-    Raises ValueError for a file that is missing, damaged, cut short, empty, of another format than ``FORMATS`` or of
-    more than ``MAX_PIXELS``. The size is read from the header, before anything is decoded.
+    Raises ValueError for a file that is missing, damaged, of another format than ``FORMATS`` or of more than
+    ``MAX_PIXELS``. The size is read from the header, before anything is decoded.
     """
     with _opened(path) as file:
         return to_rgb(ImageOps.exif_transpose(file))
@@ -110,8 +103,6 @@ def nearest_size(height: float, width: float, resolution: str) -> tuple[int, int
     An image beyond 4:1 gets the bucket at that end and loses what is over. diffusers looks on the square's side of
     the image's ratio only, and so chooses another bucket for every second image.
     """
-    if not (height > 0 and width > 0):
-        raise ValueError(f"an image's height and width must be positive, got {height} x {width}")
     return min(bucket_sizes(resolution), key=lambda size: abs(size[0] / size[1] - height / width))
 
 
@@ -123,32 +114,16 @@ def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
     match = _ASPECT_RATIO.fullmatch(aspect_ratio)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
-        raise ValueError(
-            f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, got "
-            f"{shown(aspect_ratio)}"
-        )
+        rule = f"width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9"
+        raise ValueError(f"aspect ratio must be {rule}, got {shown(aspect_ratio)}")
     return nearest_size(height, width, resolution)
 
 
-def check_rgb(image: Image.Image) -> None:
-    """Raises ValueError unless ``image`` is RGB with at least one pixel."""
-    if image.mode != "RGB" or 0 in image.size:
-        raise ValueError(
-            f"an image must be RGB with at least one pixel, got {image.mode} of {image.height} x {image.width}; "
-            "read it with read_image or convert it with to_rgb"
-        )
-
-
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
-    """The image resized (Lanczos) until it just covers height x width, then cropped about its centre to that.
-
-    One side is met exactly and the other rounded down, which never falls short.
+    """The RGB image resized (Lanczos) until it just covers height x width, then cropped about its centre to that.
 
     Raises ValueError for an image so long that it would grow over ``MAX_PIXELS`` on the way.
     """
-    check_rgb(image)
-    if height < 1 or width < 1:
-        raise ValueError(f"a frame's height and width must be positive, got {height} x {width}")
     if image.width * height < image.height * width:  # the image is taller than the frame
         covering = (width, image.height * width // image.width)
     else:
@@ -162,49 +137,30 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     return resized.crop((left, top, left + width, top + height))
 
 
-def to_bytes(image: Image.Image) -> "Tensor":
-    """Pixels of an RGB image, 0..255. Shape: uint8 (3, height, width)."""
-    import torch
-
-    check_rgb(image)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
 def to_pixels(image: Image.Image) -> "Tensor":
     """Pixels as the VAE encodes them: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
-    return to_bytes(image).float() / 255 * 2 - 1
+    import torch
+
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255 * 2 - 1
 
 
 def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> "Tensor":
     """Pixels as SigLIP reads them: (x * rescale_factor - image_mean) / image_std of the image squeezed to its size.
 
     ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
-    in the pipeline, because the tower takes one size. transformers has this as a class, but under names that
-    change within 5.x and choose torchvision's other resize where that is installed; values are bit for bit those of
-    its Pillow class.
-
-    Raises ValueError for values that are missing and steps that SigLIP does not have.
-    Shape: float32 (3, size, size).
+    in the pipeline, because the tower takes one size. Pillow resizes, whether torchvision is installed or not.
+    Raises ValueError for values that are missing and steps that SigLIP does not have. Shape: float32 (3, size, size).
     """
-    import torch
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    check_rgb(image)
-    needed = ("size", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+    needed = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
     missing = [name for name in needed if preprocessor.get(name) is None]
-    size = preprocessor.get("size")
-    if missing or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
-        raise ValueError(
-            "SigLIP's preprocessor_config.json needs a size with height and width and values for "
-            f"{', '.join(needed[1:])}; got size {size!r}, missing {', '.join(missing) or 'nothing'}"
-        )
     foreign = [name for name in ("do_center_crop", "do_pad") if preprocessor.get(name)]
-    if foreign:
-        raise ValueError(f"SigLIP's preprocessor only resizes, rescales and normalizes, got {', '.join(foreign)}")
-    pixels = to_bytes(image.resize((size["width"], size["height"]), Image.Resampling(preprocessor["resample"])))
-    if preprocessor["do_rescale"]:
-        pixels = pixels.double() * preprocessor["rescale_factor"]
-    pixels = pixels.float()
-    if preprocessor["do_normalize"]:
-        mean, std = (torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std"))
-        pixels = (pixels - mean) / std
-    return pixels
+    size = preprocessor.get("size")
+    if missing or foreign or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
+        raise ValueError(
+            "SigLIP's preprocessor_config.json only resizes to a height and width, rescales and normalizes; "
+            f"got size {size!r}, got {', '.join(foreign) or 'no other step'}, missing {', '.join(missing) or 'nothing'}"
+        )
+    processor = SiglipImageProcessorPil.from_dict(dict(preprocessor))
+    return processor.preprocess(images=image, do_resize=True, return_tensors="pt").pixel_values[0].float()

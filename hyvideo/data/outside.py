@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +17,7 @@ MAX_PROMPT_BYTES = 100_000  # of UTF-8; the language model reads some 5,000 of t
 MAX_MESSAGE = 4_000  # characters
 
 # Control characters but newline and tab; halves of characters, which UTF-8 cannot say and no file could keep.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
@@ -41,11 +40,6 @@ def folder_problem(path: str | Path) -> str | None:
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
     return None if os.access(path, os.R_OK | os.X_OK) else "no permission to read it"
-
-
-def is_file(path: str | Path) -> bool:
-    status = _status(path)
-    return not isinstance(status, str) and stat.S_ISREG(status.st_mode)
 
 
 def unusable(path: str | Path) -> str | None:
@@ -94,15 +88,10 @@ def _status(path: str | Path) -> os.stat_result | str:
 
 def text_problem(text: str, max_bytes: int) -> str | None:
     """The first thing in ``text`` that no prompt may have, None where it is sound."""
-    if match := _CONTROL.search(text):
-        return (
-            f"character {match.start() + 1} is the control character U+{ord(match[0]):04X}; take it out (a line break "
-            "or a tab may stay)"
-        )
-    if match := _SURROGATE.search(text):
-        return f"character {match.start() + 1} is the lone surrogate U+{ord(match[0]):04X}, no text; write it in UTF-8"
-    # No character takes more than 4 bytes: most texts need not be encoded.
-    if 4 * len(text) > max_bytes and (size := len(text.encode())) > max_bytes:
+    if match := _NO_TEXT.search(text):
+        kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
+        return f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; take it out, or write it in UTF-8"
+    if (size := len(text.encode())) > max_bytes:
         return f"it has {size:,} bytes in UTF-8, and at most {max_bytes:,} are allowed; shorten it"
     return None
 
@@ -148,16 +137,14 @@ def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...]
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Context that gives a path to write to instead, which takes the place of ``path`` in the end.
+    """Context that gives a path to write to instead, which takes the place of ``path`` unless there is an error.
 
-    Who reads ``path`` finds the old content or the new one. What an error leaves half written is removed.
+    Who reads ``path`` finds the old content or the new one.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield aside
         os.replace(aside, path)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink()
-        raise
+    finally:
+        aside.unlink(missing_ok=True)

@@ -5,10 +5,11 @@ The position in the data is a function of the iteration, so a resumed run goes o
 
 import csv
 import functools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, is_file, shown, text_problem
+from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, shown, text_problem
 from hyvideo.data.randomness import permutation
 
 MAX_CSV_BYTES = 2**28
@@ -66,8 +67,6 @@ def check_prompt(prompt: str, where: str) -> None:
 def _read_rows(path: str | Path) -> list[dict[str, str | None]]:
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
-    # The library's own limit, of which there is one for all, is no number of ours and has no row in its message.
-    library_limit = csv.field_size_limit(MAX_CSV_BYTES)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)  # else a quote that is not closed swallows the rows after it
@@ -76,28 +75,22 @@ def _read_rows(path: str | Path) -> list[dict[str, str | None]]:
                 got = shown(", ".join(columns), 300)[1:-1] or "no columns"
                 raise ValueError(f"a prompts CSV needs a column named `prompt`, got {got} in {path}")
             for column in ("prompt", "ref_image_path"):
-                if columns.count(column) > 1:
-                    raise ValueError(
-                        f"a prompts CSV must have one column `{column}`, got {columns.count(column)} in {path}"
-                    )
+                if (count := columns.count(column)) > 1:
+                    raise ValueError(f"a prompts CSV must have one column `{column}`, got {count} in {path}")
             return list(reader)
-    except OSError as error:
-        raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({error.strerror})") from error
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error})") from error
     except csv.Error as error:
         raise ValueError(
             f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; "
             'a cell with a comma, a line break or quotes needs double quotes around it, and "" for each in it)'
         ) from error
-    finally:
-        csv.field_size_limit(library_limit)
 
 
 def _find_image(csv_path: Path, name: str) -> str:
     tried = [csv_path.parent / name, Path(name)]
     for path in tried:
-        if is_file(path):
+        if os.path.isfile(path):  # not the method: that raises for a name that is too long
             return str(path.resolve())
     raise ValueError("looked for " + " and ".join(dict.fromkeys(f"{shown(path)[1:-1]}" for path in tried)))
 

@@ -16,6 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hyvideo.data.outside import replacing
+
 MIN_MP4_SIDE = 256  # pixels
 GIF_SIDES = (128, 320)  # pixels: least shorter side, greatest longer side
 
@@ -23,16 +25,14 @@ GIF_SIDES = (128, 320)  # pixels: least shorter side, greatest longer side
 def to_uint8(video: Tensor) -> Tensor:
     """Pixels of a decoded clip, [-1, 1] -> 0..255, rounded; what lies outside is clamped. Shape: as given.
 
-    Raises ValueError for integers and for NaN or inf, which have no colour: the policy or the VAE has
-    diverged.
+    Raises ValueError for integers and for NaN or inf, which have no colour.
     """
     if not video.is_floating_point():
-        raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}; a uint8 clip needs no conversion")
+        raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}")
     video = video.float()
     if not video.isfinite().all():
-        num_broken = (~video.isfinite()).sum().item()
         raise ValueError(
-            f"a clip must be finite, got {num_broken} NaN or inf values of {video.numel()}; "
+            f"a clip must be finite, got {(~video.isfinite()).sum()} NaN or inf values of {video.numel()}; "
             "look for a diverged policy or an overflow in the VAE (decode in bfloat16 or float32)"
         )
     return ((video.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
@@ -61,8 +61,8 @@ def enlarge(video: Tensor, factor: int) -> Tensor:
 def mp4_factor(height: int, width: int) -> int:
     """The integer by which ``write_video`` enlarges a clip; 1 from 256 pixels on the shorter side upwards.
 
-    yuv420p keeps one colour for 2 x 2 pixels, which at 32 x 32 changes what a scorer sees; enlarged, a pixel
-    covers whole chroma samples. The factor is even where a side is odd, as yuv420p has no odd sizes.
+    yuv420p keeps one colour for 2 x 2 pixels, which at 32 x 32 changes what a scorer sees. The factor is even where a
+    side is odd, as yuv420p has no odd sizes.
     """
     shorter = min(height, width)
     if shorter >= MIN_MP4_SIDE:
@@ -74,50 +74,34 @@ def mp4_factor(height: int, width: int) -> int:
 def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     """Writes a clip, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 
-    Clips under 256 pixels on the shorter side are stored enlarged by ``mp4_factor``. The file is written
-    aside and renamed, so that it is complete or absent even after a crash.
+    Clips under 256 pixels on the shorter side are stored enlarged by ``mp4_factor``. The file is complete or absent
+    even after a crash.
 
-    Raises ValueError for what is not a clip, a name that does not end in .mp4 and odd sizes from 256 pixels
-    upwards, and FileNotFoundError where the folder is missing.
+    Raises ValueError for what is not a clip, a name that does not end in .mp4 and odd sizes from 256 pixels upwards.
     """
     path = Path(path)
     check_clip(video)
     check_fps(fps)
     if path.suffix != ".mp4":
         raise ValueError(f"a video's file name must end in .mp4, got {path.name!r}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {path} does not exist; make it first")
     factor = mp4_factor(*video.shape[-2:])
     pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)  # (frames, height, width, channels)
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
-        raise ValueError(
-            f"H.264 in yuv420p needs an even height and width, got {video.shape[-2]} x {video.shape[-1]}; crop the clip"
-        )
-    # The extension chooses the container, so the temporary name keeps it; the process id parts two writers.
-    aside = path.with_name(f".{path.stem}.{os.getpid()}.part.mp4")
-    try:
-        iio.imwrite(aside, pixels.numpy(), plugin="pyav", codec="libx264", fps=float(fps), out_pixel_format="yuv420p")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def frame_rate(file) -> float | None:
-    """Frames per second of a file opened by imageio's pyav plugin, None where the file does not say."""
-    try:
-        fps = float(file.metadata()["fps"])
-    except TypeError:  # imageio takes float() of PyAV's answer, which is None for an unknown rate
-        return None
-    return fps if fps > 0 else None
+        height, width = video.shape[-2:]
+        raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the clip")
+    settings = {"codec": "libx264", "fps": float(fps), "out_pixel_format": "yuv420p"}
+    content = iio.imwrite("<bytes>", pixels.numpy(), extension=".mp4", plugin="pyav", **settings)
+    with replacing(path) as aside:
+        aside.write_bytes(content)
 
 
 def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tuple[Tensor, float]:
     """A video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
 
-    Frames come in the size of the file: a clip that ``write_video`` enlarged stays enlarged.
+    A clip that ``write_video`` enlarged stays enlarged.
 
-    Raises FileNotFoundError, and ValueError where the file has no video, no frame rate, fewer frames than it
-    says, more than ``max_frames``, or a frame of another size than it says.
+    Raises FileNotFoundError, and ValueError where the file has no video, no frame rate, more than ``max_frames``, or
+    other frames than it says.
     """
     path = Path(path)
     if not path.is_file():
@@ -127,7 +111,10 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
     except OSError as error:  # imageio's one answer to every file that it cannot open as video
         raise ValueError(f"{path} is not a video: it is damaged, cut short or has no video stream") from error
     with file:
-        fps = frame_rate(file)
+        try:
+            fps = float(file.metadata()["fps"])
+        except TypeError:  # imageio takes float() of PyAV's answer, which is None for an unknown rate
+            fps = 0.0
         num_frames, *size = file.properties().shape  # as the container says; 0 frames: it does not say
         frames = []
         # One by one: reading the batch would return uninitialised memory in place of frames that are missing, and a
@@ -138,7 +125,7 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
             frames.append(frame)
     if not frames or len(frames) < num_frames:
         raise ValueError(f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again")
-    if fps is None:
+    if fps <= 0:
         raise ValueError(f"{path} has no frame rate; write it again with one")
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
 
@@ -146,9 +133,8 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
 def write_gif_bytes(video: Tensor, fps: float) -> bytes:
     """A clip as an endless animated GIF, sized for a web page. ``video``: uint8 (frames, 3, height, width).
 
-    Small clips are enlarged by an integer to 128 pixels on the shorter side, large ones shrunk to 320 on the
-    longer. GIF counts in 1/100 s: frame ends are rounded, so that the whole clip keeps its length. Frames
-    that equal the one before lengthen that one instead.
+    Small clips are enlarged by an integer to 128 pixels on the shorter side, large ones shrunk to 320 on the longer.
+    GIF counts in 1/100 s: frame ends are rounded, so that the whole clip keeps its length.
     """
     check_clip(video)
     check_fps(fps)

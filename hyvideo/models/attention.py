@@ -6,9 +6,7 @@ to its valid tokens, which is exact: a masked token changes no other. Where the 
 different length, attention goes over each run of equal length by itself, and what is left of the padding is 0.
 
 The lengths are Python numbers and travel with the rotary tables as an argument of every block, so a recomputed
-block knows them too and no GPU is asked for them. `hyvideo.models.transformer` makes them.
-
-The VAE has the same trouble in its one attention layer, and the same kind of cure: `install_causal_mask`.
+block knows them too and no GPU is asked for them. The VAE's attention has a cure of its own: `install_causal_mask`.
 """
 
 import functools
@@ -52,13 +50,9 @@ class TrimmedTextAttnProcessor:
         attention_mask: None = None,
         image_rotary_emb: Layout | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attended image tokens and text tokens.
+        """Attended image tokens and text tokens, under diffusers' names of arguments; text is padded on the right.
 
-        Args:
-            attn: The block's attention module, which has the projections.
-            hidden_states: Image tokens. Shape: (batch, image tokens, dim).
-            encoder_hidden_states: Text tokens, padded on the right. Shape: (batch, text tokens, dim).
-            image_rotary_emb: The layout.
+        Shape of each: (batch, tokens, dim).
         """
         cos, sin, text_lengths, num_image_tokens = image_rotary_emb
         image = project_image(attn, hidden_states, (cos, sin))
@@ -94,22 +88,22 @@ def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
 
     Shape: (batch, tokens, heads, head dim).
     """
-    query, key, value = (tensor.transpose(1, 2) for tensor in joint)
-    longest = query.shape[2]
-    if min(lengths) == longest:
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
-    return _attend_in_runs(query, key, value, lengths, longest)
+    by_head = QueryKeyValue(*(tensor.transpose(1, 2) for tensor in joint))
+    if min(lengths) == by_head.query.shape[2]:
+        return F.scaled_dot_product_attention(*by_head).transpose(1, 2)
+    return _attend_in_runs(by_head, lengths).transpose(1, 2)
 
 
 # Every pattern of lengths would be a graph of its own.
 @torch.compiler.disable
-def _attend_in_runs(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], longest: int) -> Tensor:
-    """Result of `attend` for samples of unequal length, from tensors with heads before tokens."""
+def _attend_in_runs(by_head: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
+    """Attention of samples of unequal length. Shape: (batch, heads, tokens, head dim)."""
     parts = []
     for rows, length in equal_runs(lengths):
-        valid = (tensor[rows, :, :length] for tensor in (query, key, value))
-        parts.append(F.pad(F.scaled_dot_product_attention(*valid), (0, 0, 0, longest - length)))
-    return torch.cat(parts).transpose(1, 2)
+        valid = (tensor[rows, :, :length] for tensor in by_head)
+        padding = (0, 0, 0, by_head.query.shape[2] - length)
+        parts.append(F.pad(F.scaled_dot_product_attention(*valid), padding))
+    return torch.cat(parts)
 
 
 def equal_runs(lengths: Sequence[int]) -> list[tuple[slice, int]]:
@@ -133,12 +127,9 @@ def use_fastest_kernels() -> str:
 
     Without it torch chooses among its own kernels, which on Hopper include cuDNN's.
     """
-    if not torch.cuda.is_available():
-        return "torch"
-    is_hopper = torch.cuda.get_device_capability()[0] == 9
-    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # since torch 2.10
-    if is_hopper and activate and importlib.util.find_spec("flash_attn_interface"):
-        activate("FA3")
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    if is_hopper and importlib.util.find_spec("flash_attn_interface"):
+        torch.nn.attention.activate_flash_attention_impl("FA3")
         return "FlashAttention 3"
     return "torch"
 

@@ -5,23 +5,9 @@ Configs and the headers of the weight files are read, a second or two for the fu
 
 from pathlib import Path
 
-from torch import nn
-
+from hyvideo.models import loading
 from hyvideo.models import loading_encoders as encoders
-from hyvideo.models.loading import (
-    TRANSFORMER,
-    VAE,
-    WEIGHTS_STEM,
-    Component,
-    build_without_memory,
-    expected_shapes,
-    read_arguments,
-    transformer_folder,
-    transformer_without_memory,
-    vae_folder,
-    weights_folder_for,
-)
-from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, refuse, tensor_problems
+from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
 
 
 def check_checkpoint(
@@ -34,9 +20,7 @@ def check_checkpoint(
 ) -> list[str]:
     """Problems that keep the parts of a run from loading; empty when there are none.
 
-    Args:
-        weights_needed: False checks what ``random_weights_seed`` needs: the configs and the tokenizers.
-        with_glyphs, with_images: The run has text in quotes, reference images, and needs their encoders.
+    ``weights_needed=False`` checks what ``random_weights_seed`` needs: the configs and the tokenizers.
     """
     checks = [
         lambda: transformer_problems(root, version, weights_needed),
@@ -50,18 +34,18 @@ def check_checkpoint(
 
 def transformer_problems(root: str | Path, version: str | None, weights_needed: bool = True) -> list[str]:
     """Problems that keep the transformer from loading, from its config and the headers of its files."""
-    return _model_problems(TRANSFORMER, transformer_folder(root, version), weights_needed)
+    return _model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version), weights_needed)
 
 
 def vae_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the VAE from loading."""
-    return _model_problems(VAE, vae_folder(root), weights_needed)
+    return _model_problems(loading.VAE, loading.vae_folder(root), weights_needed)
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
     """Reasons why the models of a folder cannot make videos of this size; empty when they can. Reads configs only."""
-    transformer, _ = read_arguments(TRANSFORMER, transformer_folder(root, version))
-    vae, _ = read_arguments(VAE, vae_folder(root))
+    transformer, _ = loading.read_arguments(loading.TRANSFORMER, loading.transformer_folder(root, version))
+    vae, _ = loading.read_arguments(loading.VAE, loading.vae_folder(root))
     multiple = vae["spatial_compression_ratio"] * transformer["patch_size"]
     temporal = vae["temporal_compression_ratio"]
     problems = []
@@ -72,19 +56,9 @@ def size_problems(root: str | Path, version: str | None, *, num_frames: int, hei
     return problems
 
 
-def check_transformer_weights(root: str | Path, version: str | None, folder: str | Path) -> None:
-    """Raises the ValueError that `loading.load_transformer_weights` would; reads headers only."""
-    transformer = transformer_without_memory(root, version)
-    source, is_original = weights_folder_for(transformer, folder)
-    refuse(source, _tensor_problems(TRANSFORMER, source, transformer, is_original))
-
-
-def _model_problems(component: Component, folder: Folder, weights_needed: bool) -> list[str]:
-    model, is_original = build_without_memory(component, folder)
-    problems = _tensor_problems(component, folder, model, is_original) if weights_needed else []
-    return labelled(folder, problems)
-
-
-def _tensor_problems(component: Component, folder: Folder, model: nn.Module, is_original: bool) -> list[str]:
-    expected = expected_shapes(component, model.state_dict(), is_original)
-    return tensor_problems(folder, expected, read_header(folder, WEIGHTS_STEM))
+def _model_problems(component: loading.Component, folder: Folder, weights_needed: bool) -> list[str]:
+    model, is_original = loading.build_without_memory(component, folder)
+    if not weights_needed:
+        return []
+    expected = loading.expected_shapes(component, model.state_dict(), is_original)
+    return labelled(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))

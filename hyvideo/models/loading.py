@@ -11,13 +11,11 @@ A config.json whose ``_class_name`` is diffusers' has diffusers' names; the orig
 for the root.
 
 Nothing is loaded loosely. The model is built without memory (on the meta device), its tensors are compared
-with the headers of the files, and only when every name and shape agrees are the tensors read, one after another,
-into the dtype and onto the device asked for. ``fit_checks`` does the same comparison without reading, for the
-start of a program.
+with the headers of the files, and only when every name and shape agrees are the tensors read, one after another.
+``fit_checks`` does the same comparison without reading, for the start of a program.
 
 A compact checkpoint may leave out tensors that are random and never trained. The metadata of its file then
-has a key ``drawn``, a JSON object {prefix: seed}, and `draw_tensor` makes them again; it also makes whole
-random models.
+has a key ``drawn``, a JSON object {prefix: seed}, and `draw_tensor` makes them again.
 """
 
 import inspect
@@ -29,18 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.original_checkpoint import (
-    transformer_to_diffusers,
-    transformer_to_original,
-    vae_to_diffusers,
-    vae_to_original,
-)
-from hyvideo.models.original_config import (
-    transformer_config_to_diffusers,
-    transformer_config_to_original,
-    vae_config_to_diffusers,
-    vae_config_to_original,
-)
+from hyvideo.models import original_checkpoint, original_config
 from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import (
     Folder,
@@ -75,17 +62,17 @@ class Component(NamedTuple):
 
 TRANSFORMER = Component(
     "HunyuanVideo15Transformer3DModel",
-    transformer_to_diffusers,
-    transformer_to_original,
-    transformer_config_to_diffusers,
-    transformer_config_to_original,
+    original_checkpoint.transformer_to_diffusers,
+    original_checkpoint.transformer_to_original,
+    original_config.transformer_config_to_diffusers,
+    original_config.transformer_config_to_original,
 )
 VAE = Component(
     "AutoencoderKLHunyuanVideo15",
-    vae_to_diffusers,
-    vae_to_original,
-    vae_config_to_diffusers,
-    vae_config_to_original,
+    original_checkpoint.vae_to_diffusers,
+    original_checkpoint.vae_to_original,
+    original_config.vae_config_to_diffusers,
+    original_config.vae_config_to_original,
 )
 
 
@@ -100,16 +87,12 @@ def load_transformer(
     """The diffusers transformer, in eval mode, its parameters trainable.
 
     Args:
-        root: Folder of either layout, or a folder that ``save_pretrained`` wrote for a transformer.
-        version: Name of the transformer in the original layout (``480p_t2v``); the other two hold a single
-            one, and the name is not needed.
+        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
         random_weights_seed: Makes a random model from config.json alone, the same one on every machine.
 
-    Raises:
-        ValueError: Something is missing, broken or does not fit, naming the tensor, the file and the version.
+    Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
-    folder = transformer_folder(root, version)
-    return _load(TRANSFORMER, folder, dtype=dtype, device=device, random_weights_seed=random_weights_seed)
+    return _load(TRANSFORMER, transformer_folder(root, version), dtype, device, random_weights_seed)
 
 
 def transformer_without_memory(root: str | Path, version: str | None) -> "HunyuanVideo15Transformer3DModel":
@@ -127,21 +110,10 @@ def stream_transformer(
 ) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
-    Args:
-        read: False gives weights without memory, in the same order, for a rank that gets the values from another.
-        random_weights_seed: As of `load_transformer`; every rank draws, whatever ``read`` says.
-
-    Raises:
-        ValueError: As `load_transformer`; from the iterator, before the first weight.
+    ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another; drawn
+    ones every rank draws. The iterator raises ValueError as `load_transformer`, before the first weight.
     """
-    folder = transformer_folder(root, version)
-    model, is_original = build_without_memory(TRANSFORMER, folder)
-    model.eval()
-    # Names and shapes as they are now: the caller may change the model before it takes the first weight.
-    state = model.state_dict()
-    if random_weights_seed is not None:
-        return model, _drawn_state(TRANSFORMER, state, random_weights_seed)
-    return model, _stream_state(TRANSFORMER, folder, state, is_original, read=read)
+    return _stream(TRANSFORMER, transformer_folder(root, version), random_weights_seed, read=read)
 
 
 def load_vae(
@@ -154,13 +126,10 @@ def load_vae(
     """The diffusers VAE, in eval mode, able to take batches.
 
     ``vae.config.scaling_factor`` is the checkpoint's: the transformer sees latents times this factor.
-
-    Raises:
-        ValueError: As `load_transformer`.
     """
     from hyvideo.models.attention import install_causal_mask
 
-    vae = _load(VAE, vae_folder(root), dtype=dtype, device=device, random_weights_seed=random_weights_seed)
+    vae = _load(VAE, vae_folder(root), dtype, device, random_weights_seed)
     install_causal_mask(vae)
     return vae
 
@@ -168,36 +137,22 @@ def load_vae(
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
     """Copies the weights that ``save_pretrained`` wrote to `folder` into `transformer`.
 
-    Its dtype and device stay. Its tensors must be whole: load before it is sharded or given adapters.
-
-    Raises:
-        ValueError: A tensor or a setting of the folder is not the transformer's.
-    """
-    source, is_original = weights_folder_for(transformer, folder)
-    targets = transformer.state_dict()
-    for name, tensor in _stream_state(TRANSFORMER, source, targets, is_original):
-        targets[name].copy_(tensor)
-
-
-def weights_folder_for(transformer: nn.Module, folder: str | Path) -> tuple[Folder, bool]:
-    """The folder of other weights for a transformer, and whether it is in the original layout.
-
-    Raises:
-        ValueError: Its settings are not the transformer's.
+    Its dtype and device stay. Its tensors must be whole: load before it is sharded or given adapters. For a transformer
+    without memory nothing is read. Raises ValueError where a tensor or a setting is not the transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
     arguments, is_original = read_arguments(TRANSFORMER, source)
     refuse(source, setting_problems(transformer.config, arguments, ignored=_NOTES))
-    return source, is_original
+    targets = transformer.state_dict()
+    read = not any(target.is_meta for target in targets.values())
+    for name, tensor in _stream_state(TRANSFORMER, source, targets, is_original, read=read):
+        targets[name].copy_(tensor)
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
     """``t2v`` or ``i2v``, what the transformer was trained for as its files say; None where they do not say.
 
     A diffusers pipeline's model_index.json comes before config.json, which is wrong on the hub (``PIPELINE_TASKS``).
-
-    Raises:
-        ValueError: There is no config.json, or a file is no JSON.
     """
     index = (find_transformer(root, version) or Path(root) / "transformer").parent / "model_index.json"
     if index.is_file():
@@ -274,27 +229,30 @@ def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ig
 
 
 def _load(
-    component: Component,
-    folder: Folder,
-    *,
-    dtype: torch.dtype,
-    device: str | torch.device,
-    random_weights_seed: int | None,
+    component: Component, folder: Folder, dtype: torch.dtype, device: str | torch.device, random_seed: int | None
 ) -> nn.Module:
-    model, is_original = build_without_memory(component, folder)
-    if random_weights_seed is None:
-        tensors = _stream_state(component, folder, model.state_dict(), is_original)
-    else:
-        tensors = _drawn_state(component, model.state_dict(), random_weights_seed)
-    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors}
+    model, stream = _stream(component, folder, random_seed)
+    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in stream}
     model.load_state_dict(state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
     assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict was left without memory"
-    return model.eval()
+    return model
+
+
+def _stream(
+    component: Component, folder: Folder, random_seed: int | None, *, read: bool = True
+) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
+    """The model without memory, in eval mode, and its weights one after another."""
+    model, is_original = build_without_memory(component, folder)
+    # Names and shapes as they are now: the caller may change the model before it takes the first weight.
+    state = model.eval().state_dict()
+    if random_seed is None:
+        return model, _stream_state(component, folder, state, is_original, read=read)
+    return model, _drawn_state(component, state, random_seed)
 
 
 def _stream_state(
-    component: Component, folder: Folder, state: Mapping[str, Tensor], is_original: bool, *, read: bool = True
+    component: Component, folder: Folder, state: Mapping[str, Tensor], is_original: bool, *, read: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """The folder's tensors under the model's names, one after another, once all names and shapes are known to fit."""
     expected = expected_shapes(component, state, is_original)

@@ -48,10 +48,8 @@ def load_text_encoder(
 ) -> tuple["PreTrainedTokenizerBase", "Qwen2_5_VLTextModel"]:
     """The tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode.
 
-    The vision tower of a full Qwen2.5-VL checkpoint is left unread.
-
-    Raises:
-        ValueError: A file or a tensor is missing or does not fit, naming it.
+    The vision tower of a full checkpoint is left unread. Raises ValueError for a file or a tensor that is missing or
+    does not fit, as the others do.
     """
     from transformers import AutoTokenizer, Qwen2_5_VLTextModel
 
@@ -69,9 +67,6 @@ def load_glyph_encoder(
 
     ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, which also has
     tokens for colours and fonts, reached by a prompt that spells one.
-
-    Raises:
-        ValueError: As `load_text_encoder`.
     """
     from transformers import AutoTokenizer, T5EncoderModel
 
@@ -96,11 +91,7 @@ def load_vision_encoder(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
 ) -> tuple[dict[str, Any], "SiglipVisionModel"]:
-    """The values of SigLIP's preprocessor_config.json and its vision model, frozen.
-
-    Raises:
-        ValueError: As `load_text_encoder`.
-    """
+    """The values of SigLIP's preprocessor_config.json and its vision model, frozen."""
     from transformers import SiglipVisionModel
 
     folder, preprocessor = _vision_folders(Path(root))
@@ -158,8 +149,7 @@ def class_problems(
 ) -> list[str]:
     """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none.
 
-    Args:
-        plain: Gives the name of a tensor without what differs between files of the class.
+    ``plain`` takes from the name of a tensor what differs between files of the class.
     """
     config = _config(cls, folder)
     if not weights_needed:
@@ -172,14 +162,9 @@ def class_problems(
     return labelled(folder, tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
 
 
-def _frozen(
-    cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device, random_weights_seed: int | None
-) -> nn.Module:
+def _frozen(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device, seed: int | None) -> nn.Module:
     """The model of a folder, read or drawn, in eval mode."""
-    if random_weights_seed is None:
-        model = _pretrained(cls, folder, dtype, device)
-    else:
-        model = _randomly(cls, folder, random_weights_seed, dtype)
+    model = _pretrained(cls, folder, dtype, device) if seed is None else _randomly(cls, folder, seed, dtype)
     # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
     return model.to(device).requires_grad_(False).eval()
 

@@ -54,11 +54,7 @@ Lora = dict[str, Pair]  # by module of the diffusers transformer
 
 
 def read_lora(path: str | Path) -> Lora:
-    """A LoRA from a file or its folder, whatever its form.
-
-    Raises:
-        ValueError: No LoRA is there, or it is damaged, incomplete or of a kind that cannot be applied.
-    """
+    """A LoRA from a file or its folder, whatever its form; ValueError for none, or one that cannot be applied."""
     file = _file_of(Path(path))
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
@@ -77,13 +73,9 @@ def read_lora(path: str | Path) -> Lora:
 
 
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
-    """Gives the transformer a frozen adapter; ``disable_adapters()`` is the base again.
+    """Gives the transformer a frozen adapter, ``scale`` times what it is; ``disable_adapters()`` is the base again.
 
-    Args:
-        scale: Factor of the whole adapter, beside its own alpha / rank.
-
-    Raises:
-        ValueError: A module or a shape is not the transformer's; the transformer is then as before.
+    Raises ValueError, before anything is changed, where a module or a shape is not the transformer's.
     """
     from peft import set_peft_model_state_dict
 
@@ -130,11 +122,7 @@ def lora_of(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lamb
 def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> "LoraConfig":
     """peft's settings for a new adapter on every matrix of the blocks that has a gradient.
 
-    Args:
-        targets: Regular expression of module names, in place of that.
-
-    Raises:
-        ValueError: No module matches ``targets``.
+    ``targets`` is a regular expression of module names, in place of that; ValueError where none matches.
     """
     from peft import LoraConfig
 
@@ -152,11 +140,7 @@ def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets:
 
 
 def start_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> None:
-    """Gives the transformer a new adapter to train, in float32, and freezes all else. Its values are the caller's.
-
-    Raises:
-        ValueError: As `training_config`.
-    """
+    """Gives the transformer a new adapter to train, in float32, and freezes all else. Its values are the caller's."""
     transformer.add_adapter(training_config(transformer, rank=rank, alpha=alpha, targets=targets))
     for name, parameter in transformer.named_parameters():
         is_adapter = ".lora_A." in name or ".lora_B." in name
@@ -166,11 +150,7 @@ def start_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: str 
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:
-    """Writes a LoRA; `read_lora` reads every form back bit for bit.
-
-    Raises:
-        ValueError: The form is unknown, or the original's names cannot express the LoRA.
-    """
+    """Writes a LoRA; `read_lora` reads every form back bit for bit. ValueError where the form cannot express it."""
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)

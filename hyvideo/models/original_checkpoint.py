@@ -13,15 +13,12 @@ settings in config.json are mapped by ``original_config``.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
+from hyvideo.models.original_config import NAMES
 from hyvideo.models.original_config import transformer_config_to_diffusers as transformer_config_to_diffusers
-
-_NAMES = yaml.safe_load(Path(__file__).with_name("original_names.yaml").read_text())
 
 # Patterns of names and what becomes of them: a template, filled in with the match's groups.
 _Renamings = list[tuple[re.Pattern[str], str]]
@@ -29,15 +26,15 @@ _Renamings = list[tuple[re.Pattern[str], str]]
 
 def _both_directions(kind: str) -> tuple[_Renamings, _Renamings]:
     """The renamings of a table to diffusers and to the original."""
-    rows = _NAMES[kind]["modules"].items()
+    rows = NAMES[kind]["modules"].items()
     return [_renaming(*row, kind) for row in rows], [_renaming(*row[::-1], kind) for row in rows]
 
 
 def _renaming(source: str, target: str, kind: str) -> tuple[re.Pattern[str], str]:
     pattern = re.escape(source)
-    for name, expression in _NAMES["placeholders"].items():
+    for name, expression in NAMES["placeholders"].items():
         pattern = pattern.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>{expression})")
-    return re.compile(rf"{pattern}\.(?P<leaf>{_NAMES[kind]['leaves']})"), target + ".{leaf}"
+    return re.compile(rf"{pattern}\.(?P<leaf>{NAMES[kind]['leaves']})"), target + ".{leaf}"
 
 
 _TRANSFORMER_TO_DIFFUSERS, _TRANSFORMER_TO_ORIGINAL = _both_directions("transformer")
@@ -45,11 +42,7 @@ _VAE_TO_DIFFUSERS, _VAE_TO_ORIGINAL = _both_directions("vae")
 
 
 def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of the original transformer under diffusers' names.
-
-    Raises:
-        ValueError: A tensor's name is none of the original's, or its rows cannot be split.
-    """
+    """The state dict of the original transformer under diffusers' names; ValueError for an unknown name."""
     renamed = _rename(state_dict, _TRANSFORMER_TO_DIFFUSERS, "an original transformer")
     return _swap_final_modulation(_split_refiner_qkv(renamed), "norm_out.linear.")
 
@@ -57,9 +50,7 @@ def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tens
 def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of diffusers' transformer under the original names, bit for bit what it was read from.
 
-    Raises:
-        ValueError: A tensor's name is none of diffusers' (a LoRA adapter's, for instance: merge it first), or
-            a refiner block has only some of to_q, to_k and to_v.
+    Raises ValueError for a name that is none of diffusers', such as a LoRA adapter's: merge it first.
     """
     renamed = _rename(_fuse_refiner_qkv(state_dict), _TRANSFORMER_TO_ORIGINAL, "a diffusers transformer")
     return _swap_final_modulation(renamed, "final_layer.adaLN_modulation.1.")
@@ -130,8 +121,5 @@ def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dic
 
 def _row_chunks(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
     if tensor.ndim == 0 or tensor.shape[0] % count:
-        raise ValueError(
-            f"tensor {name!r} has shape {tuple(tensor.shape)}; its rows must be a multiple of {count}, "
-            "so this is no HunyuanVideo-1.5 checkpoint"
-        )
+        raise ValueError(f"tensor {name!r} has shape {tuple(tensor.shape)}; its rows must be a multiple of {count}")
     return tensor.chunk(count)

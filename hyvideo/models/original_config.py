@@ -1,65 +1,33 @@
 """The settings of the original HunyuanVideo-1.5 checkpoints (config.json), mapped to diffusers' arguments and back."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hyvideo.data.images import RESOLUTIONS
 
-# Settings of the original whose other values diffusers' class has no code for.
-_ONLY_VALUES: dict[str, Any] = {
-    "mm_single_blocks_depth": 0,
-    "guidance_embed": False,
-    "text_pool_type": None,
-    "text_projection": "single_refiner",
-    "use_attention_mask": True,
-    "glyph_byT5_v2": True,
-    "vision_projection": "linear",
-    "use_cond_type_embedding": True,
-    "qkv_bias": True,
-    "qk_norm": True,
-    "qk_norm_type": "rms",
-    "mlp_act_type": "gelu_tanh",
-    "attn_param": None,
-    "is_reshape_temporal_channels": False,
-}
-_SPARSE_ATTENTION = "flex-block-attn"
+NAMES = yaml.safe_load(Path(__file__).with_name("original_names.yaml").read_text())
+_ONLY_VALUES: dict[str, Any] = NAMES["transformer"]["only_values"]
+_TRANSFORMER_SIZES, _VAE_SIZES = NAMES["transformer"]["sizes"], NAMES["vae"]["sizes"]
 
 # Not in the original's config.json: all releases have these.
 _BYT5_STATES_DIM = 1472
 _REFINER_DEPTH = 2
 
-# Settings that only have other names, positive integers.
-_TRANSFORMER_SIZES = {
-    "heads_num": "num_attention_heads",
-    "mm_double_blocks_depth": "num_layers",
-    "text_states_dim": "text_embed_dim",
-    "vision_states_dim": "image_embed_dim",
-}
-_VAE_SIZES = {
-    "in_channels": "in_channels",
-    "out_channels": "out_channels",
-    "latent_channels": "latent_channels",
-    "layers_per_block": "layers_per_block",
-    "ffactor_spatial": "spatial_compression_ratio",
-    "ffactor_temporal": "temporal_compression_ratio",
-}
-
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``diffusers.HunyuanVideo15Transformer3DModel`` for the original's ``config.json``.
 
-    The number of refiner blocks is not in it; a key ``refiner_depth`` is honoured, otherwise it is 2. Keys
-    that neither choose an argument nor a feature (``attn_mode``, notes of our own) are left alone.
-
-    Raises:
-        ValueError: A key is missing or of the wrong type, or asks for what diffusers' class does not have.
+    The number of refiner blocks is not in it; a key ``refiner_depth`` is honoured, otherwise it is 2. Raises ValueError
+    where a key is missing or of the wrong type, or asks for what diffusers' class does not have.
     """
     for key, value in _ONLY_VALUES.items():
         if config.get(key, value) != value:
             raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class")
-    if config.get("attn_mode") == _SPARSE_ATTENTION:
-        raise ValueError(f"config key 'attn_mode' is {_SPARSE_ATTENTION!r}: take a version without sparse attention")
-
+    if config.get("attn_mode") == "flex-block-attn":
+        raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
     hidden_size, num_heads = _integer(config, "hidden_size"), _integer(config, "heads_num")
     rope_dims = _integers(config, "rope_dim_list")
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
@@ -94,17 +62,13 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The original's ``config.json`` for the config of a diffusers transformer.
-
-    Raises:
-        ValueError: The original has no way to say a value.
-    """
+    """The original's ``config.json`` for a diffusers transformer's; ValueError where it cannot say a value."""
     resolution = {size: name for name, size in RESOLUTIONS.items()}.get(config["target_size"])
     if resolution is None:
         raise ValueError(f"target_size must be one of {sorted(RESOLUTIONS.values())}, got {config['target_size']}")
     if config["text_embed_2_dim"] != _BYT5_STATES_DIM:
         raise ValueError(
-            f"text_embed_2_dim must be the original's {_BYT5_STATES_DIM}, got {config['text_embed_2_dim']}"
+            f"text_embed_2_dim must be {_BYT5_STATES_DIM} as in the releases, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
     original = {key: config[argument] for key, argument in _TRANSFORMER_SIZES.items()} | {
@@ -131,10 +95,8 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
 def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``diffusers.AutoencoderKLHunyuanVideo15`` for the original's ``config.json``.
 
-    ``sample_size`` and ``sample_tsize`` are the original's tile sizes, which are the decoder's business.
-
-    Raises:
-        ValueError: A key is missing or of the wrong type, or latents are to be shifted.
+    ``sample_size`` and ``sample_tsize`` are the original's tile sizes, which are the decoder's business. Raises
+    ValueError where a key is missing or of the wrong type, or latents are to be shifted.
     """
     if config.get("shift_factor"):
         raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")

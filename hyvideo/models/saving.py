@@ -23,13 +23,9 @@ def save_original(
 ) -> None:
     """Writes a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
 
-    Args:
-        drawn: Prefix of original tensor names -> seed. These tensors are left out of the file; they must be
-            what `draw_tensor` gives for the seed, as in a model loaded with that ``random_weights_seed``.
-
-    Raises:
-        ValueError: The original layout cannot express the model, a tensor to leave out is not the drawn one,
-            or a weight is too large for `dtype`.
+    The tensors of ``drawn``, which gives the seed of a prefix of original names, are left out of the file; they must be
+    what `draw_tensor` gives for it, as in a model loaded with that ``random_weights_seed``.
+    Raises ValueError where the original layout cannot express the model, or a weight is too large for `dtype`.
     """
     drawn = dict(drawn or {})
     config = component.config_to_original(model.config)

@@ -125,8 +125,8 @@ def _context(
 def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
     """Samples after ``embed(states, rows)``, which gets neighbours of one length together.
 
-    No tokens go through it too: the layer's gradient is then 0 and not absent. FSDP reduces those gradients alone that
-    a rank has, so ranks that had some and ranks that had none would wait for each other, or add up what is not alike.
+    No tokens go through it too: the layer's gradient is then 0 and not absent. FSDP reduces the gradients that a rank
+    has, so ranks with and without some would wait for each other, or add up what is not alike.
     """
     embedded: list[Tensor] = []
     for rows, _ in equal_runs([len(sample) for sample in samples]):

@@ -44,11 +44,7 @@ class Weights(NamedTuple):
 
 
 def read_header(folder: Folder, stem: str) -> Weights:
-    """Names and shapes of the folder's tensors, from ``<stem>.safetensors`` or the files of its index.
-
-    Raises:
-        ValueError: A file is missing, truncated or of another kind, naming it.
-    """
+    """Names and shapes of the folder's tensors; ValueError for a file that is missing, truncated or of another kind."""
     shapes: Shapes = {}
     files: dict[str, Path] = {}
     drawn: dict[str, int] = {}
@@ -58,7 +54,8 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 names = file.keys()
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
                 files |= dict.fromkeys(names, path)
-                drawn |= _drawn_prefixes(file.metadata() or {})
+                metadata = file.metadata() or {}
+                drawn |= {prefix: int(seed) for prefix, seed in parse_json(metadata.get("drawn", "{}")).items()}
         except (SafetensorError, ValueError, AttributeError, TypeError, OSError) as error:
             raise ValueError(
                 f"{folder.label}: {path} is truncated or no safetensors file ({error}); download it again"
@@ -67,7 +64,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
 
 
 def weight_paths(folder: Folder, stem: str) -> list[Path]:
-    """The files of a folder's weights. Raises ValueError where one is missing."""
+    """The files of a folder's weights: ``<stem>.safetensors`` or those of its index; ValueError without."""
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
     if whole.is_file():
@@ -75,12 +72,9 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
     if not index.is_file():
         raise ValueError(f"{folder.label}: neither {whole.name} nor {index.name} exists in {folder.path}")
     weight_map = read_json(index, folder.label).get("weight_map")
-    if not weight_map:
-        raise ValueError(f"{folder.label}: {index} has no weight_map; download it again")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
-    for name in names:
-        if not isinstance(name, str) or PurePath(name).name != name:
-            raise ValueError(f"{folder.label}: {index} must name files of its own folder, got {shown(name)}")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and PurePath(name).name == name for name in names):
+        raise ValueError(f"{folder.label}: {index} must name files of its own folder, got {shown(weight_map)}")
     paths = [folder.path / name for name in sorted(set(names))]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise ValueError(f"{folder.label}: {index.name} names {missing}, which are not in {folder.path}")
@@ -90,8 +84,7 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
 def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Expected tensors with their names, on the CPU: read, or drawn where the files leave them out.
 
-    Args:
-        read: False gives tensors without memory, in the same order, for a process that gets the values elsewhere.
+    ``read=False`` gives tensors without memory, in the same order, for a process that gets the values elsewhere.
     """
     for path in sorted(set(weights.files.values())):
         yield from _read_tensors(path, read)
@@ -110,13 +103,10 @@ def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             if entry["dtype"] not in _DTYPES:
                 raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {entry['dtype']}")
-            if not read:
-                yield name, torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="meta")
-                continue
             start, end = entry["data_offsets"]
-            content = torch.empty(end - start, dtype=torch.uint8)
+            content = torch.empty(end - start, dtype=torch.uint8, device="cpu" if read else "meta")
             file.seek(8 + length + start)
-            if file.readinto(content.numpy()) != end - start:
+            if read and file.readinto(content.numpy()) != end - start:
                 raise ValueError(f"tensor {name!r} in {path} is cut short; download the file again")
             yield name, content.view(_DTYPES[entry["dtype"]]).view(entry["shape"])
 
@@ -124,16 +114,16 @@ def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
     """Tensors that are missing, unexpected or of another shape than the model's, in sentences."""
     problems = []
-    where = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
     for name in sorted(set(expected) | set(weights.shapes)):
-        if name not in expected:
-            problem = f"is unexpected, the model of {folder.path / 'config.json'} has none"
-            problems.append(f"tensor {name!r} in {weights.files[name]} {problem}")
-        elif name in weights.shapes and weights.shapes[name] != expected[name]:
-            problem = f"has shape {weights.shapes[name]}, the model needs {expected[name]}"
-            problems.append(f"tensor {name!r} in {weights.files[name]} {problem}")
-        elif name not in weights.shapes and seed_for(name, weights.drawn) is None:
-            problems.append(f"tensor {name!r} of shape {expected[name]} is missing in {folder.path / where}")
+        shape, needed = weights.shapes.get(name), expected.get(name)
+        tensor = f"tensor {name!r} in {weights.files.get(name)}"
+        if needed is None:
+            problems.append(f"{tensor} is unexpected, the model of {folder.path / 'config.json'} has none")
+        elif shape is None and seed_for(name, weights.drawn) is None:
+            files = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
+            problems.append(f"tensor {name!r} of shape {needed} is missing in {folder.path / files}")
+        elif shape not in (None, needed):
+            problems.append(f"{tensor} has shape {shape}, the model needs {needed}")
     return problems
 
 
@@ -144,12 +134,8 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
 def draw_tensor(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """The random float32 weight that belongs to a seed and a tensor's name; every CPU draws the same bits.
 
-    Matrices and kernels are normal with variance 1 / fan-in, embeddings of tokens standard normal, scales of
-    norms one, biases zero. Nothing is zero that a signal must pass: gates and the last projection are drawn
-    as well.
-
-    Args:
-        name: The name in the original checkpoint, so that both layouts of a model are the same model.
+    Matrices and kernels are normal with variance 1 / fan-in, embeddings of tokens standard normal, scales of norms
+    one, biases zero. The name is that in the original checkpoint, so that both layouts are the same model.
     """
     if name.endswith(".bias"):
         return torch.zeros(shape)
@@ -165,10 +151,6 @@ def draw_tensor(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
 def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
     """The seed of a tensor that a compact file leaves out, or None."""
     return next((seed for prefix, seed in drawn.items() if name.startswith(prefix)), None)
-
-
-def _drawn_prefixes(metadata: Mapping[str, str]) -> dict[str, int]:
-    return {prefix: int(seed) for prefix, seed in parse_json(metadata.get("drawn", "{}")).items()}
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:

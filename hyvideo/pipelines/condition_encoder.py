@@ -4,8 +4,8 @@
     glyph    ByT5 states of the text in double quotes      only where there is some
     image    SigLIP features and VAE latents of an image   only in image-to-video
 
-The encoders are read from disk when the first part needs them and can be let go (`ConditionEncoder.release`). With a
-`PartStore` the parts outlive the run: a second run over the same prompts reads no language model at all.
+The encoders are read from disk when the first part needs them. With a `PartStore` the parts outlive the run: a second
+run over the same prompts reads no language model at all.
 """
 
 import functools
@@ -44,7 +44,7 @@ class PartStore:
             return None
 
     def put(self, key: str, part: Part) -> None:
-        """Stores a part, complete or not at all, whichever process else stores the same one now."""
+        """Stores a part, complete or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{key}.safetensors") as path:
             save_file({name: tensor.contiguous() for name, tensor in part.items()}, path)
@@ -54,10 +54,8 @@ class ConditionEncoder:
     """Conditions of requests, on the CPU.
 
     Args:
-        load_text, load_glyph, load_image: Read an encoder from disk; called when the first part needs it.
         dtype: Of text, glyph and vision states: what the transformer computes in.
         identity: Tells the encoders of this run from others, for the store.
-        store: Where parts outlive the run.
     """
 
     def __init__(
@@ -77,10 +75,9 @@ class ConditionEncoder:
         self.dtype, self.identity, self.store = dtype, identity, store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
-        """Conditions of a batch, one for each request; a request that comes again is the same object.
+        """Conditions of a batch, one for each request, with images fitted to videos of this size in pixels.
 
-        Args:
-            height, width: Of the videos in pixels, which reference images are fitted to.
+        A request that comes again is the same object.
         """
         self._encode_texts([request.prompt for request in requests])
         conditions = {request: self._condition(request, height, width) for request in dict.fromkeys(requests)}
@@ -96,13 +93,9 @@ class ConditionEncoder:
         glyph = self._part("glyph", glyphs, lambda e: {"states": e(glyphs)})["states"] if glyphs else self._no_glyph
         if request.image is None:
             return Condition(text, glyph)
-
-        def encode(encoder: ImageEncoder) -> Part:
-            image = encoder(request.image, height, width)
-            return {"embeds": image.embeds, "latents": image.latents}
-
-        part = self._part("image", f"{height} x {width} {_content_of(request.image)}", encode)
-        return Condition(text, glyph, ImageCondition(part["embeds"], part["latents"]))
+        content = f"{height} x {width} {_content_of(request.image)}"
+        image = self._part("image", content, lambda encoder: vars(encoder(request.image, height, width)))
+        return Condition(text, glyph, ImageCondition(**image))
 
     def _encode_texts(self, prompts: Iterable[str]) -> list[Tensor]:
         """States of each prompt; all that are not known yet go through the language model together."""
@@ -111,13 +104,12 @@ class ConditionEncoder:
         missing = [prompt for prompt, part in known.items() if part is None]
         if missing:
             for prompt, states in zip(missing, self._encoder("text")(missing)):
-                known[prompt] = self._keep("text", keys[prompt], {"states": states})
+                known[prompt] = self._keep(keys[prompt], {"states": states})
         return [known[prompt]["states"] for prompt in keys]
 
     def _part(self, kind: str, content: str, encode: Callable[[Any], Part]) -> Part:
         key = self._key(kind, content)
-        part = self._find(key)
-        return self._keep(kind, key, encode(self._encoder(kind))) if part is None else part
+        return self._find(key) or self._keep(key, encode(self._encoder(kind)))
 
     def _encoder(self, kind: str):
         if kind not in self._loaded:
@@ -135,7 +127,7 @@ class ConditionEncoder:
         part = self.store.get(key) if self.store else None
         return self._remember(key, part) if part else None
 
-    def _keep(self, kind: str, key: str, part: Part) -> Part:
+    def _keep(self, key: str, part: Part) -> Part:
         # The latents of an image stand beside latents that stay float32.
         part = {name: tensor if name == "latents" else tensor.to(self.dtype) for name, tensor in part.items()}
         if self.store:

@@ -19,29 +19,21 @@ class ImageCondition:
     embeds: Tensor  # (image tokens, dim)
     latents: Tensor  # (channels, height, width), float32, times the VAE's scaling factor
 
+    def to(self, device: torch.device | str) -> "ImageCondition":
+        return ImageCondition(self.embeds.to(device, non_blocking=True), self.latents.to(device, non_blocking=True))
+
 
 @dataclass(frozen=True)
 class Condition:
-    """Inputs of the transformer that describe one video, without padding."""
+    """Inputs of the transformer that describe one video."""
 
     text: Tensor  # (tokens, dim)
     glyph: Tensor  # (glyph tokens, 1472); no tokens without quoted text
     image: ImageCondition | None = None  # in image-to-video
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        image = {} if self.image is None else {"image_embeds": self.image.embeds, "image_latents": self.image.latents}
-        return {"text": self.text, "glyph": self.glyph, **image}
-
-    @staticmethod
-    def of_tensors(tensors: dict[str, Tensor]) -> "Condition":
-        """The condition whose ``tensors()`` these are."""
-        is_i2v = "image_embeds" in tensors
-        image = ImageCondition(tensors["image_embeds"], tensors["image_latents"]) if is_i2v else None
-        return Condition(tensors["text"], tensors["glyph"], image)
-
     def to(self, device: torch.device | str) -> "Condition":
-        return self.of_tensors({name: t.to(device, non_blocking=True) for name, t in self.tensors().items()})
+        image = self.image and self.image.to(device)
+        return Condition(self.text.to(device, non_blocking=True), self.glyph.to(device, non_blocking=True), image)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The policy is the guided model: its velocity enters the sampler after guidance, 
 the anchor alike. Latents stay float32 whatever the model's precision.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,11 +34,8 @@ class Trajectories:
 
     @staticmethod
     def cat(parts: list["Trajectories"]) -> "Trajectories":
-        return Trajectories(
-            torch.cat([part.latents for part in parts]),
-            torch.cat([part.means for part in parts]),
-            torch.cat([part.log_probs for part in parts]),
-        )
+        fields = zip(*((part.latents, part.means, part.log_probs) for part in parts))
+        return Trajectories(*(torch.cat(field) for field in fields))
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,7 @@ class SamplerSettings:
 class HunyuanVideoGRPOPipeline:
     """The models of a run and the ways to call them; knows no rank and no training.
 
-    Args:
-        unconditional: Condition of the empty prompt; needed when the guidance scale is above 1.
-        compute_dtype: Autocast precision of the transformer; float32 turns autocast off.
+    ``unconditional`` is the condition of the empty prompt, ``compute_dtype`` the transformer's under autocast.
     """
 
     def __init__(
@@ -78,26 +74,15 @@ class HunyuanVideoGRPOPipeline:
         self.compute_dtype = compute_dtype
 
     @property
-    def _is_meanflow(self) -> bool:
-        """Claims that the transformer takes the end of its step as an input, as the step-distilled versions do."""
-        return self.transformer.config.use_meanflow
-
-    @property
     def device(self) -> torch.device:
         return self.vae.device
 
     def with_steps(self, num_steps: int) -> "HunyuanVideoGRPOPipeline":
         """The same models under a schedule of another number of steps."""
-        scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config)
-        scheduler.set_timesteps(num_steps)
-        return HunyuanVideoGRPOPipeline(
-            self.transformer,
-            self.vae,
-            scheduler,
-            sampling=self.sampling,
-            unconditional=self.unconditional,
-            compute_dtype=self.compute_dtype,
-        )
+        pipeline = copy.copy(self)
+        pipeline.scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config)
+        pipeline.scheduler.set_timesteps(num_steps)
+        return pipeline
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Shape of one video's latents: (channels, frames, height, width). `fit_checks.size_problems` has the rules."""
@@ -190,6 +175,8 @@ class HunyuanVideoGRPOPipeline:
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         to_device = {"device": latents.device, "dtype": torch.float32, "non_blocking": True}
+        # The step-distilled versions take the end of their step as an input.
+        ends = self.scheduler.next_timesteps(timestep).to(**to_device) if self.transformer.config.use_meanflow else None
         with autocast:
             velocity = self.transformer(
                 hidden_states=torch.cat([latents, conditions.image_channels(latents)], dim=1),
@@ -197,16 +184,13 @@ class HunyuanVideoGRPOPipeline:
                 texts=conditions.texts,
                 glyphs=conditions.glyphs,
                 images=conditions.image_embeds(self.transformer.config.image_embed_dim),
-                timestep_r=self.scheduler.next_timesteps(timestep).to(**to_device) if self._is_meanflow else None,
+                timestep_r=ends,
             )
         return velocity.float()
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:
-        """Videos on the CPU, uint8; None where the decoded values are not finite.
-
-        Shape of each: (frames, channels, height, width).
-        """
+        """Videos on the CPU, uint8 (frames, channels, height, width); None where decoded values are not finite."""
         videos: list[Tensor | None] = []
         for part in latents.split(batch_size):
             scaled = (part / self.vae.config.scaling_factor).to(self.vae.dtype)

@@ -24,11 +24,7 @@ class TextEncoder:
     """Hidden states of Qwen2.5-VL's language model as HunyuanVideo-1.5 reads them.
 
     They are the output of the third layer from the end, without the final norm, from the first token of the user's
-    text on.
-
-    Args:
-        tokenizer: Qwen2 tokenizer with a chat template.
-        model: ``Qwen2_5_VLTextModel``; it is cut to the layers that are read.
+    text on. The model is cut to the layers that are read.
     """
 
     def __init__(self, tokenizer, model: nn.Module):
@@ -44,23 +40,17 @@ class TextEncoder:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """States of each prompt on the CPU; prompts of one length together, so that none is padded.
-
-        Shape of each: (tokens, dim).
-        """
+        """States of each prompt on the CPU; prompts of one length together, unpadded. Shape of each: (tokens, dim)."""
         token_ids = [self._token_ids(prompt) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
         for i, ids in enumerate(token_ids):
             by_length.setdefault(len(ids), []).append(i)
-        states: list[Tensor] = [torch.empty(0)] * len(prompts)
-        for rows in by_length.values():
-            for start in range(0, len(rows), _BATCH):
-                batch = rows[start : start + _BATCH]
-                ids = torch.tensor([token_ids[i] for i in batch], device=self.model.device)
-                hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state
-                for i, row in zip(batch, hidden[:, self.crop_start :].cpu()):
-                    states[i] = row.clone()
-        return states
+        states: dict[int, Tensor] = {}
+        for batch in (rows[i : i + _BATCH] for rows in by_length.values() for i in range(0, len(rows), _BATCH)):
+            ids = torch.tensor([token_ids[i] for i in batch], device=self.model.device)
+            hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state
+            states |= {i: row.clone() for i, row in zip(batch, hidden[:, self.crop_start :].cpu())}
+        return [states[i] for i in range(len(prompts))]
 
     def _token_ids(self, prompt: str) -> list[int]:
         """Template and prompt, cut on the right as in the original where they are too long."""
@@ -79,9 +69,7 @@ class TextEncoder:
         from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
         messages = format_text_input([prompt], self.system_message)
-        encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return encoded["input_ids"][0]
 
     def _find_crop_start(self) -> int:

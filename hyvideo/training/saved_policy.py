@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyvideo.distributed.checkpoint import TENSORS, load_tensors
 from hyvideo.distributed.checkpoint_reader import read_shapes
-from hyvideo.models import fit_checks, loading
+from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, merge, read_lora
 
 MODEL_FILE = "model.json"
@@ -41,7 +41,8 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         if problems:
             raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
     else:
-        fit_checks.check_transformer_weights(root, version, _transformer_folder(folder))
+        transformer = loading.transformer_without_memory(root, version)
+        loading.load_transformer_weights(transformer, _transformer_folder(folder))
 
 
 def is_full_checkpoint(folder: Path) -> bool:

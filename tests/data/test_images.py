@@ -11,7 +11,6 @@ import pytest
 import torch
 from diffusers.pipelines.hunyuan_video1_5 import image_processor as diffusers_images
 from PIL import Image
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from hyvideo.data import images
 from hyvideo.data.images import (
@@ -210,11 +209,9 @@ def test_aspect_ratios_without_a_bucket_are_refused(aspect_ratio):
         size_of_aspect_ratio(aspect_ratio, "480p")
 
 
-def test_unknown_resolutions_and_sizes_are_refused():
+def test_unknown_resolutions_are_refused():
     with pytest.raises(ValueError, match="one of 360p, 480p, 720p, 1080p, got '540p'"):
         bucket_sizes("540p")
-    with pytest.raises(ValueError, match="positive, got 0 x 5"):
-        nearest_size(0, 5, "480p")
 
 
 # Pixels
@@ -251,11 +248,7 @@ def test_pixels_run_from_minus_one_to_one():
     torch.testing.assert_close(to_pixels(image), torch.tensor([-1, -0.6, 1]).view(3, 1, 1))
 
 
-def test_fit_refuses_what_is_not_rgb_and_what_grows_too_large(monkeypatch):
-    with pytest.raises(ValueError, match="RGB.* got RGBA of 4 x 5"):
-        fit(noise(4, 5, channels=4), 16, 16)
-    with pytest.raises(ValueError, match="positive, got 0 x 16"):
-        fit(noise(4, 5), 0, 16)
+def test_fit_refuses_what_grows_too_large(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 16 * 160)
     assert fit(noise(1, 10), 16, 16).size == (16, 16)
     with pytest.raises(ValueError, match="1 x 11 pixels is too long for a frame of 16 x 16"):
@@ -275,14 +268,21 @@ def test_fit_refuses_what_is_not_rgb_and_what_grows_too_large(monkeypatch):
         {"do_normalize": False, "rescale_factor": 0.01},
     ],
 )
-def test_siglip_pixels_are_those_of_transformers(changes):
+def test_siglip_pixels_are_the_formula_to_the_bit(changes):
     preprocessor = PREPROCESSOR | changes
     image = noise(96, 170)
-    processor = SiglipImageProcessorPil.from_dict(preprocessor)
-    expected = processor.preprocess(images=image, do_resize=True, do_convert_rgb=True, return_tensors="pt")
+    size = preprocessor["size"]
+    resized = image.resize((size["width"], size["height"]), Image.Resampling(preprocessor["resample"]))
+    expected = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+    if preprocessor["do_rescale"]:
+        expected = expected.double() * preprocessor["rescale_factor"]
+    expected = expected.float()
+    if preprocessor["do_normalize"]:
+        mean, std = (torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std"))
+        expected = (expected - mean) / std
     pixels = siglip_pixels(image, preprocessor)
     assert pixels.dtype == torch.float32
-    assert torch.equal(pixels, expected.pixel_values[0])
+    assert torch.equal(pixels, expected)
 
 
 def test_siglip_pixels_of_one_colour_are_the_formula():

@@ -21,15 +21,6 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     return fit_checks.transformer_problems(root, version)
 
 
-def text_encoder_problems(root: Path, folder: str) -> list[str]:
-    return loading_encoders.text_encoder_problems(root) if _has_tokenizer(root, "text_encoder/llm", "tokenizer") else []
-
-
-def glyph_encoder_problems(root: Path, folder: str) -> list[str]:
-    has_tokenizer = _has_tokenizer(root, "text_encoder/byt5-small", "tokenizer_2")
-    return loading_encoders.glyph_encoder_problems(root) if has_tokenizer else []
-
-
 def videoalign_problems(root: Path, folder: str) -> list[str]:
     """Problems of the newest VideoAlign checkpoint: its settings, the head, and the LoRA's rank.
 
@@ -60,17 +51,21 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     return loading_encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
 
 
+def _with_tokenizer(check: Callable[[Path], list[str]], *folders: str) -> Callable[[Path, str], list[str]]:
+    """A loader's check where the tokenizer, a download of its own, is there; the loaders ask for it first."""
+
+    def problems(root: Path, folder: str) -> list[str]:
+        return check(root) if any((root / name / "tokenizer_config.json").is_file() for name in folders) else []
+
+    return problems
+
+
 CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
     "vae": lambda root, folder: fit_checks.vae_problems(root),
-    "text_encoder": text_encoder_problems,
-    "glyph_encoder": glyph_encoder_problems,
+    "text_encoder": _with_tokenizer(loading_encoders.text_encoder_problems, "text_encoder/llm", "tokenizer"),
+    "glyph_encoder": _with_tokenizer(loading_encoders.glyph_encoder_problems, "text_encoder/byt5-small", "tokenizer_2"),
     "vision_encoder": lambda root, folder: loading_encoders.vision_encoder_problems(root),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }
-
-
-def _has_tokenizer(root: Path, *folders: str) -> bool:
-    """Claims that the tokenizer, a download of its own, is there; the loaders' checks ask for it first."""
-    return any((root / folder / "tokenizer_config.json").is_file() for folder in folders)

@@ -14,15 +14,14 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json, shown
+from hyvideo.data.outside import parse_json
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes, single_process
+from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
 from hyvideo.distributed.mesh import Mesh
 
 FOLDER = "checkpoints"
@@ -31,23 +30,14 @@ TENSORS = "tensors"
 
 
 def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
-    """Counters and small values of a checkpoint. Raises ValueError where they are missing or broken.
-
-    Args:
-        needed: What must be among them, and its type.
-    """
+    """Counters and small values of a checkpoint. Raises ValueError where they or the ``needed`` types are not there."""
     try:
         state = parse_json((folder / "state.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is not a complete checkpoint: {error}") from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{folder} is not a complete checkpoint: state.json must hold an object, got {shown(state)}")
-    for name, kind in (needed or {}).items():
-        if type(state.get(name)) is not kind:
-            raise ValueError(
-                f"{folder} is not a complete checkpoint: {name} in state.json must be of type {kind.__name__}, got "
-                f"{shown(state.get(name), 60)}"
-            )
+        wrong = [name for name, kind in (needed or {}).items() if type(state[name]) is not kind]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{folder} is not a complete checkpoint: {error!r} in state.json") from error
+    if wrong:
+        raise ValueError(f"{folder} is not a complete checkpoint: {', '.join(wrong)} in state.json are of another type")
     return state
 
 
@@ -64,8 +54,7 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
             raise ValueError(f"{name} has shape {tuple(target.shape)}, in checkpoint {folder} {shapes[name].shape}")
     is_alone = mesh is None or mesh.world_size == 1
     try:
-        with single_process() if is_alone else nullcontext():
-            dcp.load(dict(targets), storage_reader=SafeReader(folder / TENSORS), no_dist=is_alone)
+        dcp.load(dict(targets), storage_reader=SafeReader(folder / TENSORS), no_dist=is_alone)
     except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
         raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
 
@@ -76,12 +65,12 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
     Raises: ValueError for a folder that is not a checkpoint, or not a whole one.
     """
     if resume_from in (LATEST, AUTO):
-        return next(iter(candidates(output_dir)), None)
+        return next((path for path in candidates(output_dir) if manifest.size_problem(path) is None), None)
     folder = Path(resume_from)
     if not (folder / "state.json").is_file():
         raise ValueError(f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {resume_from!r}")
     if problem := manifest.size_problem(folder):
-        raise ValueError(f"checkpoint {resume_from} is damaged: {problem}; take an earlier one, or `latest`")
+        raise _damaged(folder, problem)
     return folder
 
 
@@ -92,32 +81,31 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
 
     Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
     """
-    if resume_from not in (LATEST, AUTO):
-        folder = find(output_dir, resume_from)
-        if problem := manifest.damage(folder, mesh):
-            raise ValueError(f"checkpoint {folder} is damaged: {problem}; take an earlier one, or `latest`")
-        return folder
-    folders = candidates(output_dir, damaged_too=True)
+    is_named = resume_from not in (LATEST, AUTO)
+    folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
     for folder in folders:
         problem = manifest.damage(folder, mesh)
         if problem is None:
             return folder
+        if is_named:
+            raise _damaged(folder, problem)
         if mesh.is_main:
             print(f"checkpoint {folder} is damaged and passed over: {problem}", file=sys.stderr)
     if folders:
-        raise ValueError(
-            f"every checkpoint in {output_dir / FOLDER} is damaged; remove the folder to begin the run again"
-        )
+        raise ValueError(f"every checkpoint in {output_dir / FOLDER} is damaged; remove the folder to begin again")
     return None
 
 
-def candidates(output_dir: Path, *, damaged_too: bool = False) -> list[Path]:
+def _damaged(folder: Path, problem: str) -> ValueError:
+    return ValueError(f"checkpoint {folder} is damaged: {problem}; take an earlier one, or `latest`")
+
+
+def candidates(output_dir: Path) -> list[Path]:
     """Checkpoints to go on from, the best first: that which ``latest`` names, then newer before older."""
     newest_first = complete(output_dir)[::-1]
     pointer = output_dir / FOLDER / LATEST
     name = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
-    in_order = sorted(newest_first, key=lambda path: path.name != name)
-    return [path for path in in_order if damaged_too or manifest.size_problem(path) is None]
+    return sorted(newest_first, key=lambda path: path.name != name)
 
 
 def drop_after(output_dir: Path, iteration: int) -> None:
@@ -137,10 +125,6 @@ def complete(output_dir: Path) -> list[Path]:
     """
     root = output_dir / FOLDER
     return sorted(path for path in root.glob("[0-9]*") if path.name.isdigit() and (path / "state.json").is_file())
-
-
-def name_of(iteration: int) -> str:
-    return f"{iteration:06d}"
 
 
 def remove(folder: Path) -> None:

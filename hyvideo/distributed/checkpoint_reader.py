@@ -7,13 +7,15 @@ tensors are let through, and only files of the folder itself are opened.
 import io
 import pickle
 import warnings
-from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+# What the library says where there is one process.
+warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
 
 _CHECKPOINT = "torch.distributed.checkpoint"
 _ALLOWED = {
@@ -33,8 +35,11 @@ _ALLOWED = {
             "_MEM_FORMAT_ENCODING",
         )
     ),
-    *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
-    *(("pathlib._local", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")),
+    *(
+        (module, name)
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    ),
 }
 
 
@@ -60,11 +65,8 @@ def read_metadata(folder: Path) -> Metadata:
     """Description of the files. Raises ValueError for what is none."""
     try:
         metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
-    except OSError as error:
-        raise ValueError(f"{folder} has no .metadata that can be read ({error.strerror})") from error
-    # Whatever a broken pickle raises, it is the file's fault.
-    except Exception as error:
-        raise ValueError(f"{folder}/.metadata is damaged or no description of tensors: {error}") from error
+    except Exception as error:  # whatever a broken pickle raises, it is the file's fault
+        raise ValueError(f"{folder}/.metadata is missing, damaged or no description of tensors: {error}") from error
     if not isinstance(metadata, Metadata):
         raise ValueError(f"{folder}/.metadata is no description of tensors")
     for info in metadata.storage_data.values():
@@ -88,11 +90,3 @@ class _Unpickler(pickle.Unpickler):
         if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
-
-
-@contextmanager
-def single_process():
-    """Context without the library's warning that there is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
-        yield

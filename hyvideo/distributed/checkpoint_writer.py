@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hyvideo.data.outside import replacing
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, name_of, remove
-from hyvideo.distributed.checkpoint_reader import read_metadata, single_process
-from hyvideo.distributed.collectives import share_reason
+from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, remove
+from hyvideo.distributed.checkpoint_reader import read_metadata
+from hyvideo.distributed.collectives import all_objects, share_reason
 from hyvideo.distributed.mesh import Mesh
 
 _FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
@@ -46,9 +46,9 @@ class CheckpointWriter:
         keep_every: int = 0,
         timeout: float = 1800.0,
     ):
-        self.output_dir, self.mesh, self.keep, self.keep_every = output_dir, mesh, keep, keep_every
+        self.output_dir, self.mesh, self.is_asynchronous = output_dir, mesh, is_asynchronous
+        self.keep, self.keep_every = keep, keep_every
         self.last_failed = False  # claims that the newest one could not be written
-        self.is_asynchronous = is_asynchronous
         # Of its own: the thread's messages must not mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
@@ -70,7 +70,7 @@ class CheckpointWriter:
         """
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
-        target = self.output_dir / FOLDER / name_of(iteration)
+        target = self.output_dir / FOLDER / f"{iteration:06d}"
         self._pending = self._thread.submit(self._write, target, copied, json.dumps(state, indent=2), files)
         if not self.is_asynchronous:
             self.wait()
@@ -97,29 +97,32 @@ class CheckpointWriter:
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         aside = target.with_name(f".{target.name}.partial")
         try:
-            self._write_aside(aside, tensors, state, files)
+            shares = self._write_aside(aside, tensors, state, files)
             with self._failing_together():
                 if self.mesh.is_main:
+                    manifest.write(aside, shares)
                     self._show(aside, target)
         except _FAILURES:
             if self.mesh.is_main:  # what is there of it must not fill a full disk
                 shutil.rmtree(aside, ignore_errors=True)
             raise
 
-    def _write_aside(self, aside: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
+    def _write_aside(
+        self, aside: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+    ) -> list[dict[str, dict]]:
+        """Writes all but the manifest, and gives every rank's share of that."""
         with self._failing_together():  # no rank goes on before the folder is there
             if self.mesh.is_main:
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.mkdir(parents=True)
-        with single_process() if self._group is None else nullcontext():
-            dcp.save(
-                tensors,
-                # All is on the CPU: without copies ahead the library asks for no stream, which in this thread would be
-                # one of the first GPU, with memory of every process of the node on it.
-                storage_writer=dcp.FileSystemWriter(aside / TENSORS, per_thread_copy_ahead=0),
-                process_group=self._group,
-                no_dist=self._group is None,
-            )
+        dcp.save(
+            tensors,
+            # All is on the CPU: without copies ahead the library asks for no stream, which in this thread would be
+            # one of the first GPU, with memory of every process of the node on it.
+            storage_writer=dcp.FileSystemWriter(aside / TENSORS, per_thread_copy_ahead=0),
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
         with self._failing_together():
             if self.mesh.is_main:
                 _check_files(aside / TENSORS)
@@ -128,10 +131,7 @@ class CheckpointWriter:
         hashed: dict[str, dict] = {}
         with self._failing_together():  # by itself: a rank that fails here would miss the exchange that follows
             hashed = manifest.hash_share(aside, self.mesh)
-        merged = manifest.merge(hashed, self.mesh, self._group)
-        with self._failing_together():
-            if self.mesh.is_main:
-                manifest.write(aside, merged)
+        return all_objects(hashed, self.mesh, self._group)
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
@@ -155,12 +155,11 @@ class CheckpointWriter:
             pointer.write_text(target.name + "\n")
             _sync(pointer)
         _sync(target.parent)  # before an older one goes
-        others = [path for path in complete(self.output_dir) if path != target and not self._stays(path)]
-        for old in others[: max(0, len(others) - (self.keep - 1))] if self.keep else []:
-            remove(old)
-
-    def _stays(self, folder: Path) -> bool:
-        return self.keep_every > 0 and int(folder.name) % self.keep_every == 0
+        if self.keep:
+            every = self.keep_every
+            others = [p for p in complete(self.output_dir) if p != target and not (every and int(p.name) % every == 0)]
+            for old in others[: max(0, len(others) - (self.keep - 1))]:
+                remove(old)
 
 
 def _check_files(tensors: Path) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.sharded_tensors import norm_of
+from hyvideo.distributed.sharded_tensors import whole
 
 T = TypeVar("T")
 
@@ -72,16 +72,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:
     """Scales the gradients to a global norm of at most ``largest``; gives their norm before, over all shards."""
-    return norm_of(nn.utils.clip_grad_norm_(parameters, largest))
-
-
-def gather_objects(value: object, mesh: Mesh) -> list:
-    """Values of every rank, in their order, on the main rank; an empty list elsewhere. For records only."""
-    if mesh.world_size == 1:
-        return [value]
-    gathered = [None] * mesh.world_size if mesh.is_main else None
-    dist.gather_object(value, gathered, dst=0)
-    return gathered or []
+    return whole(nn.utils.clip_grad_norm_(parameters, largest)).item()
 
 
 def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> list[T]:
@@ -105,16 +96,7 @@ def union_of_names(names: Iterable[str], mesh: Mesh) -> list[str]:
 
 def from_main(value: T, mesh: Mesh) -> T:
     """The main rank's value, on every rank: a small object, as the ground of a decision that all take alike."""
-    if mesh.world_size == 1:
-        return value
-    carried = [value if mesh.is_main else None]
-    dist.broadcast_object_list(carried, src=0)
-    return carried[0]
-
-
-def everywhere(claim: bool, mesh: Mesh) -> bool:
-    """Claims that it is so on every rank."""
-    return bool(gather_ranks(torch.tensor(claim), mesh).all())
+    return all_objects(value, mesh)[0]
 
 
 def anywhere(claim: bool, mesh: Mesh) -> bool:

@@ -5,15 +5,13 @@ Ranks share the work: each hashes some of the files.
 
 import hashlib
 import json
+from collections import ChainMap
 from pathlib import Path
 
-import torch.distributed as dist
-
-from hyvideo.distributed.collectives import all_objects
+from hyvideo.distributed.collectives import share_reason
 from hyvideo.distributed.mesh import Mesh
 
 NAME = "manifest.json"
-_BLOCK = 2**22  # bytes
 
 
 def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
@@ -22,13 +20,9 @@ def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
     return {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
 
 
-def merge(share: dict, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> dict:
-    """The shares of all ranks in one, on every rank. All ranks must call."""
-    return {name: value for part in all_objects(share, mesh, group) for name, value in part.items()}
-
-
-def write(folder: Path, files: dict[str, dict]) -> None:
-    (folder / NAME).write_text(json.dumps(files, indent=1, sort_keys=True))
+def write(folder: Path, shares: list[dict[str, dict]]) -> None:
+    """Writes the manifest from the shares of all ranks."""
+    (folder / NAME).write_text(json.dumps(dict(ChainMap(*shares)), indent=1, sort_keys=True))
 
 
 def size_problem(folder: Path) -> str | None:
@@ -48,16 +42,12 @@ def size_problem(folder: Path) -> str | None:
 
 def damage(folder: Path, mesh: Mesh) -> str | None:
     """Reason why a checkpoint is not what was written, by sizes and hashes; all ranks must call."""
-    problems: dict[str, str] = {}
-    if problem := size_problem(folder):
-        problems[NAME] = problem
-    else:
+    problem = size_problem(folder)
+    if not problem:
         files = json.loads((folder / NAME).read_text())
-        for name in sorted(files)[mesh.rank :: mesh.world_size]:
-            if problem := _content_problem(folder / name, files[name], name):
-                problems[name] = problem
-    merged = merge(problems, mesh)
-    return merged[min(merged)] if merged else None
+        share = sorted(files)[mesh.rank :: mesh.world_size]
+        problem = next(filter(None, (_content_problem(folder / name, files[name], name) for name in share)), None)
+    return share_reason(problem, mesh)
 
 
 def _content_problem(path: Path, entry: dict, name: str) -> str | None:
@@ -68,8 +58,6 @@ def _content_problem(path: Path, entry: dict, name: str) -> str | None:
 
 
 def _describe(path: Path) -> dict:
-    digest = hashlib.blake2b(digest_size=16)
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     return {"size": path.stat().st_size, "blake2b": digest.hexdigest()}

@@ -51,7 +51,6 @@ def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout:
     """Joins the process group, if torchrun started several processes, and gives the place of this one.
 
     Args:
-        sp_size, dp_replicate: Sizes that divide the number of processes.
         timeout: Seconds after which a collective that some rank does not join ends the run.
     """
     join(device, timeout=timeout)

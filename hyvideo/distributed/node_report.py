@@ -36,15 +36,14 @@ class NodeExpectations:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A rank's findings; sizes in bytes."""
+    """A rank's findings."""
 
     rank: int
     host: str
     device: str  # with its memory
     gpu_id: str  # the same in every process that sees it; empty without a GPU
     compared: dict[str, str]  # value or hash of what must be the same on all ranks, by its name
-    transformer_bytes: int
-    free_disk: int
+    free_disk: int  # bytes
     problems: list[str]
 
 
@@ -81,7 +80,6 @@ def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, pr
         device=f"{gpu.name} with {gpu.total_memory / GIB:.0f} GiB" if gpu else device.type,
         gpu_id=str(gpu.uuid) if gpu else "",
         compared=compared,
-        transformer_bytes=size,
         free_disk=shutil.disk_usage(next(folder for folder in above if os.path.exists(folder))).free,
         problems=problems,
     )

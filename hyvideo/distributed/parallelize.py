@@ -19,10 +19,10 @@ from hyvideo.models.transformer import install
 
 # What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block.
 _ATTENTION = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
 # Every size of video compiles anew until shapes are dynamic; the default of 8 is reached with the second.
 _RECOMPILE_LIMIT = 64
@@ -52,8 +52,7 @@ def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
     if how.compile:
         if how.compile_backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
             raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(how.compile_backend)}")
-        limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-        setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)
+        torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
         for block in transformer.transformer_blocks:
             block.compile(backend=how.compile_backend)  # in one graph, unless the texts of a batch are unequal
     if how.shard:
@@ -66,15 +65,8 @@ def _keep_attention(module: nn.Module, *inputs):
     return checkpoint(module, *inputs, use_reentrant=False, context_fn=contexts)
 
 
-@functools.cache
-def _kept_operators() -> frozenset:
-    operators = torch.ops.aten
-    return frozenset(getattr(operators, name).default for name in _ATTENTION if hasattr(operators, name))
-
-
 def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:
-    kept = operator in _kept_operators()
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _shard(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
@@ -83,19 +75,10 @@ def _shard(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
     Inputs are not cast: bf16 would round the timestep 937 to 936. Gradients are reduced in float32. The root is
     resharded after a forward too: whole parameters that stay would hide an anchor swapped into the shards.
     """
-    is_mixed = how.compute_dtype != torch.float32
-    options = {
-        "mesh": mesh.shards,
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=how.compute_dtype if is_mixed else None,
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,
-        ),
-        "reshard_after_forward": how.reshard_after_forward,
-    }
-    for block in transformer.transformer_blocks:
-        fully_shard(block, **options)
-    fully_shard(transformer, **options)
+    param_dtype = None if how.compute_dtype == torch.float32 else how.compute_dtype
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for part in (*transformer.transformer_blocks, transformer):
+        fully_shard(part, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=how.reshard_after_forward)
 
 
 class GradientSync:

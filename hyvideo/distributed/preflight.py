@@ -46,10 +46,8 @@ def preflight(
 
 
 def judge(reports: list[NodeReport]) -> list[str]:
-    """What keeps these ranks from one run, in sentences; prints the table of the nodes and the warnings."""
+    """What keeps these ranks from one run, in sentences; prints the table of the nodes."""
     print(table(reports), flush=True)
-    for warning in warnings_of(reports):
-        print(f"preflight: warning: {warning}", flush=True)
     return problems_of(reports)
 
 
@@ -65,26 +63,14 @@ def problems_of(reports: list[NodeReport]) -> list[str]:
             for users in by_gpu.values()
             if len(users) > 1
         ),
-        *(text for key in keys for text in difference(key, [r.compared.get(key, ABSENT) for r in reports], reports)),
+        *(text for key in keys for text in difference(key, reports)),
     ]
 
 
-def warnings_of(reports: list[NodeReport]) -> list[str]:
-    """What may be meant, and slows or fills a run."""
-    warnings = difference("the GPU", [report.device for report in reports], reports)
-    main = reports[0]
-    if main.free_disk < main.transformer_bytes:
-        warnings.append(
-            f"output_dir on {main.host} has {main.free_disk / GIB:.1f} GiB free, less than the transformer's "
-            f"{main.transformer_bytes / GIB:.1f} GiB: a checkpoint will not fit"
-        )
-    return warnings
-
-
-def difference(key: str, values: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:
+def difference(key: str, reports: Sequence[NodeReport]) -> list[str]:
     """A sentence on which ranks have which value, none where all are equal; the value of most ranks comes first."""
-    groups = sorted(_grouped(zip(values, reports)).items(), key=lambda group: -len(group[1]))
-    parts = [f"{value} on {_places(those)}" for value, those in groups]
+    groups = _grouped((report.compared.get(key, ABSENT), report) for report in reports)
+    parts = [f"{value} on {_places(groups[value])}" for value in sorted(groups, key=lambda value: -len(groups[value]))]
     return [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []
 
 

@@ -21,9 +21,6 @@ from torch import Tensor, nn
 from hyvideo.models.attention import Layout, QueryKeyValue, attend, project_image, project_out, project_text
 from hyvideo.models.transformer import WholeSequence
 
-# torch 2.13 renamed it, and warns of the old name.
-_all_gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-
 
 class SplitSequence(WholeSequence):
     """The image tokens, shared among the ranks of a group in their order; the last may hold padding."""
@@ -48,7 +45,6 @@ class UlyssesAttnProcessor:
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
-        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def __call__(
         self,
@@ -60,14 +56,15 @@ class UlyssesAttnProcessor:
     ) -> tuple[Tensor, Tensor]:
         """Attended image tokens of this rank, and text tokens; arguments as of ``TrimmedTextAttnProcessor``."""
         cos, sin, text_lengths, num_image_tokens = image_rotary_emb
-        heads = head_shares(attn.heads, self.size)
-        image = _to_heads(torch.cat(project_image(attn, hidden_states, (cos, sin))), heads, self.rank, self.group)
+        size, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        heads = head_shares(attn.heads, size)
+        image = _to_heads(torch.cat(project_image(attn, hidden_states, (cos, sin))), heads, rank, self.group)
         image = image[:, :num_image_tokens].chunk(3)  # one message for query, key and value; padding ends here
-        first, count = sum(heads[: self.rank]), heads[self.rank]
+        first, count = sum(heads[:rank]), heads[rank]
         text = (part.narrow(2, first, count) for part in project_text(attn, encoder_hidden_states))
         joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
         attended = attend(joint, [num_image_tokens + length for length in text_lengths])
-        image = _pad(attended[:, :num_image_tokens], 1, -num_image_tokens % self.size)
+        image = _pad(attended[:, :num_image_tokens], 1, -num_image_tokens % size)
         image = _to_tokens(image, heads, self.group)
         text = _gather_heads(attended[:, num_image_tokens:], heads, self.group)
         return project_out(attn, image, text)
@@ -108,7 +105,7 @@ def _gather_heads(text: Tensor, heads: list[int], group: dist.ProcessGroup) -> T
     """Text of all heads. Backward: reduce-scatter of the sum, since each rank has a part of the text's gradient."""
     most = max(heads)
     padded = _pad(text, 2, most - text.shape[2]).contiguous()
-    gathered = collectives.wait_tensor(_all_gather(padded, 2, group))
+    gathered = collectives.wait_tensor(collectives.all_gather_single_autograd(padded, 2, group))
     if min(heads) == most:
         return gathered
     return torch.cat([part[:, :, :number] for part, number in zip(gathered.split(most, dim=2), heads)], dim=2)
@@ -123,7 +120,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.size, ctx.rank = dist.get_world_size(group), dist.get_rank(group)
-        return collectives.wait_tensor(_all_gather(tokens.contiguous(), 1, group))
+        return collectives.wait_tensor(collectives.all_gather_single_autograd(tokens.contiguous(), 1, group))
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:

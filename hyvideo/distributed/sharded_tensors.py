@@ -43,11 +43,6 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def norm_of(total: Tensor) -> float:
-    """The norm over all ranks, from what ``clip_grad_norm_`` gave."""
-    return whole(total).item()
-
-
 @torch.no_grad()
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
     """Gives a model on the meta device its memory on ``device`` and its weights from the first rank's files.

@@ -54,18 +54,9 @@ class Sighting:
     """A rank as the main rank sees it."""
 
     rank: int
-    heartbeat: Heartbeat | None  # None: never seen
-    unheard_s: float  # since its last heartbeat arrived
-    is_silent: bool
-
-    @property
-    def seconds(self) -> float:
-        """Seconds in its stage, as far as is known; a silent rank stays where it was last heard of."""
-        if self.heartbeat is None:
-            return self.unheard_s
-        if self.heartbeat.stage == ENDED:
-            return 0.0
-        return self.heartbeat.seconds + (self.unheard_s if self.is_silent else 0.0)
+    heartbeat: Heartbeat
+    seconds: float  # in its stage, as far as is known; a silent rank stays where it was last heard of
+    silent_s: float  # since its last heartbeat arrived; 0 while they come in time
 
 
 class Watchdog:
@@ -131,18 +122,18 @@ class Watchdog:
         if heartbeat.seconds < self.limit_s or stay is self._shown:
             return
         self._shown = stay
-        _print(
+        sys.stderr.write(
             f"watchdog: rank {self.mesh.rank} ({heartbeat.host}) has been in stage {heartbeat.stage} of iteration "
-            f"{heartbeat.iteration} for {heartbeat.seconds:.0f} s; its Python stack:"
+            f"{heartbeat.iteration} for {heartbeat.seconds:.0f} s; its Python stack:\n"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
     def _report(self, sightings: list[Sighting], alarm: "Alarm", *, alone: bool) -> None:
+        note = "; the store does not answer, so the other ranks are not known" if alone else ""
         if alone:  # what was seen of the others is old
-            sightings = [sighting for sighting in sightings if sighting.rank == self.mesh.rank]
+            sightings = [sightings[self.mesh.rank]]
         if alarm.rings(max(sighting.seconds for sighting in sightings)):
-            note = "; the store does not answer, so the other ranks are not known" if alone else ""
-            _print(describe(sightings, self.limit_s) + note)
+            sys.stderr.write(f"{describe(sightings, self.limit_s)}{note}\n")  # at once: ranks' lines do not mix
 
 
 class Roll:
@@ -151,7 +142,7 @@ class Roll:
     def __init__(self, mesh: Mesh, *, silent_after: float):
         self.silent_after, self._own = silent_after, mesh.rank
         start = time.monotonic()
-        self._last: dict[int, tuple[Heartbeat | None, float]] = dict.fromkeys(range(mesh.world_size), (None, start))
+        self._last = dict.fromkeys(range(mesh.world_size), (Heartbeat("?", "?", 0, 0.0, "?"), start))
 
     def read(self, store: dist.Store) -> None:
         """Takes the heartbeats of the others. Only asks for what is there: the store would wait for the rest."""
@@ -168,8 +159,9 @@ class Roll:
         """A sighting of every rank, in their order."""
         sightings = []
         for rank, (heartbeat, heard) in self._last.items():
-            has_ended = heartbeat is not None and heartbeat.stage == ENDED
-            sightings.append(Sighting(rank, heartbeat, now - heard, now - heard > self.silent_after and not has_ended))
+            is_silent = now - heard > self.silent_after and heartbeat.stage != ENDED
+            silent_s = now - heard if is_silent else 0.0
+            sightings.append(Sighting(rank, heartbeat, heartbeat.seconds + silent_s, silent_s))
         return sightings
 
 
@@ -193,12 +185,11 @@ def describe(sightings: list[Sighting], limit_s: float) -> str:
     """The report: who is in which stage for how long, and who is not heard of."""
     rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
     for sighting in sightings:
-        last = sighting.heartbeat
-        known = (last.host, last.stage, str(last.iteration)) if last else ("?", "?", "?")
-        note = f"silent for {sighting.unheard_s:.0f} s" if sighting.is_silent else ""
-        rows.append((str(sighting.rank), *known, f"{sighting.seconds:.0f}", last.since if last else "?", note))
+        last, seconds = sighting.heartbeat, f"{sighting.seconds:.0f}"
+        note = f"silent for {sighting.silent_s:.0f} s" if sighting.silent_s else ""
+        rows.append((str(sighting.rank), last.host, last.stage, str(last.iteration), seconds, last.since, note))
     over = name_ranks(sighting.rank for sighting in sightings if sighting.seconds >= limit_s)
-    silent = [sighting.rank for sighting in sightings if sighting.is_silent]
+    silent = [sighting.rank for sighting in sightings if sighting.silent_s]
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",
@@ -206,9 +197,3 @@ def describe(sightings: list[Sighting], limit_s: float) -> str:
             f"silent, so stopped, dead or out of reach: {name_ranks(silent)}" if silent else "no rank is silent",
         ]
     )
-
-
-def _print(text: str) -> None:
-    """Writes to stderr at once, so that lines of several processes do not mix."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -17,7 +17,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import read_video
-from hyvideo.distributed.collectives import gather_objects
+from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_validation, write_validation
@@ -153,7 +153,7 @@ class Validation:
         names: dict[int, str] = {}
         with told_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
             names = write_videos(self.folder(iteration), kept, self.fps)
-        return {row: name for part in gather_objects(names, self.mesh) for row, name in part.items()}
+        return {row: name for part in all_objects(names, self.mesh) for row, name in part.items()}
 
     def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
         seed, entries = self.settings.validation_seed, []

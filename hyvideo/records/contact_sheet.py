@@ -36,21 +36,16 @@ def before_after(
         before, after: A clip for each prompt, from the same seed; uint8 (frames, 3, height, width), any size.
         captions: A short line under each prompt, such as its scores: "0.81 -> 1.42".
     """
-    halves = [
-        [[fit_frame(frame) for frame in even_frames(clip, NUM_FRAMES)] for clip in half] for half in (before, after)
-    ]
+    halves = [[[fit_frame(frame) for frame in even_frames(clip)] for clip in half] for half in (before, after)]
     texts = [(wrap(prompt), caption) for prompt, caption in zip(prompts, captions, strict=True)]
     with replacing(path) as aside, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # once a letter; the picture shows a box
         _draw(texts, halves).savefig(aside, format="png", dpi=DPI)
 
 
-def even_frames(video: Tensor, num_frames: int) -> Tensor:
-    """Evenly spaced frames with the first and the last; all of a shorter clip.
-
-    Shape: (min(num_frames, frames), channels, height, width).
-    """
-    return video[torch.linspace(0, len(video) - 1, min(num_frames, len(video))).round().long()]
+def even_frames(video: Tensor) -> Tensor:
+    """``NUM_FRAMES`` evenly spaced frames with the first and the last; all of a shorter clip."""
+    return video[torch.linspace(0, len(video) - 1, min(NUM_FRAMES, len(video))).round().long()]
 
 
 def fit_frame(frame: Tensor) -> Image.Image:

@@ -32,8 +32,6 @@ class MetricsWriter:
         config: The resolved settings, kept with the run in TensorBoard and W&B.
         resume_iteration: The last finished iteration, whose successor is logged next; None for a new run, -1
             to start over in the same folder. Later lines of metrics.jsonl are dropped.
-
-    Raises ValueError for a new run in a folder that has the metrics of another.
     """
 
     def __init__(

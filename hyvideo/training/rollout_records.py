@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hyvideo.config.sections import DataSettings, RecordSettings
-from hyvideo.distributed.collectives import gather_objects
+from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import evenly_spaced, score_entry, told_if_unwritable, write_json, write_videos
@@ -78,8 +78,8 @@ class RolloutRecorder:
             )
             for row, number in numbers.items()
         ]
-        gathered = gather_objects(entries, self.mesh)
-        if gathered:
+        gathered = all_objects(entries, self.mesh)
+        if self.mesh.is_main:
             in_order = sorted((entry for part in gathered for entry in part), key=lambda entry: entry["number"])
             with told_if_unwritable(f"SCORES OF {folder}"):
                 write_json(folder / "scores.json", in_order)

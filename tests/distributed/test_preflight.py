@@ -12,7 +12,7 @@ import torch
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node, write_problem
-from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce, warnings_of
+from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce
 from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.training.model_setup import node_expectations
 from tests.forked import ROOT, python
@@ -140,7 +140,7 @@ def reports(tiny_config):
 
 
 def test_equal_nodes_have_no_problems(reports):
-    assert problems_of(reports) == [] and warnings_of(reports) == []
+    assert problems_of(reports) == []
     assert table(reports).splitlines()[1].split()[:6] == ["node0", "0-1", "2", "x", "GPU", "with"]
 
 
@@ -175,12 +175,11 @@ def test_what_a_rank_has_wrong_names_it(reports, changed, message):
     assert problem.startswith(message)
 
 
-def test_other_gpus_and_a_full_disk_are_warnings(reports):
-    reports[3] = dataclasses.replace(reports[3], device="other GPU with 80 GiB")
-    reports[0] = dataclasses.replace(reports[0], free_disk=1, transformer_bytes=2)
-    gpus, disk = warnings_of(reports)
-    assert "GPU with 80 GiB on ranks 0-2 (node0, node1); other GPU with 80 GiB on rank 3 (node1)" in gpus
-    assert "a checkpoint will not fit" in disk and problems_of(reports) == []
+def test_the_table_shows_other_gpus_and_the_least_room(reports):
+    reports[3] = dataclasses.replace(reports[3], device="other GPU with 40 GiB", free_disk=2**31)
+    row = table(reports).splitlines()[2]
+    assert "1 x GPU with 80 GiB, 1 x other GPU with 40 GiB" in row and row.endswith(" 2 GiB")
+    assert problems_of(reports) == []
 
 
 def test_one_process_is_checked_alone(tiny_config, mesh, capsys):

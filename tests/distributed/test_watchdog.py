@@ -20,7 +20,7 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed import watchdog
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, Roll, Sighting, Stay, Watchdog, describe
+from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, Roll, Stay, Watchdog, describe
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -185,19 +185,20 @@ def test_a_rank_that_never_came_or_has_left_is_told_apart():
     roll.hear(0, Heartbeat("a", "update", 2, 30.0, "09:00:00"), now + 20)
     roll.hear(2, Heartbeat("b", ENDED, 2, 0.0, "09:00:30"), now)
     here, absent, left = roll.call(now + 20)
-    assert (here.seconds, here.is_silent) == (30, False)
-    assert absent.heartbeat is None and absent.is_silent and absent.seconds == pytest.approx(20, abs=1)
-    assert (left.seconds, left.is_silent) == (0, False)
+    assert (here.seconds, here.silent_s) == (30, 0)
+    assert absent.silent_s == absent.seconds == pytest.approx(20, abs=1)
+    assert (left.seconds, left.silent_s) == (0, 0)
     lines = describe([here, absent, left], 15).splitlines()
     assert lines[0] == "watchdog: ranks 0-1 in one stage for more than 15 s"
-    assert lines[3].split() == ["1", "?", "?", "?", "20", "?", "silent", "for", "20", "s"]
+    assert lines[3].split() == ["1", "?", "?", "0", "20", "?", "silent", "for", "20", "s"]
     assert lines[-1].endswith(": rank 1")
 
 
 def test_a_silent_rank_goes_on_in_its_stage():
-    beat = Heartbeat("a", "reward", 1, 40.0, "09:00:00")
-    assert Sighting(1, beat, 50.0, True).seconds == 90
-    assert Sighting(1, beat, 3.0, False).seconds == 40
+    roll = Roll(Mesh(rank=0, world_size=1, sp_size=1), silent_after=5)
+    roll.hear(0, Heartbeat("a", "reward", 1, 40.0, "09:00:00"), 0.0)
+    assert roll.call(50.0)[0].seconds == 90
+    assert roll.call(3.0)[0].seconds == 40
 
 
 def test_a_stack_is_shown_once_for_each_stay(alone, capfd):

@@ -72,10 +72,9 @@ def test_time_runs_to_the_right_from_the_first_to_the_last_frame(tmp_path):
 
 def test_frames_are_evenly_spaced_and_a_short_clip_is_shown_whole():
     clip = torch.arange(9)[:, None, None, None]
-    assert even_frames(clip, 5).flatten().tolist() == [0, 2, 4, 6, 8]
-    assert even_frames(clip, 2).flatten().tolist() == [0, 8]
-    assert even_frames(clip[:3], 5).flatten().tolist() == [0, 1, 2]
-    assert even_frames(clip[:1], 5).flatten().tolist() == [0]
+    assert even_frames(clip).flatten().tolist() == [0, 2, 4, 6, 8]
+    assert even_frames(clip[:3]).flatten().tolist() == [0, 1, 2]
+    assert even_frames(clip[:1]).flatten().tolist() == [0]
 
 
 def test_small_frames_are_enlarged_by_an_integer_and_large_ones_are_shrunk():

@@ -112,19 +112,16 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
 
     if options.height is not None:
         return options.height, options.width
-    is_of_config = bool(options.config) and not options.aspect_ratio
-    size = (
-        None
-        if is_of_config
-        else model_size(config.model.transformer_version, options.resolution, options.aspect_ratio, image)
-    )
+    size = None
+    if options.aspect_ratio or not options.config:
+        size = model_size(config.model.transformer_version, options.resolution, options.aspect_ratio, image)
     return size or (config.data.height, config.data.width)
 
 
 def run(options: argparse.Namespace) -> None:
     check(options)
 
-    from hyvideo.config.run_plan import check_sampling  # what is heavy, only now
+    from hyvideo.config.rules import check_sampling  # what is heavy, only now
     from hyvideo.evaluation import generation
 
     requests = generation.read_or_make_requests(options.valid_video_csv, options.prompt, options.image_path)

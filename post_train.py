@@ -15,6 +15,7 @@ from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
+from hyvideo.config.without_effect import print_without_effect, settings_without_effect
 from hyvideo.data.outside import brief
 from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
 from hyvideo.records.run_folder import check_run_folder
@@ -32,7 +33,10 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
         check(config, processes.world_size())
         check_folder(config.record)
         if print_config:
-            show(config)
+            plan = make_plan(config, processes.world_size())
+            print(yaml.safe_dump(config.flat(), sort_keys=False))
+            print(describe(config, plan))
+            print_without_effect(settings_without_effect(config, plan, processes.world_size()))
             return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
@@ -72,17 +76,6 @@ def check_folder(record: RecordSettings) -> None:
     check_run_folder(record.output_dir, resumes=bool(record.resume_from_checkpoint), end_marker=end_marker)
 
 
-def show(config: Config) -> None:
-    """Prints the resolved settings and the arithmetic of the run."""
-    from hyvideo.config.without_effect import settings_without_effect
-    from hyvideo.evaluation.run_summary import print_without_effect
-
-    plan = make_plan(config, processes.world_size())
-    print(yaml.safe_dump(config.flat(), sort_keys=False))
-    print(describe(config, plan))
-    print_without_effect(settings_without_effect(config, plan, processes.world_size()))
-
-
 def build(config: Config, at_end: ExitStack):
     """Joins the other processes and loads the models, watched until ``at_end``. Imports what is heavy only now."""
     import torch
@@ -99,7 +92,7 @@ def build(config: Config, at_end: ExitStack):
     settings = config.distributed
     if processes.world_size() > 1:  # before a rank that hangs would let the others wait
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(node_expectations(config), place, device, collective_timeout=settings.collective_timeout)
+        preflight(node_expectations(config.flat()), place, device, collective_timeout=settings.collective_timeout)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

@@ -35,7 +35,7 @@ from hyvideo.training.run_state import Progress
 
 
 class Trainer:
-    """One training run on this process's share of the rollouts.
+    """Trains the policy on this process's share of the rollouts.
 
     Args:
         config: Checked settings (``config.rules.check``).
@@ -119,7 +119,7 @@ class Trainer:
             raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
-        """One iteration: rollouts, rewards, advantages, updates. Gives the metrics of layout.md."""
+        """Makes one iteration: rollouts, rewards, advantages, updates. Gives its metrics by name."""
         timer = StageTimer(self.device, self.progress.enter)
         self.cost.forwards = 0
         rollouts, pending = self.collector.collect(self.iteration, timer)  # scored while the next are sampled

@@ -18,35 +18,37 @@ reward: clips scored in a batch and one by one, and which part of an iteration w
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.memory.cost import forward_flops
+from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.data.outside import refusals
 
 MINIATURE = "configs/miniature.yaml"
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729
-FULL = {"num_layers": 54, "num_attention_heads": 16, "attention_head_dim": 128}
 SMALL = {"num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 64, "rope_axes_dim": (16, 24, 24)}
-CPU = torch.device("cpu")
 
 
-def take_turns(calls: dict[str, Callable], repeats: int, device: torch.device = CPU) -> dict[str, list[float]]:
+def take_turns(calls: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
     """Seconds of each call, of which one after the other is made; the first of each compiles and warms up."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     seconds = {name: [] for name in calls}
     for _ in range(1 + repeats):
         for name, call in calls.items():
-            _wait(device)
             start = time.perf_counter()
             call()
-            _wait(device)
+            wait()
             seconds[name].append(time.perf_counter() - start)
     return {name: values[1:] for name, values in seconds.items()}
 
@@ -56,94 +58,65 @@ def median_ratio(numerators: list[float], denominators: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerators, denominators))
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 # transformer
 
 
-class Workload:
-    """One sample: latents, a timestep, and the conditions as diffusers and as we take them."""
-
-    def __init__(self, config, grid: tuple[int, int, int], valid: int, device: torch.device, dtype: torch.dtype):
-        self.device = device
-        make = {"device": device, "dtype": dtype}
-        text = torch.randn(1, TEXT_SLOTS, config.text_embed_dim, **make)
-        both = {
-            "hidden_states": torch.randn(1, config.in_channels, *grid, **make),
-            "timestep": torch.tensor([700.0], device=device),
-        }
-        self.stock = both | {
-            "encoder_hidden_states": text,
-            "encoder_attention_mask": (torch.arange(TEXT_SLOTS, device=device) < valid)[None].long(),
-            "encoder_hidden_states_2": torch.zeros(1, GLYPH_SLOTS, config.text_embed_2_dim, **make),
-            "encoder_attention_mask_2": torch.zeros(1, GLYPH_SLOTS, device=device, dtype=torch.long),
-            "image_embeds": torch.zeros(1, IMAGE_SLOTS, config.image_embed_dim, **make),
-            "return_dict": False,
-        }
-        self.ours = both | {
-            "texts": [text[0, :valid]],
-            "glyphs": [torch.zeros(0, config.text_embed_2_dim, **make)],
-            "images": [torch.zeros(0, config.image_embed_dim, **make)],
-        }
-        self.flop = forward_flop(config, grid[0] * grid[1] * grid[2] + valid)
-
-    def forward(self, model: nn.Module, inputs: dict) -> Tensor:
-        """The velocity. Shape: (batch, channels, frames, height, width)."""
-        is_cuda = self.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
-            out = model(**inputs)
-        return out[0] if isinstance(out, tuple) else out
-
-    def sample(self, model: nn.Module, inputs: dict) -> Tensor:
-        with torch.no_grad():
-            return self.forward(model, inputs)
-
-    def train(self, model: nn.Module, inputs: dict) -> None:
-        """Forward, recomputation and backward; without the optimizer, which is the same for both."""
-        self.forward(model, inputs).float().square().mean().backward()
-        model.zero_grad(set_to_none=True)
+def make_inputs(config, grid: list[int], valid: int, dtype: torch.dtype) -> dict[str, dict]:
+    """One sample as we take it and as diffusers does: latents, a timestep, and the conditions."""
+    randn, zeros = partial(torch.randn, dtype=dtype), partial(torch.zeros, dtype=dtype)
+    text = randn(1, TEXT_SLOTS, config.text_embed_dim)
+    both = {"hidden_states": randn(1, config.in_channels, *grid), "timestep": torch.tensor([700.0])}
+    ours = {
+        "texts": [text[0, :valid]],
+        "glyphs": [zeros(0, config.text_embed_2_dim)],
+        "images": [zeros(0, config.image_embed_dim)],
+    }
+    stock = {
+        "encoder_hidden_states": text,
+        "encoder_attention_mask": (torch.arange(TEXT_SLOTS) < valid)[None].long(),
+        "encoder_hidden_states_2": zeros(1, GLYPH_SLOTS, config.text_embed_2_dim),
+        "encoder_attention_mask_2": torch.zeros(1, GLYPH_SLOTS, dtype=torch.long),
+        "image_embeds": zeros(1, IMAGE_SLOTS, config.image_embed_dim),
+        "return_dict": False,
+    }
+    return {"ours": both | ours, "stock": both | stock}
 
 
-def forward_flop(config, tokens: int) -> float:
-    """FLOP of the blocks: 12 d^2 weights for each token of either stream, and attention over all tokens."""
-    dim = config.num_attention_heads * config.attention_head_dim
-    weights = (4 + 2 * config.mlp_ratio) * dim**2
-    return config.num_layers * (2 * tokens * weights + 4 * tokens**2 * dim)
+def forward(model: nn.Module, inputs: dict) -> Tensor:
+    """The velocity. Shape: (batch, channels, frames, height, width)."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
+        out = model(**inputs)
+    return out[0] if isinstance(out, tuple) else out
 
 
-def peak_memory(call: Callable[[], object], device: torch.device) -> float:
-    """GiB that the call needs beyond what lies there before; NaN on a CPU."""
-    if device.type != "cuda":
-        return float("nan")
+sample = torch.no_grad()(forward)
+
+
+def train(model: nn.Module, inputs: dict) -> None:
+    """Forward, recomputation and backward; without the optimizer, which is the same for both."""
+    forward(model, inputs).float().square().mean().backward()
+    model.zero_grad(set_to_none=True)
+
+
+def peak_memory(call: Callable[[], object]) -> str:
+    """GiB on a GPU that the call needs beyond what lies there before."""
+    if not torch.cuda.is_available():
+        return ""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     call()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
+    return f", peak {(torch.cuda.max_memory_allocated() - before) / 2**30:.2f} GiB"
 
 
-def matrix_rate(dim: int, device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a product as large as the largest of a block: (8192, dim) x (dim, 4 dim)."""
-    left, right = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((8192, dim), (dim, 4 * dim)))
-    seconds = take_turns({"product": lambda: left @ right}, 9, device)["product"]
-    return 2 * 8192 * dim * 4 * dim / statistics.median(seconds[3:])
-
-
-def build_models(options: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> dict[str, nn.Module]:
+def build_models(options: argparse.Namespace, dtype: torch.dtype) -> dict[str, nn.Module]:
     """Ours and diffusers' own on the same random weights, both compiled or neither."""
     from diffusers import HunyuanVideo15Transformer3DModel
 
     from hyvideo.models.transformer import install, stock_twin
 
     torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    with torch.device(device):
-        sizes = (FULL if options.full else SMALL) | ({"num_layers": options.layers} if options.layers else {})
-        ours = HunyuanVideo15Transformer3DModel(**sizes).eval()
-    torch.set_default_dtype(before)
+    sizes = ({} if options.full else SMALL) | ({"num_layers": options.layers} if options.layers else {})
+    ours = HunyuanVideo15Transformer3DModel(**sizes).type(dtype).eval()
     models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
     install(ours)
     if options.compile:
@@ -159,30 +132,36 @@ def benchmark_transformer(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     grid = tuple(options.grid or ((21, 30, 54) if options.full else (5, 20, 20)))
-    models = build_models(options, device, dtype)
-    config = models["ours"].config
-    load = Workload(config, grid, options.valid, device, dtype)
-    inputs = {"ours": load.ours, "stock": load.stock}
-    rate = matrix_rate(config.num_attention_heads * config.attention_head_dim, device, dtype)
+    with device:
+        models = build_models(options, dtype)
+        config = models["ours"].config
+        inputs = make_inputs(config, grid, options.valid, dtype)
+        layers, heads, head_dim = config.num_layers, config.num_attention_heads, config.attention_head_dim
+        sizes = Architecture(num_layers=layers, num_attention_heads=heads, attention_head_dim=head_dim)
+        width = sizes.width
+        left, right = (torch.randn(*shape, dtype=dtype) for shape in ((8192, width), (width, 4 * width)))
+    flop = forward_flops(math.prod(grid), options.valid, sizes).total
+    seconds = take_turns({"product": lambda: left @ right}, 9)["product"]
+    rate = 2 * 8192 * width * 4 * width / statistics.median(seconds[3:])  # as large as the largest of a block
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"{where}, {dtype}, attention by {use_fastest_kernels()}, latents {grid}, {options.valid} valid text tokens")
     print(f"matrix product: {rate / 1e12:.3f} TFLOP/s")
     if len(models) == 2:
-        ours, stock = (load.sample(model, inputs[name]).float() for name, model in models.items())
+        ours, stock = (sample(model, inputs[name]).float() for name, model in models.items())
         print(f"outputs: largest difference {(ours - stock).abs().max() / stock.abs().max():.1e} of the largest value")
-    for stage, run, factor in (("forward", load.sample, 1), ("training", load.train, 4)):
+    for stage, run, factor in (("forward", sample, 1), ("training", train, 4)):
         if options.only not in (None, stage):
             continue
         if stage == "training":
             for model in models.values():
                 model.enable_gradient_checkpointing()
         calls = {name: lambda run=run, name=name: run(models[name], inputs[name]) for name in models}
-        times = take_turns(calls, options.repeats, device)
+        times = take_turns(calls, options.repeats)
         for name, call in calls.items():
-            seconds, flop = statistics.median(times[name]), factor * load.flop
+            speed = factor * flop / statistics.median(times[name])
             print(
-                f"{stage:>9} {name:>6}: {seconds:8.4f} s, {flop / seconds / 1e12:8.3f} TFLOP/s, "
-                f"{flop / seconds / rate:6.1%} of the matrix product, peak {peak_memory(call, device):.2f} GiB"
+                f"{stage:>9} {name:>6}: {statistics.median(times[name]):8.4f} s, {speed / 1e12:8.3f} TFLOP/s, "
+                f"{speed / rate:6.1%} of the matrix product{peak_memory(call)}"
             )
         if len(times) == 2:
             print(f"{stage:>9}  ours / stock: {median_ratio(times['ours'], times['stock']):.3f}")
@@ -202,7 +181,7 @@ def cpu_trainer(config_file: str, **settings):
         config = load_config(config_file, **settings)
         if config.model.num_threads:
             torch.set_num_threads(config.model.num_threads)
-        yield Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), CPU)
+        yield Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), torch.device("cpu"))
 
 
 def run_iteration(trainer) -> dict[str, float]:
@@ -210,14 +189,15 @@ def run_iteration(trainer) -> dict[str, float]:
     return trainer.run_iteration()
 
 
-def bare_calls(trainer, *, with_anchor: bool) -> None:
-    """The model calls of one iteration, with nothing around them."""
-    config, pipeline, plan = trainer.config, trainer.pipeline, trainer.plan
+def bare_calls(trainer) -> None:
+    """The model calls of the next iteration, with nothing around them."""
+    config, pipeline, plan, anchor = trainer.config, trainer.pipeline, trainer.plan, trainer.policy.anchor
+    with_anchor = anchor is not None and not anchor.equals_policy
     batch, part = config.rollout.batch_size, config.loss.mini_batch_size_per_update
     conditions = trainer.encoder([trainer.collector.requests[0]] * batch)
     latents = torch.zeros(batch, *trainer.collector.noise.shape)
     timestep = torch.full((batch,), 500.0)
-    passes = plan.trained_steps * batch // part
+    passes = plan.num_trained_steps * batch // part
     few = latents[:part], timestep[:part], conditions.select(list(range(part)))
     with torch.no_grad():
         for _ in range(config.rollout.grpo_sampling_steps):
@@ -234,19 +214,12 @@ def bare_calls(trainer, *, with_anchor: bool) -> None:
 
 def benchmark_overhead(options: argparse.Namespace) -> None:
     with cpu_trainer(options.config, learning_rate=0.0) as trainer:
-        with_anchor = False
-
-        def iteration() -> None:
-            nonlocal with_anchor  # from the second iteration on
-            anchor = trainer.policy.anchor
-            with_anchor = anchor is not None and not anchor.equals_policy
-            run_iteration(trainer)
-
-        calls = {"iteration": iteration, "bare": lambda: bare_calls(trainer, with_anchor=with_anchor)}
+        calls = {"bare": lambda: bare_calls(trainer), "iteration": lambda: run_iteration(trainer)}
         times = take_turns(calls, options.repeats)
-    iteration, bare = (statistics.median(seconds) for seconds in times.values())
+    bare, iteration = (statistics.median(seconds) for seconds in times.values())
+    ratio = median_ratio(times["iteration"], times["bare"])
     print(
-        f"iteration {iteration:.3f} s, bare calls {bare:.3f} s, median ratio {median_ratio(*times.values()):.3f} "
+        f"iteration {iteration:.3f} s, bare calls {bare:.3f} s, median ratio {ratio:.3f} "
         f"over {options.repeats} pairs, {torch.get_num_threads()} threads"
     )
 
@@ -272,19 +245,15 @@ def benchmark_reward(options: argparse.Namespace) -> None:
     print(f"together is {median_ratio(times['one by one'], times['together']):.2f} times as fast")
     pairs = zip(calls["together"](), calls["one by one"]())
     print(f"largest difference of a score {max(abs(a[name] - b[name]) for a, b in pairs for name in a):.1e}")
-    if is_miniature:
-        share_of_waiting(options.config, options.reward_model)
-
-
-def share_of_waiting(config_file: str, reward_model: str, iterations: int = 5) -> None:
-    """Prints which part of an iteration scoring takes, and which part is waited for."""
+    if not is_miniature:
+        return
     # Two batches of rollouts, so that the first is scored while the second is sampled.
     batches = {"batch_size": 16, "gradient_accumulation_steps": 2}
-    with cpu_trainer(config_file, reward_model=[reward_model], **batches) as trainer:
-        lines = [run_iteration(trainer) for _ in range(iterations)]
+    with cpu_trainer(options.config, reward_model=[options.reward_model], **batches) as trainer:
+        lines = [run_iteration(trainer) for _ in range(5)]
     for name, what in (("time/scoring", "scoring, beside other work"), ("time/reward", "waiting for rewards")):
         share = statistics.median(line[name] / line["time/iteration"] for line in lines[1:])
-        print(f"{what:>27}: {share:6.1%} of an iteration with {reward_model}")
+        print(f"{what:>27}: {share:6.1%} of an iteration with {options.reward_model}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Writes a trained policy for other programs.
+"""Writes a trained policy for other programs: diffusers, the original layout, LoRA files.
 
     python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --out exported
     python -m scripts.export --checkpoint_path ... --form original --out ckpts/transformer/480p_t2v_sage
@@ -44,30 +44,26 @@ def run(options: argparse.Namespace) -> None:
     if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
         raise ValueError("say what to write: --checkpoint_path, --lora_path, or a base model by --transformer_version")
 
-    from hyvideo.models.loading import read_task
+    from hyvideo.models.loading import TRANSFORMER, read_task
+    from hyvideo.models.lora import read_lora, save_lora
+    from hyvideo.models.saving import save_original
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
-    from hyvideo.training import export
+    from hyvideo.training.export import export_other_parts, load_policy
 
     dtype = DTYPES[options.dtype]
     if only_lora:
-        export.export_lora(options.lora_path, options.out, form=options.form)
+        save_lora(read_lora(options.lora_path), options.out, form=options.form)
         return
-    transformer = export.load_policy(
-        options.model_path,
-        options.transformer_version,
-        checkpoint=options.checkpoint_path,
-        lora=options.lora_path,
-        dtype=dtype,
-    )
-    if options.form == "original":
-        export.export_original(transformer, options.out, dtype=dtype)
-        return
-    export.export_diffusers(transformer, options.out)
     root, version = options.model_path, options.transformer_version
+    transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
+    if options.form == "original":
+        save_original(TRANSFORMER, transformer, options.out, dtype=dtype)
+        return
+    transformer.save_pretrained(options.out / "transformer")
     task = (read_task(root, version) if options.with_pipeline else None) or transformer.config.task_type
     del transformer
     if options.with_pipeline:
-        export.export_other_parts(root, version, options.out, task=task, dtype=dtype)
+        export_other_parts(root, version, options.out, task=task, dtype=dtype)
 
 
 def main() -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from hyvideo.data.outside import parse_json, refusals
 
+THEORY_ALONE = "theory alone: give norms that scripts/measure_gradient_norms.py measured by --gradients"
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--window must be at least 1, got {options.window}")
 
     from hyvideo.evaluation.figures.curves import find_runs
-    from hyvideo.evaluation.figures.figures import FIGURES, Absent, remarks
+    from hyvideo.evaluation.figures.figures import FIGURES, Absent
 
     runs = find_runs(options.runs)
     measured = [read_measured(path) for path in options.gradients]
@@ -45,19 +47,20 @@ def run(options: argparse.Namespace) -> None:
         except Absent as reason:
             print(f"figure {number}: not made, {reason}")
             continue
-        remark = remarks(number, has_measured=bool(measured))
-        print(f"figure {number}: {', '.join(map(str, paths))}" + (f" ({remark})" if remark else ""))
+        hint = "" if number != 4 or measured else f" ({THEORY_ALONE})"
+        print(f"figure {number}: {', '.join(map(str, paths))}{hint}")
 
 
 def read_measured(path: Path) -> dict:
     """What measure_gradient_norms wrote. Raises ValueError for another file."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not {"sde_type", "num_steps", "steps"} <= content.keys():
+            raise ValueError("it is another file")
     except (OSError, ValueError) as error:
-        what = "--gradients must name JSON of scripts.measure_gradient_norms"
-        raise ValueError(f"{what}, got {path} ({error})") from error
-    if not isinstance(content, dict) or not {"sde_type", "num_steps", "steps"} <= content.keys():
-        raise ValueError(f"--gradients must name JSON of scripts.measure_gradient_norms, got {path}, which is another")
+        raise ValueError(
+            f"--gradients must name JSON of scripts.measure_gradient_norms, got {path}: {error}"
+        ) from error
     return content
 
 

@@ -41,9 +41,10 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.settings import Config
     from hyvideo.data.prompts import Request
     from hyvideo.data.randomness import normal
-    from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours
+    from hyvideo.evaluation.parity import relative_difference, sample_diffusers, stock_pipeline
     from hyvideo.models.attention import use_fastest_kernels
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+    from hyvideo.records.stage_timer import StageTimer
     from hyvideo.training.model_setup import (
         RequiredEncoders,
         check_checkpoint,
@@ -61,16 +62,14 @@ def run(options: argparse.Namespace) -> None:
         "grpo_sampling_steps": options.num_inference_steps,
         "vae_dtype": "fp32" if options.dtype == "fp32" else "fp16",
     }
-    config = (
-        load_config(Path(options.config), **settings)
-        if options.config
-        else Config().with_settings(**settings).resolved()
-    )
+    if options.config:
+        config = load_config(Path(options.config), **settings)
+    else:
+        config = Config().with_settings(**settings).resolved()
     request = Request(options.prompt, options.image_path)
     size = (options.height, options.width)
-    needs = RequiredEncoders(
-        glyphs=True, images=options.image_path is not None
-    )  # diffusers' pipeline has no choice about glyphs
+    # diffusers' pipeline has no choice about glyphs
+    needs = RequiredEncoders(glyphs=True, images=options.image_path is not None)
     check_checkpoint(config, needs, [size])
     device = choose_device(config.model.device)
     kernels = use_fastest_kernels()
@@ -78,17 +77,23 @@ def run(options: argparse.Namespace) -> None:
     dtype = DTYPES[options.dtype]
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=needs, weights_dtype=dtype)
     noise = normal(pipeline.latent_shape(options.video_length, *size), 0, "parity")[None]
-    sample_ours(pipeline.with_steps(1), encoder, request, noise, size)  # warms up
-    ours = sample_ours(pipeline, encoder, request, noise, size)
+    conditions = encoder([request], height=size[0], width=size[1]).to(device)
     encoder.release()
+    timer = StageTimer(device)
+    pipeline.with_steps(1).sample_ode(conditions, noise.to(device))  # warms up
+    with timer("ours"):
+        ours = pipeline.sample_ode(conditions, noise.to(device))
     gc.collect()  # diffusers' pipeline gets encoders of its own: both would not fit beside float32 weights
+    stock = stock_pipeline(config.model, pipeline, is_i2v=request.image is not None)
     counts = {"num_frames": options.video_length, "num_steps": options.num_inference_steps}
-    theirs = sample_diffusers(config.model, pipeline, request, noise, size, **counts)
-    difference = relative_difference(ours.latents, theirs.latents)
+    with timer("diffusers"):
+        theirs = sample_diffusers(stock, request, noise, size, **counts)
+    difference = relative_difference(ours, theirs)
     steps = options.num_inference_steps
     print(f"{config.model.transformer_version}, {options.dtype}, {steps} steps, attention by {kernels}")
-    print(f"latents {tuple(ours.latents.shape)}: largest difference {difference:.2e} of the largest value")
-    print(f"ours {ours.seconds:.2f} s, diffusers {theirs.seconds:.2f} s (with its text encoding)")
+    print(f"latents {tuple(ours.shape)}: largest difference {difference:.2e} of the largest value")
+    seconds = timer.metrics()
+    print(f"ours {seconds['time/ours']:.2f} s, diffusers {seconds['time/diffusers']:.2f} s (with its text encoding)")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Would a run start on these nodes? ``torchrun ... -m scripts.preflight --config FILE.yaml [--timeout 60] [flags]``.
 
-Takes the flags of post_train.py and loads no weights. Each rank ends with 0 when all are ready, else with 2 after one
-message; torchrun makes 1 of that 2.
+Takes the flags of post_train.py and loads no weights. Each rank ends with 0 when all are ready, else with 2, of which
+torchrun makes 1; the first rank says why.
 """
 
 import argparse
 import sys
-import time
 
 import torch
 
@@ -26,7 +25,7 @@ def main() -> int:
     config = parse(flags).config
 
     from hyvideo.distributed.preflight import preflight
-    from hyvideo.distributed.rank_agreement import SilentRanks, name_ranks
+    from hyvideo.distributed.rank_agreement import name_ranks
     from hyvideo.training.model_setup import choose_device, node_expectations  # slow to import; wrong flags come first
 
     mesh = ranks.Mesh(processes.rank(), processes.world_size(), config.distributed.sp_size)
@@ -38,14 +37,7 @@ def main() -> int:
     except ValueError as error:
         problem = str(error)
     timeouts = {"timeout_s": chosen.timeout, "collective_timeout": config.distributed.collective_timeout}
-    try:
-        preflight(node_expectations(config), mesh, device, problem=problem, **timeouts)
-    except ValueError as error:
-        silent = error.ranks if isinstance(error, SilentRanks) else ()
-        if mesh.rank == min(set(range(mesh.world_size)) - set(silent)):
-            raise
-        time.sleep(2)  # torchrun ends the others when one has left; the one that speaks shall come to its end
-        return 2
+    preflight(node_expectations(config.flat()), mesh, device, problem=problem, **timeouts)
     if mesh.is_main:
         print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)
     ranks.stop()

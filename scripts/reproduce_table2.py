@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hyvideo.data.outside import refusals
 from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, SETTINGS, Study, grid, split_extra
-from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_runs, train_runs
+from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_run, train_runs
 
 WORLDS = {"miniature": "configs/miniature.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
@@ -69,12 +69,12 @@ def run(options: argparse.Namespace) -> int:
         if not chosen:
             raise ValueError(f"--only_cell must name a cell of the plan, such as {runs[0].name}; --dry_run lists them")
         runs = chosen
-    plans = plan_runs(study, runs)
+    plans = [plan_run(study, run) for run in runs]
     check_scorers(study)
     print(describe(study, plans), flush=True)
     if options.dry_run:
         return 0
-    to_run = [plan.run for plan in plans if not plan.is_finished]
+    to_run = [plan.run for plan in plans if not plan.progress.is_finished]
     failed = {} if options.only_table else train_runs(study, to_run, jobs=options.jobs)
 
     from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs, write_results  # what is heavy, only now

@@ -1,5 +1,6 @@
 """Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -28,6 +29,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     forked.announce()
     refusals.has_time = config.getoption("--slow")
+    if config.getoption("numprocesses", None):  # this process runs no test
+        config.option.tx = [f"popen//python={forked.python()}"] * len(config.option.tx)
+    else:
+        forked.remember_drawn_weights()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -44,6 +49,8 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # imageio collects garbage twice for every video; what is imported by now is none
 
 
 @pytest.fixture

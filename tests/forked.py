@@ -9,6 +9,7 @@ the first that needs it starts, and which ends with pytest.
 
 import atexit
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -38,6 +39,9 @@ LATE = (
     "torch.distributed.run",
     "torch.distributed.tensor",
 )
+
+# Freed memory stays with the process: a tenth of the time of small models is the kernel's, giving pages.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 
 # The program. The server has its file descriptors; this process passes on signals, and its end ends the other.
 CLIENT = """
@@ -78,13 +82,21 @@ def python() -> str:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-m", "tests.forked", os.environ[OWNER], str(folder)]
             server = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, text=True)
             assert server.stdout.readline() == "ready\n", "the server of forked processes did not start"
             program.write_text(f"#!{sys.executable} -IS\n{CLIENT}")
             program.chmod(0o700)
     return str(program)
+
+
+def remember_drawn_weights() -> None:
+    """Random weights of a seed are drawn once for all models of this process, and of those forked from it."""
+    from hyvideo.models import weight_files
+
+    draw = functools.lru_cache(4000)(weight_files.draw_tensor)
+    weight_files.draw_tensor = lambda seed, name, shape: draw(seed, name, tuple(shape)).clone()
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -143,10 +155,14 @@ def _import_all() -> None:
     import hyvideo
 
     torch.set_num_threads(1)
+    remember_drawn_weights()
     for name in LATE:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
+    loading, miniature = hyvideo.models.loading, ROOT / "assets" / "miniature"
+    loading.load_transformer(miniature, "miniature", random_weights_seed=0)  # as smoke runs do
+    loading.load_vae(miniature, random_weights_seed=0)
 
 
 def _kill(pid: int) -> None:

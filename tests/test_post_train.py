@@ -74,7 +74,7 @@ except SystemExit as end:
 )
 def test_a_refusal_comes_within_a_second_and_a_half_of_work_and_without_torch(program, tmp_path, arguments, code):
     folder = [] if "--help" in arguments else ["--output_dir", tmp_path / "out"]
-    result = program("-c", SECONDS, *arguments, *folder)
+    result = program("-c", SECONDS, *arguments, *folder, fresh=True)
     words = result.stdout.splitlines()[-1].split()
     assert words[:3] == ["code", str(code), "after"] and words[5:] == ["with", "[]"], result.stdout + result.stderr
     assert float(words[3]) < 1.5

@@ -79,7 +79,7 @@ def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config,
     assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
 
 
-@pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
+@pytest.mark.parametrize("sde_type", ["sage_grpo", pytest.param("cps", marks=pytest.mark.slow)])
 def test_the_reward_rises(tiny_config, mesh, sde_type):
     config = tiny_config.with_settings(
         sde_type=sde_type, batch_size=16, num_generations=8, mini_batch_size_per_update=16, learning_rate=2e-3
@@ -175,7 +175,7 @@ def test_the_anchor_costs_no_forward_while_it_equals_the_policy(tiny_config, mes
     config = tiny_config.with_settings(update_ref_model_step=1)
     history, trainer = run(config, mesh, iterations=2)
     plan = make_plan(config)
-    rollout_and_training = 4 + 3 * plan.trained_steps
+    rollout_and_training = 4 + 3 * plan.num_trained_steps
     assert [line["cost/forwards"] for line in history] == [rollout_and_training] * 2
     assert all(line["kl/position"] == 0 for line in history)
     assert trainer.policy.anchor.age == 0
@@ -337,7 +337,7 @@ def test_a_run_leaves_what_the_layout_promises(tiny_config, mesh, tmp_path):
     assert trainer.validation.picture(2).is_file()
 
 
-@pytest.mark.parametrize("strategy", ["dual_moving", "fixed"])
+@pytest.mark.parametrize("strategy", ["dual_moving", pytest.param("fixed", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_unbroken_one(tiny_config, mesh, tmp_path, strategy):
     config = tiny_config.with_settings(
         kl_strategy=strategy, max_steps=4, save_interval=2, update_ref_model_step=3, learning_rate=1e-3

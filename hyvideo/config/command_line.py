@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
-    """How argparse reads a setting and what its help says."""
+    """Arguments for argparse to read a setting, with its help."""
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if default in (None, "") else f" ({words})")
     options = {"type": partial(_value, name), "help": sentence.replace("%", "%%")}

@@ -10,14 +10,14 @@ from hyvideo.schedulers.transitions import Transition, schedule, shifted_levels
 
 @dataclass(frozen=True)
 class Plan:
-    """How many of what a run makes in one iteration."""
+    """Numbers of what a run makes in one iteration."""
 
     replicas: int  # data-parallel replicas
     rollouts: int
     groups: int  # prompts
     updates: int
     stochastic_steps: int
-    trained_steps: int  # of each rollout, in one update
+    num_trained_steps: int  # of each rollout, in one update
     forwards_per_rollout: float  # transformer evaluations, a training forward-backward counted as 3, or 4 if recomputed
     ratio_must_be_one: bool
     clip_can_bind: bool
@@ -38,7 +38,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         groups=rollouts // rollout.num_generations,
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
-        trained_steps=trained,
+        num_trained_steps=trained,
         forwards_per_rollout=config.num_branches * (rollout.grpo_sampling_steps + training * trained + anchor),
         ratio_must_be_one=loss.num_updates_per_rollout == 1,
         clip_can_bind=loss.num_updates_per_rollout > 1,
@@ -77,7 +77,7 @@ def describe(config: Config, plan: Plan) -> str:
             f"rollouts per iteration {plan.rollouts} = {plan.groups} prompts x {config.rollout.num_generations}",
             f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups",
             f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic, "
-            f"{plan.trained_steps} trained",
+            f"{plan.num_trained_steps} trained",
             f"exploration            {_exploration(config.rollout)}",
             f"forwards per rollout   {plan.forwards_per_rollout:g} transformer evaluations",
             f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient",

@@ -18,7 +18,28 @@ _WEAK = 1e-3
 
 def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
     """A sentence for each setting, or group of them, that cannot change this run."""
-    return [*_of_the_method(config, plan), *_unused(config, world_size)]
+    sentences = [*_of_the_method(config, plan)]
+    values, defaults = config.flat(), Config().flat()
+    words = values | {
+        "strategy": config.kl_strategy,
+        "num_updates": config.num_updates,
+        "greatest_advantage": math.sqrt(config.rollout.num_generations - 1),
+        "left_of_base": config.optimizer.ema_decay**config.num_updates,
+    }
+    names: dict[str, list[str]] = {}
+    for name, traits in TRAITS.items():
+        reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
+        if reason and values[name] != defaults[name]:
+            names.setdefault(reason.format_map(words), []).append(name)
+    for reason, given in names.items():
+        sentences.append(f"{', '.join(given)}: {reason}")
+    return sentences
+
+
+def print_without_effect(sentences: list[str]) -> None:
+    """Prints a sentence for each setting that does nothing in this run."""
+    for number, sentence in enumerate(sentences):
+        print(("does nothing here      " if number == 0 else " " * 23) + sentence)
 
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
@@ -37,7 +58,7 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             )
         elif steps:
             yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still is the last one"
-    if loss.enable_timestep_permutation and plan.trained_steps == plan.stochastic_steps:
+    if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:
         yield "enable_timestep_permutation: an update has all steps, and their order changes rounding only"
     if config.anchor_moves and settings.update_ref_model_step == plan.updates == 1:
         yield (
@@ -78,21 +99,3 @@ def _strength_of_kl(
     balance = [statistics.median(norms) / norm if is_balanced else 1.0 for norm in norms]
     scales = [2 * step.std**2 if rollout.sde_type == "cps" else 1.0 for step in steps]
     return settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))
-
-
-def _unused(config: Config, world_size: int) -> Iterator[str]:
-    """Settings that were given another value than their default, by the reason why they do nothing."""
-    values, defaults = config.flat(), Config().flat()
-    words = values | {
-        "strategy": config.kl_strategy,
-        "num_updates": config.num_updates,
-        "greatest_advantage": math.sqrt(config.rollout.num_generations - 1),
-        "left_of_base": config.optimizer.ema_decay**config.num_updates,
-    }
-    names: dict[str, list[str]] = {}
-    for name, traits in TRAITS.items():
-        reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
-        if reason and values[name] != defaults[name]:
-            names.setdefault(reason.format_map(words), []).append(name)
-    for reason, given in names.items():
-        yield f"{', '.join(given)}: {reason}"

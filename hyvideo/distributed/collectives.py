@@ -113,12 +113,12 @@ def from_main(value: T, mesh: Mesh) -> T:
 
 
 def everywhere(claim: bool, mesh: Mesh) -> bool:
-    """Whether a claim holds on every rank."""
+    """Claims that it is so on every rank."""
     return bool(gather_ranks(torch.tensor(claim), mesh).all())
 
 
 def anywhere(claim: bool, mesh: Mesh) -> bool:
-    """Whether a claim holds on some rank."""
+    """Claims that it is so on some rank."""
     return bool(gather_ranks(torch.tensor(claim), mesh).any())
 
 

@@ -32,7 +32,7 @@ def write(folder: Path, files: dict[str, dict]) -> None:
 
 
 def size_problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be whole, from names and sizes; None if nothing speaks against it. Reads no tensors."""
+    """Reason why a checkpoint cannot be whole, by names and sizes alone; None if nothing says so."""
     try:
         files = json.loads((folder / NAME).read_text())
         for name, entry in files.items():
@@ -47,7 +47,7 @@ def size_problem(folder: Path) -> str | None:
 
 
 def damage(folder: Path, mesh: Mesh) -> str | None:
-    """Why a checkpoint is not what was written, by sizes and hashes, the same on every rank. All ranks must call."""
+    """Reason why a checkpoint is not what was written, by sizes and hashes; all ranks must call."""
     problems: dict[str, str] = {}
     if problem := size_problem(folder):
         problems[NAME] = problem

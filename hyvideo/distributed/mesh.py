@@ -43,7 +43,7 @@ class Mesh:
         return self.rank == 0
 
     def own_share(self, rows: list[int]) -> list[int]:
-        """Which of a replica's rows this rank decodes and scores."""
+        """Rows of a replica that this rank decodes and scores."""
         return rows[self.sp_rank :: self.sp_size]
 
 

@@ -1,21 +1,17 @@
 """Would this run start everywhere? What each rank finds on its node, compared before any weights are read."""
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import TypeVar
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import ABSENT, NodeExpectations, NodeReport, inspect_node
+from hyvideo.distributed.node_report import ABSENT, GIB, NodeExpectations, NodeReport, inspect_node
 from hyvideo.distributed.rank_agreement import agree, align_columns, name_ranks, open_store
-
-GIB = 2**30
-K, T = TypeVar("K"), TypeVar("T")
 
 
 def preflight(
@@ -27,28 +23,30 @@ def preflight(
     timeout_s: float = 60.0,
     problem: str = "",
 ) -> None:
-    """Raises ValueError, the same on every rank, where the ranks' nodes do not fit the run or each other.
+    """Raises ValueError on every rank where the ranks' nodes do not fit the run or each other; the main rank says why.
 
     Prints a table of the nodes from the main rank. Joins the process group if that was not done: called before
     ``mesh.start``, it names a rank that would let it wait.
 
     Args:
         collective_timeout: Of the process group that it joins, in seconds.
+        timeout_s: For which it waits for a rank, and for an all-reduce.
         problem: Of the caller on this rank; reported with the rest.
-
-    Raises: SilentRanks, a ValueError, where a rank does not answer within ``timeout_s``.
     """
-    store = open_store(mesh, timeout_s=timeout_s) if mesh.world_size > 1 else None
-    report = asdict(inspect_node(expected, mesh.rank, device, problem))
-    agree(store, mesh, "checks of the node", report, judge_reports, timeout_s)
-    if store is not None:
-        outcome = try_all_reduce(mesh, device, timeout_s, collective_timeout=collective_timeout)
-        agree(store, mesh, "all-reduce", [device.type, outcome], all_reduce_problems, timeout_s)
+    try:
+        store = open_store(mesh, timeout_s=timeout_s)
+        report = inspect_node(expected, mesh.rank, device, problem)
+        agree(store, mesh, "checks of the node", report, judge, timeout_s)
+        if mesh.world_size > 1:
+            failure = try_all_reduce(mesh, device, timeout_s, collective_timeout=collective_timeout)
+            outcome = replace(report, problems=[failure] if failure else [])
+            agree(store, mesh, "all-reduce", outcome, problems_of, timeout_s)
+    except dist.DistError as error:
+        raise ValueError(f"rank 0 did not answer within {timeout_s:g} s; see the log of its node") from error
 
 
-def judge_reports(gathered: list[dict]) -> list[str]:
+def judge(reports: list[NodeReport]) -> list[str]:
     """What keeps these ranks from one run, in sentences; prints the table of the nodes and the warnings."""
-    reports = [NodeReport(**report) for report in gathered]
     print(table(reports), flush=True)
     for warning in warnings_of(reports):
         print(f"preflight: warning: {warning}", flush=True)
@@ -58,52 +56,45 @@ def judge_reports(gathered: list[dict]) -> list[str]:
 def problems_of(reports: list[NodeReport]) -> list[str]:
     """What keeps these ranks from one run, in sentences."""
     by_problem = _grouped((problem, report) for report in reports for problem in report.problems)
-    by_gpu = _grouped((report.device_id, report) for report in reports if report.device_id)
-    shared = [
-        f"{_places(users)} have one GPU between them ({users[0].device}); start at most one process for each GPU"
-        for users in by_gpu.values()
-        if len(users) > 1
-    ]
+    by_gpu = _grouped((report.gpu_id, report) for report in reports if report.gpu_id)
     keys = dict.fromkeys(key for report in reports for key in report.compared)
-    differences = [difference(key, [report.compared.get(key, ABSENT) for report in reports], reports) for key in keys]
-    single = [f"{_places(those)}: {problem}" for problem, those in by_problem.items()]
-    return [*single, *shared, *filter(None, differences)]
+    return [
+        *(f"{_places(those)}: {problem}" for problem, those in by_problem.items()),
+        *(
+            f"{_places(users)} have one GPU between them; start at most one process for each GPU"
+            for users in by_gpu.values()
+            if len(users) > 1
+        ),
+        *(text for key in keys for text in difference(key, [r.compared.get(key, ABSENT) for r in reports], reports)),
+    ]
 
 
 def warnings_of(reports: list[NodeReport]) -> list[str]:
     """What may be meant, and slows or fills a run."""
-    gpus = [f"{report.device} with {report.device_memory / GIB:.0f} GiB" for report in reports]
-    warnings = [difference("the GPU", gpus, reports)]
+    warnings = difference("the GPU", [report.device for report in reports], reports)
     main = reports[0]
-    if 0 < main.free_disk < main.transformer_bytes:
+    if main.free_disk < main.transformer_bytes:
         warnings.append(
             f"output_dir on {main.host} has {main.free_disk / GIB:.1f} GiB free, less than the transformer's "
             f"{main.transformer_bytes / GIB:.1f} GiB: a checkpoint will not fit"
         )
-    return [warning for warning in warnings if warning]
+    return warnings
 
 
-def difference(key: str, values: Sequence[str], reports: Sequence[NodeReport]) -> str | None:
-    """Sentence on which ranks have which value, None where all are equal; the value of most ranks comes first."""
+def difference(key: str, values: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:
+    """A sentence on which ranks have which value, none where all are equal; the value of most ranks comes first."""
     groups = sorted(_grouped(zip(values, reports)).items(), key=lambda group: -len(group[1]))
-    if len(groups) == 1:
-        return None
     parts = [f"{value} on {_places(those)}" for value, those in groups]
-    return f"{key} must be the same on all ranks, got {'; '.join(parts)}"
+    return [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []
 
 
 def table(reports: list[NodeReport]) -> str:
-    """Host, ranks, device, its memory, free host memory and free disk of each host, a line each."""
-    rows = [("host", "ranks", "device", "memory", "free host memory", "free disk")]
+    """Host, ranks, devices and free disk of each host, a line each."""
+    rows = [("host", "ranks", "device", "free disk")]
     for host, local in _grouped((report.host, report) for report in reports).items():
         numbers = name_ranks(report.rank for report in local).split(" ", 1)[1]
-        devices = _grouped((report.device, report) for report in local)
-        memory, host_memory, disk = (
-            f"{min(getattr(report, name) for report in local) / GIB:.0f} GiB"
-            for name in ("device_memory", "free_host_memory", "free_disk")
-        )
-        names = ", ".join(f"{len(those)} x {name}" for name, those in devices.items())
-        rows.append((host, numbers, names, memory if min(r.device_memory for r in local) else "-", host_memory, disk))
+        devices = ", ".join(f"{count} x {name}" for name, count in Counter(r.device for r in local).items())
+        rows.append((host, numbers, devices, f"{min(report.free_disk for report in local) / GIB:.0f} GiB"))
     return "\n".join(align_columns(rows))
 
 
@@ -112,7 +103,7 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
 
     In a thread: a collective that hangs, or the first one's setting up of connections, does not come back.
     """
-    outcome: list[str] = []
+    outcome = [f"did not end within {timeout_s:g} s"]
 
     def run() -> None:
         expected = mesh.world_size * (mesh.world_size + 1) / 2
@@ -127,25 +118,17 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return outcome[0] if outcome else f"did not end within {timeout_s:g} s"
+    if not outcome[-1]:
+        return ""
+    hint = "; NCCL_DEBUG=INFO shows the connections it tries" if device.type == "cuda" else ""
+    return f"the all-reduce on {device.type}: {outcome[-1]}{hint}"
 
 
-def all_reduce_problems(outcomes: list[tuple[str, str]]) -> list[str]:
-    """What happened in the all-reduce, from the kind of device and the outcome of each rank."""
-    groups = _grouped((tuple(outcome), rank) for rank, outcome in enumerate(outcomes))
-    hints = {"cuda": "; NCCL_DEBUG=INFO shows the connections it tries"}
-    return [
-        f"the all-reduce on {kind} {outcome} on {name_ranks(numbers)}{hints.get(kind, '')}"
-        for (kind, outcome), numbers in groups.items()
-        if outcome
-    ]
-
-
-def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    groups: dict[K, list[T]] = defaultdict(list)
-    for key, member in pairs:
-        groups[key].append(member)
-    return dict(groups)
+def _grouped(pairs: Iterable[tuple[str, NodeReport]]) -> dict[str, list[NodeReport]]:
+    groups = defaultdict(list)
+    for key, report in pairs:
+        groups[key].append(report)
+    return groups
 
 
 def _places(reports: Sequence[NodeReport]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch.distributed as dist
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import SilentRanks, align_columns, name_ranks, open_store
+from hyvideo.distributed.rank_agreement import align_columns, name_ranks, open_store
 
 # A report comes at most two beats, a tenth of the limit, late: ``config.rules`` keeps that below collective_timeout.
 LONGEST_BEAT_S = 5.0
@@ -42,7 +42,6 @@ class Stay:
 class Heartbeat:
     """The state that a rank reports."""
 
-    number: int
     host: str
     stage: str
     iteration: int
@@ -79,10 +78,8 @@ class Watchdog:
     def __init__(self, mesh: Mesh, limit_s: float):
         self.mesh, self.limit_s = mesh, limit_s
         self.beat_s = min(LONGEST_BEAT_S, limit_s / BEATS_PER_LIMIT)
-        self._host = socket.gethostname()
         self._stay = Stay("start", 0, time.monotonic())
         self._shown: Stay | None = None
-        self._num_beats = 0
         self._stopped = threading.Event()
         # A daemon: one that waits for a host that is gone must not keep the process.
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -102,45 +99,32 @@ class Watchdog:
         self._stay = Stay(stage, iteration, time.monotonic())
 
     def _run(self) -> None:
-        store = self._connect()
-        roll = Roll(self.mesh, silent_after=max(4 * self.beat_s, 2.0)) if self.mesh.is_main else None
-        alarm = Alarm(self.limit_s)
-        while not self._stopped.wait(self.beat_s if self._num_beats else 0.0):
-            stay = self._stay
+        roll, alarm = Roll(self.mesh, silent_after=max(4 * self.beat_s, 2.0)), Alarm(self.limit_s)
+        try:
+            store = dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
+        except dist.DistError:
+            store = None
+        is_last = False
+        while not is_last:
+            is_last = self._stopped.wait(self.beat_s)
+            stay = Stay(ENDED, self._stay.iteration, time.monotonic()) if is_last else self._stay
             heartbeat = self._heartbeat(stay)
             self._show_stack(stay, heartbeat)
-            if store is not None and not self._exchange(store, heartbeat, roll):
+            try:
+                if store is not None:
+                    store.set(str(self.mesh.rank), json.dumps(asdict(heartbeat)))
+                    if self.mesh.is_main:
+                        roll.read(store)
+            except dist.DistError:  # it is gone, and with it the rank or node that served it
                 store = None
-            if roll is not None:
+            if self.mesh.is_main and not is_last:
                 roll.hear(self.mesh.rank, heartbeat, time.monotonic())
                 self._report(roll.call(time.monotonic()), alarm, alone=store is None)
-        if store is not None:
-            self._exchange(store, self._heartbeat(Stay(ENDED, self._stay.iteration, time.monotonic())), None)
-
-    def _connect(self) -> dist.Store | None:
-        """The store, None with one process and where nobody serves it."""
-        if self.mesh.world_size == 1:
-            return None
-        try:
-            return dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
-        except SilentRanks:
-            return None
 
     def _heartbeat(self, stay: Stay) -> Heartbeat:
-        self._num_beats += 1
         seconds = time.monotonic() - stay.since
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-        return Heartbeat(self._num_beats, self._host, stay.stage, stay.iteration, seconds, since)
-
-    def _exchange(self, store: dist.Store, heartbeat: Heartbeat, roll: "Roll | None") -> bool:
-        """Writes this rank's heartbeat and reads those of the others; claims that the store still answers."""
-        try:
-            store.set(str(self.mesh.rank), json.dumps(asdict(heartbeat)))
-            if roll is not None:
-                roll.read(store)
-        except dist.DistError:  # it is gone, and with it the rank or node that served it
-            return False
-        return True
+        return Heartbeat(socket.gethostname(), stay.stage, stay.iteration, seconds, since)
 
     def _show_stack(self, stay: Stay, heartbeat: Heartbeat) -> None:
         """Writes this rank's stack where it is over the limit, once for each stay in a stage."""
@@ -158,39 +142,35 @@ class Watchdog:
             sightings = [sighting for sighting in sightings if sighting.rank == self.mesh.rank]
         if alarm.rings(max(sighting.seconds for sighting in sightings)):
             note = "; the store does not answer, so the other ranks are not known" if alone else ""
-            _print(describe(sightings, self.limit_s) + (note if self.mesh.world_size > 1 else ""))
+            _print(describe(sightings, self.limit_s) + note)
 
 
 class Roll:
     """Ranks that the main rank has heard of, and when, by its own clock."""
 
     def __init__(self, mesh: Mesh, *, silent_after: float):
-        self.silent_after = silent_after
+        self.silent_after, self._own = silent_after, mesh.rank
         start = time.monotonic()
         self._last: dict[int, tuple[Heartbeat | None, float]] = dict.fromkeys(range(mesh.world_size), (None, start))
-        self._present: set[int] = {mesh.rank}
-        self._others = [rank for rank in range(mesh.world_size) if rank != mesh.rank]
 
     def read(self, store: dist.Store) -> None:
         """Takes the heartbeats of the others. Only asks for what is there: the store would wait for the rest."""
-        self._present |= {rank for rank in self._others if rank not in self._present and store.check([str(rank)])}
-        there = [rank for rank in self._others if rank in self._present]
-        for rank, text in zip(there, store.multi_get([str(rank) for rank in there]) if there else []):
-            self.hear(rank, Heartbeat(**json.loads(text)), time.monotonic())
+        for rank in self._last:
+            if rank != self._own and store.check([str(rank)]):
+                self.hear(rank, Heartbeat(**json.loads(store.get(str(rank)))), time.monotonic())
 
     def hear(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
-        """Notes a heartbeat, if it is a new one."""
-        before, _ = self._last[rank]
-        if before is None or before.number != heartbeat.number:
+        """Notes a heartbeat, if it is a new one: the seconds of no two are the same."""
+        if self._last[rank][0] != heartbeat:
             self._last[rank] = (heartbeat, now)
 
     def call(self, now: float) -> list[Sighting]:
         """A sighting of every rank, in their order."""
-        return [self._sighting(rank, heartbeat, now - heard) for rank, (heartbeat, heard) in self._last.items()]
-
-    def _sighting(self, rank: int, heartbeat: Heartbeat | None, unheard_s: float) -> Sighting:
-        has_ended = heartbeat is not None and heartbeat.stage == ENDED
-        return Sighting(rank, heartbeat, unheard_s, unheard_s > self.silent_after and not has_ended)
+        sightings = []
+        for rank, (heartbeat, heard) in self._last.items():
+            has_ended = heartbeat is not None and heartbeat.stage == ENDED
+            sightings.append(Sighting(rank, heartbeat, now - heard, now - heard > self.silent_after and not has_ended))
+        return sightings
 
 
 class Alarm:

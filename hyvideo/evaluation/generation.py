@@ -113,12 +113,7 @@ def sampling_config(file: str | None, settings: dict, resolution: str | None, ha
 def model_size(
     version_name: str, resolution: str | None, aspect_ratio: str | None, image: str | None
 ) -> tuple[int, int] | None:
-    """Height and width: the bucket of the model's resolution nearest to a shape; None for a model without one.
-
-    Args:
-        resolution: By default that of the version.
-        aspect_ratio: By default the shape of the image, or 16:9.
-    """
+    """Height and width: the bucket of the resolution nearest to a shape; None for a model without a resolution."""
     version = version_defaults(version_name)
     resolution = resolution or (version.resolution if version else None)
     if resolution is None:
@@ -132,11 +127,7 @@ def model_size(
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
-    """Videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 by its name.
-
-    Args:
-        sizes: Height and width of each request's videos.
-    """
+    """Videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 by its name."""
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
     return [
@@ -174,7 +165,12 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0), conditions):
         _make(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
         write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
-    _report(local, loaded - start, time.perf_counter() - loaded, device)
+    if processes.rank() == 0 and local:
+        each = (time.perf_counter() - loaded) / len(local)
+        print(
+            f"{len(local)} videos in {local[0].path.parent}: {each:.2f} s each after {loaded - start:.1f} s of "
+            f"loading, {peak_memory_gib(device):.2f} GiB at most"
+        )
 
 
 def _make(
@@ -231,11 +227,3 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
         "dtype": config.model.dtype,
         "vae_dtype": config.model.vae_dtype,
     }
-
-
-def _report(videos: list[Video], loading: float, sampling: float, device: torch.device) -> None:
-    if processes.rank() == 0 and videos:
-        print(
-            f"{len(videos)} videos in {videos[0].path.parent}: {sampling / len(videos):.2f} s each "
-            f"after {loading:.1f} s of loading, {peak_memory_gib(device):.2f} GiB at most"
-        )

@@ -4,10 +4,6 @@ Both sample without noise. diffusers' pipeline rounds timesteps and latents to t
 keeps both in float32: in float32 the two agree to rounding, in bf16 they differ by about what bf16 itself costs.
 """
 
-import time
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from hyvideo.config.settings import ModelSettings
@@ -18,35 +14,10 @@ from hyvideo.models.transformer import stock_twin
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Latents of one of the two, and the time they took without text encoding and decoding."""
-
-    latents: Tensor  # (1, channels, frames, height, width)
-    seconds: float
-
-
-def sample_ours(pipeline: HunyuanVideoGRPOPipeline, encoder, request: Request, noise: Tensor, size) -> Sample:
-    """Samples on the pipeline's own schedule. ``size``: height and width in pixels."""
-    conditions = encoder([request], height=size[0], width=size[1]).to(pipeline.device)
-    start = _now(pipeline.device)
-    latents = pipeline.sample_ode(conditions, noise.to(pipeline.device))
-    return Sample(latents, _now(pipeline.device) - start)
-
-
 def sample_diffusers(
-    model: ModelSettings,
-    pipeline: HunyuanVideoGRPOPipeline,
-    request: Request,
-    noise: Tensor,
-    size,
-    *,
-    num_frames: int,
-    num_steps: int,
-) -> Sample:
-    """Samples by diffusers' pipeline of the task, with our transformer's and VAE's weights."""
-    device = pipeline.device
-    stock = stock_pipeline(model, pipeline, is_i2v=request.image is not None)
+    stock, request: Request, noise: Tensor, size: tuple[int, int], *, num_frames: int, num_steps: int
+) -> Tensor:
+    """Latents of a `stock_pipeline`. Shape: that of the noise, (1, channels, frames, height, width)."""
     inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
     if request.image is None:
         inputs |= {"height": size[0], "width": size[1]}
@@ -54,15 +25,14 @@ def sample_diffusers(
         # Its image pipeline has no size of its own choosing: it takes the image's bucket.
         stock.video_processor.calculate_default_height_width = lambda **_: size
         inputs |= {"image": fit(read_image(request.image), *size)}
-    latents = noise.to(device, stock.transformer.dtype)
-    start = _now(device)
-    out = stock(prompt=request.prompt, latents=latents, **inputs).frames
-    return Sample(out.float(), _now(device) - start)
+    latents = noise.to(stock.transformer.device, stock.transformer.dtype)
+    return stock(prompt=request.prompt, latents=latents, **inputs).frames.float()
 
 
 def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v: bool):
     """diffusers' pipeline on the weights of ours, with its own forward pass and the encoders of the checkpoint."""
     import diffusers
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # needs no torchvision
 
     root, dtype = model.pretrained_model_root, DTYPES[model.dtype]
     common = {"device": pipeline.device, "random_weights_seed": 0 if model.random_weights else None}
@@ -81,7 +51,7 @@ def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, 
     if not is_i2v:
         return diffusers.HunyuanVideo15Pipeline(**parts)
     preprocessor, image_encoder = encoders.load_vision_encoder(root, dtype=dtype, **common)
-    processor = _image_processor()(**{k: v for k, v in preprocessor.items() if k != "image_processor_type"})
+    processor = SiglipImageProcessorPil(**{k: v for k, v in preprocessor.items() if k != "image_processor_type"})
     return diffusers.HunyuanVideo15ImageToVideoPipeline(
         **parts, image_encoder=image_encoder, feature_extractor=processor
     )
@@ -90,20 +60,3 @@ def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference over the largest value."""
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
-
-
-def _image_processor() -> type:
-    """SigLIP's processor of transformers, the one on Pillow where there is one: the other needs torchvision."""
-    import transformers
-
-    try:
-        from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-    except ImportError:
-        return transformers.SiglipImageProcessor
-    return SiglipImageProcessorPil
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

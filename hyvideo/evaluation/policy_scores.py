@@ -5,6 +5,7 @@ policy -> validation's videos (no noise added, fixed seeds) -> scorers -> one en
 """
 
 import math
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,9 +27,6 @@ from hyvideo.training.rewards import make_async_scorer
 class Evaluator:
     """Scores policies and videos in one process; scorers and encoders are loaded once.
 
-    Args:
-        config: The world, ``valid_video_csv`` and ``validation_...``, and the scorers.
-
     Raises: ValueError for prompts or scorers that cannot be used.
     """
 
@@ -41,7 +39,10 @@ class Evaluator:
         self.size = config.validation_size
         self.scorer = make_async_scorer(config, self.device)
         self.scorer.check_prompts([request.prompt for request in self.requests])
-        self._loaded: tuple[ConditionEncoder, nn.Module] | None = None
+
+    @cached_property
+    def _encoder_and_vae(self) -> tuple[ConditionEncoder, nn.Module]:
+        return load_encoder(self.config, self.device)
 
     def policy(self, source: Source) -> Evaluation:
         """Evaluation of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
@@ -54,9 +55,7 @@ class Evaluator:
         needs = RequiredEncoders.of(self.requests)
         check_checkpoint(config, needs, [self.size])
         source.check(config.model)
-        if self._loaded is None:
-            self._loaded = load_encoder(config, self.device)
-        encoder, vae = self._loaded
+        encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
         validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.scorer)
         videos = validation.videos(validation.rows())
@@ -82,11 +81,7 @@ class Evaluator:
         fps: float,
         files: list[str] | None = None,
     ) -> Evaluation:
-        """Evaluation of given videos; None stands for one that could not be decoded, and is missing.
-
-        Args:
-            groups: Place of each video's prompt among the prompts.
-        """
+        """Evaluation of given videos; None stands for one that could not be decoded, and is missing."""
         rewards = self.scorer.score(videos, prompts, fps=fps)
         seed = self.config.record.validation_seed
         decoded = {number: video for number, video in enumerate(videos) if video is not None}

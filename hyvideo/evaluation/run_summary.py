@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyvideo.config.run_plan import Plan, describe
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import settings_without_effect
+from hyvideo.config.without_effect import print_without_effect, settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.records.metrics_file import whole_lines
 
@@ -36,16 +36,10 @@ def print_start(
     print(f"output                 {Path(config.record.output_dir)}, {begin}", flush=True)
 
 
-def print_without_effect(sentences: list[str]) -> None:
-    """Prints a sentence for each setting that does nothing in this run."""
-    for number, sentence in enumerate(sentences):
-        print(("does nothing here      " if number == 0 else " " * 23) + sentence)
-
-
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
     """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
     print()
-    if validation and validation.has(0) and validation.has(iteration):
+    if validation and validation.measures(0) and validation.measures(iteration):
         print("\n".join(_validation_lines(validation, iteration)))
     else:
         print(_training_line(output_dir / "metrics.jsonl"))

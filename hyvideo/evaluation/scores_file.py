@@ -60,18 +60,14 @@ class Evaluation:
     measures: dict[str, float | None]  # of the whole set: held-out, such as frechet_distance
 
 
-def summarise(evaluation: Evaluation, *, seed: int = 0) -> dict[str, Interval]:
-    """Mean and bootstrap interval over the prompts of every score, and the measures that only the set has.
-
-    Args:
-        seed: Of the bootstrap.
-    """
-    scores = [name for name in _names(evaluation.videos) if name not in NOT_SCORES]
+def summarise(evaluation: Evaluation) -> dict[str, Interval]:
+    """Mean and bootstrap interval over the prompts of every score, and the measures that only the set has."""
+    entries = [entry.items() for entry in evaluation.videos]
+    names = dict.fromkeys(name for items in entries for name, value in items if isinstance(value, (int, float)))
     summary = {}
-    for name in scores:
+    for name in (name for name in names if name not in NOT_SCORES):
         values = by_prompt(evaluation.videos, lambda entry, name=name: entry.get(name))
-        if values:
-            summary[name] = bootstrap_interval(np.array([list(values.values())]), seed=seed)
+        summary[name] = bootstrap_interval(np.array([list(values.values())]))
     of_set = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
     return summary | {name: Interval(value, value, value) for name, value in of_set.items()}
 
@@ -116,8 +112,8 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
 def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
     """Writes a row for each video."""
     text = io.StringIO()
-    names = [name for name in dict.fromkeys(name for entry in evaluation.videos for name in entry)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    names = dict.fromkeys(name for entry in evaluation.videos for name in entry)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(evaluation.videos)
     write_text(path, text.getvalue())
@@ -132,9 +128,3 @@ def _finite_mean(values: list[float]) -> float:
     """Mean of the finite values; NaN without any."""
     finite = [value for value in values if math.isfinite(value)]
     return statistics.fmean(finite) if finite else math.nan
-
-
-def _names(videos: list[dict]) -> list[str]:
-    """Fields that hold a number in some video."""
-    is_number = {name for entry in videos for name, value in entry.items() if isinstance(value, (int, float))}
-    return [name for name in dict.fromkeys(name for entry in videos for name in entry) if name in is_number]

@@ -93,32 +93,23 @@ class Validation:
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
 
-    def has(self, iteration: int) -> bool:
-        """Claims that the policy of ``iteration`` was validated in this folder, with the prompts and steps of now."""
-        return read_validation(self.folder(iteration), self.made_with) is not None
-
     def measures(self, iteration: int) -> dict[str, float]:
-        """Measures of an earlier validation, as recorded; NaN where nothing could be measured."""
+        """Measures recorded of ``iteration``, NaN where nothing could be measured; empty if it was not validated so."""
         recorded = read_validation(self.folder(iteration), self.made_with)
         return dict(recorded.means) if recorded else {}
 
     def picture(self, iteration: int) -> Path | None:
         """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""
-        pairs = [self._recorded(0), self._recorded(iteration)]
-        both = pairs[0].keys() & pairs[1].keys()
-        files = sorted(name for name in both if all((self.folder(k) / name).is_file() for k in (0, iteration)))
+        old, new = self._recorded(0), self._recorded(iteration)
+        files = sorted(
+            name for name in old.keys() & new.keys() if all((self.folder(k) / name).is_file() for k in (0, iteration))
+        )
         if not files:
             return None
         before, after = ([read_video(self.folder(k) / name)[0] for name in files] for k in (0, iteration))
-        entries = [(pairs[0][name], pairs[1][name]) for name in files]
+        captions = [f"{_score(old[name]['reward'])} -> {_score(new[name]['reward'])}" for name in files]
         path = self.output.parent / "before_after.png"
-        before_after(
-            path,
-            [old["prompt"] for old, _ in entries],
-            before,
-            after,
-            captions=[f"{_score(old['reward'])} -> {_score(new['reward'])}" for old, new in entries],
-        )
+        before_after(path, [old[name]["prompt"] for name in files], before, after, captions)
         return path
 
     def rows(self) -> list[int]:

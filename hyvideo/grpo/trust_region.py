@@ -37,7 +37,7 @@ def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KLWeights:
-    """What a strategy adds to the loss: ``position * KL_pos + velocity * KL_vel``."""
+    """Weights of the two distances in the loss: ``position * KL_pos + velocity * KL_vel``."""
 
     position: float
     velocity: float

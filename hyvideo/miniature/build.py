@@ -14,23 +14,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
+from tqdm.std import EMA
 
 from hyvideo.config.command_line import load_config
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
-from hyvideo.miniature.architecture import TRANSFORMER_CONFIG, VAE_CONFIG, VERSION, save_text_encoder
+from hyvideo.miniature.architecture import CONFIGS, VERSION, save_text_encoder
 from hyvideo.miniature.measures import features, measure, moments
 from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.attention import install_causal_mask
-from hyvideo.models.loading import load_vae
+from hyvideo.models.loading import TRANSFORMER, VAE, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
-from hyvideo.models.saving import save_transformer_original, save_vae_original
+from hyvideo.models.reward_models.rewards import DIMENSIONS
+from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
 from hyvideo.pipelines.prompt_encoders import TextEncoder
@@ -45,64 +47,48 @@ REFERENCE_CLIPS = 8  # of every caption, for the statistics of real clips
 STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
 
 
-# --- VAE -----------------------------------------------------------------------------------------------------------
-
-
-def build_vae(out: Path, *, num_steps: int, batch_size: int, seed: int) -> None:
+def build_vae(out: Path, *, num_steps: int, seed: int) -> None:
     """Trains the VAE and writes it with the scale that makes its latents unit variance."""
     torch.manual_seed(seed)
     vae = _new_vae()
     optimizer = MuonAndAdamW(vae, num_steps=num_steps, warmup=20, decay_from=0.4, adamw_lr=3e-3)
     rng = generator(seed, "vae")
-    for _, bar in steps(num_steps, "VAE"):
-        labels = world.LABELS[torch.from_numpy(rng.integers(len(world.LABELS), size=batch_size))]
-        strength = torch.from_numpy((rng.random(batch_size) < 0.35) * rng.random(batch_size)).float()
+    bar = steps(num_steps, "VAE")
+    for _ in bar:
+        labels = world.random_labels(8, rng)
+        strength = torch.from_numpy((rng.random(8) < 0.35) * rng.random(8)).float()
         videos = world.render(labels, rng, strength)
         posterior = vae.encode(videos).latent_dist
-        latents = posterior.mean + posterior.std * torch.from_numpy(
-            rng.standard_normal(posterior.mean.shape, dtype="float32")
-        )
-        reconstruction = vae.decode(latents).sample
-        error, loss = _vae_loss(videos, reconstruction, posterior)
-        optimizer.step(loss)
-        bar.set_postfix(error=f"{error:.4f}", refresh=False)
-    scale = 1 / _clean_latents(vae, seed).std().item()
-    vae.register_to_config(scaling_factor=scale)
-    save_vae_original(vae, out / "vae")
+        noise = torch.from_numpy(rng.standard_normal(posterior.mean.shape, dtype="float32"))
+        reconstruction = vae.decode(posterior.mean + posterior.std * noise).sample
+        # The object's pixels count seven times.
+        colourful = videos.amax(1, keepdim=True) - videos.amin(1, keepdim=True) > 0.3
+        squared = ((1 + 6 * colourful) * (videos - reconstruction) ** 2).mean()
+        divergence = posterior.kl().mean() / videos[0].numel()
+        optimizer.step(squared + 0.3 * (videos - reconstruction).abs().mean() + KL_WEIGHT * divergence)
+        bar.set_postfix(error=f"{squared.item():.4f}", refresh=False)
+    with torch.no_grad():
+        latents = vae.encode(world.render(world.LABELS, generator(seed, "scale"))).latent_dist.mode()
+    vae.register_to_config(scaling_factor=1 / latents.std().item())
+    save_original(VAE, vae, out / "vae")
 
 
 def _new_vae() -> nn.Module:
     from diffusers import AutoencoderKLHunyuanVideo15
 
-    vae = AutoencoderKLHunyuanVideo15(**vae_config_to_diffusers(VAE_CONFIG))
+    vae = AutoencoderKLHunyuanVideo15(**vae_config_to_diffusers(CONFIGS["vae"]))
     install_causal_mask(vae)
     with torch.no_grad():
         # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
         # of 3e-3 is unstable.
-        vae.encoder.conv_out.conv.bias[VAE_CONFIG["latent_channels"] :] -= 5.0
+        vae.encoder.conv_out.conv.bias[vae.config.latent_channels :] -= 5.0
         for name, parameter in vae.named_parameters():
             if "conv2.conv" in name or "proj_out" in name:
                 parameter.zero_()
     return vae
 
 
-def _vae_loss(videos: Tensor, reconstruction: Tensor, posterior) -> tuple[Tensor, Tensor]:
-    """Squared error of the pixels with the object counted seven times, and the whole loss."""
-    colourful = videos.amax(1, keepdim=True) - videos.amin(1, keepdim=True) > 0.3
-    error = ((1 + 6 * colourful) * (videos - reconstruction) ** 2).mean()
-    divergence = posterior.kl().mean() / videos[0].numel()
-    return error.detach(), error + 0.3 * (videos - reconstruction).abs().mean() + KL_WEIGHT * divergence
-
-
-@torch.no_grad()
-def _clean_latents(vae: nn.Module, seed: int) -> Tensor:
-    return vae.encode(world.render(world.LABELS, generator(seed, "scale"))).latent_dist.mode()
-
-
-# --- base policy ---------------------------------------------------------------------------------------------------
-
-
-def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, seed: int) -> None:
+def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     """Trains the transformer by flow matching on web data and writes the average of its last weights."""
     from diffusers import HunyuanVideo15Transformer3DModel
 
@@ -113,29 +99,28 @@ def build_base(out: Path, *, num_steps: int, batch_size: int, num_clips: int, se
     latents, captions = _web_data(vae, num_clips, seed)
 
     torch.manual_seed(seed)
-    transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(TRANSFORMER_CONFIG))
+    transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(CONFIGS["transformer"]))
     _draw_unused_parts(transformer, seed)
     prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
-    rng = generator(seed, "base")
-    running = None
-    for step, bar in steps(num_steps, "base policy"):
-        rows = torch.from_numpy(rng.integers(len(latents), size=batch_size))
+    rng, mean_loss = generator(seed, "base"), EMA(0.02)
+    bar = steps(num_steps, "base policy")
+    for step in bar:
+        rows = torch.from_numpy(rng.integers(len(latents), size=48))
         asked = captions[rows].clone()
-        asked[torch.from_numpy(rng.random(batch_size) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
+        asked[torch.from_numpy(rng.random(48) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
         by_length = torch.tensor([len(texts[i]) for i in asked.tolist()]).argsort()  # attention goes by length
         rows, asked = rows[by_length], asked[by_length]
         loss = _flow_matching_loss(transformer, latents[rows], conditions.select(asked.tolist()), rng)
         optimizer.step(loss)
         decay = min(0.998, (1 + step) / (10 + step))
         torch._foreach_lerp_(average, [p.detach() for p in optimizer.parameters], 1 - decay)
-        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
-        bar.set_postfix(loss=f"{running:.4f}", refresh=False)
+        bar.set_postfix(loss=f"{mean_loss(loss.item()):.4f}", refresh=False)
     with torch.no_grad():
         torch._foreach_copy_(optimizer.parameters, average)
     drawn = {part: seed for part in DRAWN_PARTS}
-    save_transformer_original(transformer, out / "transformer" / VERSION, drawn=drawn)
+    save_original(TRANSFORMER, transformer, out / "transformer" / VERSION, drawn=drawn)
 
 
 def _draw_unused_parts(transformer: nn.Module, seed: int) -> None:
@@ -179,25 +164,19 @@ def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Condi
     return ((velocity - (noise - clean)) ** 2).mean()
 
 
-# --- held-out reference -------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def build_reference_statistics(out: Path, seed: int) -> None:
     """Feature statistics of clean clips that went through the VAE, for the held-out Frechet distance."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
-    videos = world.render(world.LABELS.repeat(REFERENCE_CLIPS, 1), generator(seed, "reference"))
+    labels = world.LABELS.repeat(REFERENCE_CLIPS, 1)
+    videos = world.render(labels, generator(seed, "reference"))
     decoded = torch.cat([vae.decode(vae.encode(part).latent_dist.mode()).sample for part in videos.split(48)])
-    mean, covariance = moments(features(to_uint8(decoded).transpose(1, 2)))
+    clips = to_uint8(decoded).transpose(1, 2)
+    mean, covariance = moments(features(clips))
     save_file({"mean": mean, "covariance": covariance}, out / REFERENCE_STATISTICS)
-    measured = measure(to_uint8(decoded).transpose(1, 2), world.LABELS.repeat(REFERENCE_CLIPS, 1))
-    print(
-        f"clips through the VAE: VQ {measured.visual_quality.mean():.3f} MQ {measured.motion_quality.mean():.3f} "
-        f"TA {measured.text_alignment.mean():.3f}, read back right {measured.all_correct.mean():.1%}"
-    )
-
-
-# --- reward model --------------------------------------------------------------------------------------------------
+    measured = measure(clips, labels)
+    scores = " ".join(f"{name} {score:.3f}" for name, score in zip(DIMENSIONS, measured.scores.mean(0)))
+    print(f"clips through the VAE: {scores}, read back right {measured.all_correct.mean():.1%}")
 
 
 def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
@@ -225,13 +204,11 @@ def main() -> None:
     if "text_encoder" in options.stages:
         save_text_encoder(options.out / "text_encoder" / "llm", options.seed)
     if "vae" in options.stages:
-        build_vae(options.out, num_steps=options.vae_steps, batch_size=8, seed=options.seed)
+        build_vae(options.out, num_steps=options.vae_steps, seed=options.seed)
     if "statistics" in options.stages:
         build_reference_statistics(options.out, options.seed)
     if "base" in options.stages:
-        build_base(
-            options.out, num_steps=options.base_steps, batch_size=48, num_clips=options.num_clips, seed=options.seed
-        )
+        build_base(options.out, num_steps=options.base_steps, num_clips=options.num_clips, seed=options.seed)
     if "reward_model" in options.stages:
         build_reward_model(
             options.out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=options.seed

@@ -28,6 +28,11 @@ class Measures:
     direction_correct: Tensor
 
     @property
+    def scores(self) -> Tensor:
+        """VQ, MQ and TA. Shape: (batch, 3)."""
+        return torch.stack([self.visual_quality, self.motion_quality, self.text_alignment], dim=1)
+
+    @property
     def all_correct(self) -> Tensor:
         return self.color_correct * self.shape_correct * self.direction_correct
 

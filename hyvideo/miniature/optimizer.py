@@ -1,11 +1,10 @@
 """The optimizer that makes the miniature's models, and a loop with a progress bar."""
 
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm import tqdm, trange
 
 
 class MuonAndAdamW:
@@ -43,7 +42,6 @@ class MuonAndAdamW:
             schedule.step()
 
 
-def steps(num_steps: int, title: str) -> Iterator[tuple[int, tqdm]]:
-    bar = tqdm(range(num_steps), desc=title, unit="step", mininterval=1.0 if sys.stderr.isatty() else 30.0)
-    for step in bar:
-        yield step, bar
+def steps(num_steps: int, title: str) -> tqdm:
+    """The numbers of the steps, with a bar."""
+    return trange(num_steps, desc=title, unit="step", mininterval=1.0 if sys.stderr.isatty() else 30.0)

@@ -32,9 +32,8 @@ class MiniatureScorer:
             self.reference = statistics["mean"], statistics["covariance"]
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
-        measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
-        columns = (measured.visual_quality, measured.motion_quality, measured.text_alignment)
-        return [dict(zip(DIMENSIONS, row)) for row in zip(*(column.tolist() for column in columns))]
+        truth = measure(torch.stack(videos).cpu(), labels_of(prompts)).scores
+        return [dict(zip(DIMENSIONS, row)) for row in truth.tolist()]
 
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
@@ -52,7 +51,7 @@ class MiniatureScorer:
         return [dict(zip(names, row)) for row in zip(*(getattr(measured, name).tolist() for name in names))]
 
 
-class LearnedMiniatureScorer:
+class LearnedMiniatureScorer(MiniatureScorer):
     """The miniature's own reward model, through the code of VideoAlign; the measured truth is held out.
 
     Args:
@@ -62,31 +61,25 @@ class LearnedMiniatureScorer:
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
         from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 
+        super().__init__(root)
         folder = Path(root) / "VideoReward"
         self.scorer = VideoAlignScorer(folder, device=device, precision="fp32_math", batch_size=batch_size)
-        self.truth = MiniatureScorer(root)
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
         return self.scorer.score(videos, prompts, fps=fps)
 
-    def check_prompts(self, prompts: list[str]) -> None:
-        self.truth.check_prompts(prompts)
-
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
-        return self.truth.held_out(videos, prompts)
-
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
         """Marks as of `MiniatureScorer`, and the true scores."""
-        scores = self.truth.score(videos, prompts, fps=0.0)
-        marks = self.truth.held_out_each(videos, prompts)
+        truth = super().score(videos, prompts, fps=FPS)
+        marks = super().held_out_each(videos, prompts)
         return [
-            of_video | {f"true/{name}": score for name, score in true.items()} for of_video, true in zip(marks, scores)
+            of_video | {f"true/{name}": score for name, score in scores.items()}
+            for of_video, scores in zip(marks, truth)
         ]
 
 
 def miniature_trial() -> Trial:
     """A clean clip of the miniature world; the foreign caption differs in colour, shape and direction."""
-    row = 0
-    foreign = next(i for i, label in enumerate(LABELS) if (label != LABELS[row]).all())
-    video = render(LABELS[row : row + 1], np.random.default_rng(0))[0]
-    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[row], FPS, CAPTIONS[foreign])
+    foreign = (LABELS != LABELS[0]).all(1).nonzero()[0].item()
+    video = render(LABELS[:1], np.random.default_rng(0))[0]
+    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[0], FPS, CAPTIONS[foreign])

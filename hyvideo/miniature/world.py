@@ -74,6 +74,11 @@ def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
     return torch.stack([circle, square, triangle])
 
 
+def random_labels(number: int, rng: np.random.Generator) -> Tensor:
+    """Labels drawn evenly. Shape: (number, 3)."""
+    return LABELS[torch.from_numpy(rng.integers(len(LABELS), size=number))]
+
+
 def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
     """The labels as the web would caption them: each attribute is sometimes a random one. Shape: (batch, 3)."""
     labels = labels.clone()
@@ -91,20 +96,16 @@ def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
     return _tensor(corrupted * rng.uniform(0.4, 1.0, batch))
 
 
-def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | None = None) -> Tensor:
-    """Draws one clip per label.
+def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
+    """Clips of the labels, at random in all else: values in [-1, 1]. Shape: (batch, channels, frames, height, width).
 
     Args:
-        labels: Colour, shape and direction indices. Shape: (batch, 3).
-        rng: Source of size, place, speed, tint and corruption.
         corruption: Strength from 0 (clean) to 1 of one of four defects, chosen at random per clip: pixel noise, blur,
             a jittering path, a flickering size. Shape: (batch,).
-
-    Returns: values in [-1, 1]. Shape: (batch, channels, frames, height, width).
     """
     batch = len(labels)
-    strength = torch.zeros(batch) if corruption is None else corruption
-    noise, blur, jitter, flicker = _one_defect_each(strength, rng)
+    defect = torch.from_numpy(rng.integers(4, size=batch))
+    noise, blur, jitter, flicker = (corruption * (defect == kind) for kind in range(4))
 
     centres = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(rng.standard_normal((batch, NUM_FRAMES, 2)))
     radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))
@@ -137,12 +138,6 @@ def _path(labels: Tensor, rng: np.random.Generator) -> Tensor:
     middle = middle + sideways * _tensor(rng.uniform(-5, 5, (batch, 1)))
     time = torch.linspace(-0.5, 0.5, NUM_FRAMES)[None, :, None]
     return middle[:, None] + heading[:, None] * distance * time
-
-
-def _one_defect_each(strength: Tensor, rng: np.random.Generator) -> list[Tensor]:
-    """Splits each clip's strength into (noise, blur, jitter, flicker), of which one is not zero. (batch,) each"""
-    kind = torch.from_numpy(rng.integers(4, size=len(strength)))
-    return [strength * (kind == k) for k in range(4)]
 
 
 def _tensor(values: np.ndarray) -> Tensor:

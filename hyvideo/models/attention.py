@@ -143,16 +143,16 @@ def use_fastest_kernels() -> str:
     return "torch"
 
 
-def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
-    """Freezes what can never get a gradient, and gives the names of the frozen parameters.
+def dead_modules(transformer: nn.Module) -> tuple[str, ...]:
+    """Names of the layers that never get a gradient: they only make the text's last output, which nothing reads."""
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
+    return f"{last}.attn.to_add_out", f"{last}.ff_context"
 
-    The text stream ends in the last block: nothing reads its last output, so the layers that only make it
-    (``to_add_out`` and ``ff_context``) have no gradient. Optimizers and gradient reductions should not wait
-    for one.
-    """
-    last = len(transformer.transformer_blocks) - 1
+
+def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
+    """Freezes what never gets a gradient, so that no optimizer or reduction waits for one; gives the names."""
     dead = []
-    for name in (f"transformer_blocks.{last}.attn.to_add_out", f"transformer_blocks.{last}.ff_context"):
+    for name in dead_modules(transformer):
         module = transformer.get_submodule(name).requires_grad_(False)
         dead += [parameter for parameter, _ in module.named_parameters(prefix=name)]
     return dead
@@ -166,14 +166,8 @@ def install_causal_mask(vae: nn.Module) -> None:
     """
     for module in vae.modules():
         if isinstance(module, HunyuanVideo15AttnBlock):
-            module.prepare_causal_attention_mask = _causal_mask_for_any_batch
-
-
-def _causal_mask_for_any_batch(
-    n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
-) -> Tensor:
-    """diffusers' signature. The mask is the same for every sample, so `batch_size` has no part in it."""
-    return causal_mask(n_frame, n_hw, dtype, device)
+            # The mask is the same for every sample.
+            module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
 
 
 # A tiled decode has at most four shapes of tile: inner, right edge, bottom edge, corner. A mask is S^2 large,

@@ -199,13 +199,13 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     Raises:
         ValueError: There is no config.json, or a file is no JSON.
     """
-    folder = transformer_folder(root, version)
-    config = read_json(folder.path / "config.json", folder.label)
-    index = folder.path.parent / "model_index.json"
+    index = (find_transformer(root, version) or Path(root) / "transformer").parent / "model_index.json"
     if index.is_file():
-        pipeline = read_json(index, folder.label).get("_class_name")
+        pipeline = read_json(index, "pipeline").get("_class_name")
         if isinstance(pipeline, str) and pipeline in PIPELINE_TASKS:
             return PIPELINE_TASKS[pipeline]
+    folder = transformer_folder(root, version)
+    config = read_json(folder.path / "config.json", folder.label)
     return config.get("ideal_task", config.get("task_type"))
 
 

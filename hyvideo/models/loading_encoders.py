@@ -10,7 +10,8 @@
 They are classes of transformers; strictness is ours: headers are compared with the class's tensors first.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 
 from hyvideo.models.weight_files import (
     Folder,
-    Shapes,
     Weights,
     draw_tensor,
     labelled,
@@ -34,8 +34,9 @@ from hyvideo.models.weight_files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen2_5_VLTextModel, SiglipVisionModel, T5EncoderModel
 
-_WEIGHTS = "model"
 _GLYPH_PREFIX = "module.text_tower.encoder."
+# Prefixes under which the language model of Qwen2.5-VL was published.
+_TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
 
 
 def load_text_encoder(
@@ -47,8 +48,7 @@ def load_text_encoder(
 ) -> tuple["PreTrainedTokenizerBase", "Qwen2_5_VLTextModel"]:
     """The tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode.
 
-    The vision tower of a full Qwen2.5-VL checkpoint is left unread; its published names (``model.layers``)
-    and the newer ones are both understood.
+    The vision tower of a full Qwen2.5-VL checkpoint is left unread.
 
     Raises:
         ValueError: A file or a tensor is missing or does not fit, naming it.
@@ -75,15 +75,16 @@ def load_glyph_encoder(
     """
     from transformers import AutoTokenizer, T5EncoderModel
 
-    config_folder, tokenizer_folder, weights = _glyph_folders(Path(root))
+    folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     if random_weights_seed is None:
-        refuse(config_folder, glyph_encoder_problems(root))
+        refuse(folder, glyph_encoder_problems(root))
     if random_weights_seed is not None or weights is None:
-        return tokenizer, _frozen(T5EncoderModel, config_folder, torch.float32, device, random_weights_seed)
-    tokenizer.add_tokens(_glyph_tokens(weights.parent.parent / "assets", config_folder.label), special_tokens=True)
-    state = _glyph_state(weights, config_folder.label)
-    model = _glyph_model(_config(T5EncoderModel, config_folder), state).float()
+        return tokenizer, _frozen(T5EncoderModel, folder, torch.float32, device, random_weights_seed)
+    tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
+    state = _glyph_state(weights, folder.label)
+    with torch.random.fork_rng(devices=[]):
+        model = _glyph_model(folder, state).float()
     model.encoder.load_state_dict(state, strict=True)
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
@@ -102,16 +103,16 @@ def load_vision_encoder(
     """
     from transformers import SiglipVisionModel
 
-    folder, preprocessor_folder = _vision_folders(Path(root))
-    preprocessor = read_json(preprocessor_folder / "preprocessor_config.json", folder.label)
+    folder, preprocessor = _vision_folders(Path(root))
+    values = read_json(preprocessor, folder.label)
     if random_weights_seed is None:
         refuse(folder, vision_encoder_problems(root))
-    return preprocessor, _frozen(SiglipVisionModel, folder, dtype, device, random_weights_seed)
+    return values, _frozen(SiglipVisionModel, folder, dtype, device, random_weights_seed)
 
 
 def preprocessor_file(root: str | Path) -> Path:
     """SigLIP's preprocessor_config.json."""
-    return _vision_folders(Path(root))[1] / "preprocessor_config.json"
+    return _vision_folders(Path(root))[1]
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
@@ -119,62 +120,56 @@ def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list
     from transformers import Qwen2_5_VLTextModel
 
     folder, _ = _text_encoder_folders(Path(root))
-    config = _config(Qwen2_5_VLTextModel, folder)
-    if not weights_needed:
-        return []
-    expected = _expected_shapes(Qwen2_5_VLTextModel, config)
-    weights = read_header(folder, _WEIGHTS)
-    renamed = {_text_model_name(name): shape for name, shape in weights.shapes.items()}
-    files = {_text_model_name(name): path for name, path in weights.files.items()}
-    text_only = Weights({name: shape for name, shape in renamed.items() if name in expected}, files, drawn={})
-    return labelled(folder, tensor_problems(folder, expected, text_only))
+    return class_problems(Qwen2_5_VLTextModel, folder, weights_needed, lambda name: _TEXT_PREFIX.sub("", name))
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the glyph encoder from loading."""
-    from transformers import T5EncoderModel
+    from transformers import AutoTokenizer, T5EncoderModel
 
     folder, tokenizer, pickled = _glyph_folders(Path(root))
-    config = _config(T5EncoderModel, folder)
-    if not weights_needed:
-        return []
-    if pickled is not None:
-        with torch.device("meta"):
-            model = _glyph_model(config, _glyph_state(pickled, folder.label, "meta"))
-        tokens = _glyph_tokens(pickled.parent.parent / "assets", folder.label)
-        return _glyph_problems(model, folder, pickled) + _token_problems(tokens, tokenizer, model, folder)
-    expected = _expected_shapes(T5EncoderModel, config)
-    weights = read_header(folder, _WEIGHTS)
-    # One table under two names: a file has it under either, or twice.
-    names = {"shared.weight", "encoder.embed_tokens.weight"}
-    stored = names & weights.shapes.keys() or {"shared.weight"}
-    for name in names - stored:
-        expected.pop(name, None)
-    return labelled(folder, tensor_problems(folder, expected, weights))
+    if pickled is None or not weights_needed:
+        # One table under two names: a file has it under either, or twice.
+        table = "encoder.embed_tokens.weight"
+        return class_problems(T5EncoderModel, folder, weights_needed, lambda n: "shared.weight" if n == table else n)
+    state = _glyph_state(pickled, folder.label, "meta")
+    with torch.device("meta"):
+        model = _glyph_model(folder, state)
+    weights = Weights(shapes_of(state), dict.fromkeys(state, pickled), drawn={})
+    problems = tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights)
+    num_plain = len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
+    num_added, rows = len(_glyph_tokens(pickled, folder.label)), model.config.vocab_size
+    if num_plain + num_added > rows:
+        problems.append(f"{num_plain} tokens and {num_added} for colours and fonts are more than the {rows} rows")
+    return labelled(folder, problems)
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the vision encoder from loading; a text tower beside it is none."""
     from transformers import SiglipVisionModel
 
-    folder, preprocessor_folder = _vision_folders(Path(root))
-    config = _config(SiglipVisionModel, folder)
-    read_json(preprocessor_folder / "preprocessor_config.json", folder.label)
+    folder, preprocessor = _vision_folders(Path(root))
+    read_json(preprocessor, folder.label)
+    return class_problems(SiglipVisionModel, folder, weights_needed, lambda name: name.removeprefix("vision_model."))
+
+
+def class_problems(
+    cls: type, folder: Folder, weights_needed: bool = True, plain: Callable[[str], str] = str
+) -> list[str]:
+    """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none.
+
+    Args:
+        plain: Gives the name of a tensor without what differs between files of the class.
+    """
+    config = _config(cls, folder)
     if not weights_needed:
         return []
-    expected = _expected_shapes(SiglipVisionModel, config)
-    weights = read_header(folder, _WEIGHTS)
-    if not any(name in expected for name in weights.shapes):
-        expected = {f"vision_model.{name}": shape for name, shape in expected.items()}
-    vision_only = Weights(
-        {name: shape for name, shape in weights.shapes.items() if name in expected}, weights.files, drawn={}
-    )
-    return labelled(folder, tensor_problems(folder, expected, vision_only))
-
-
-def _expected_shapes(cls: type, config: Any) -> Shapes:
     with torch.device("meta"):
-        return shapes_of(cls(config).state_dict())
+        expected = {plain(name): shape for name, shape in shapes_of(cls(config).state_dict()).items()}
+    header = read_header(folder, "model")
+    shapes = {plain(name): shape for name, shape in header.shapes.items() if plain(name) in expected}
+    files = {plain(name): path for name, path in header.files.items()}
+    return labelled(folder, tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
 
 
 def _frozen(
@@ -223,33 +218,18 @@ def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype) -> nn.Mo
     return model
 
 
-def _glyph_model(config: Any, state: Mapping[str, Tensor]) -> "T5EncoderModel":
+def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> "T5EncoderModel":
     """The model of a config, with a row for every token of the state."""
     from transformers import T5EncoderModel
 
+    config = _config(T5EncoderModel, folder)
     config.vocab_size = len(state["embed_tokens.weight"])
-    with torch.random.fork_rng(devices=[]):
-        return T5EncoderModel(config)
+    return T5EncoderModel(config)
 
 
-def _glyph_problems(model: "T5EncoderModel", folder: Folder, path: Path) -> list[str]:
-    state = _glyph_state(path, folder.label, "meta")
-    weights = Weights(shapes_of(state), dict.fromkeys(state, path), drawn={})
-    return labelled(folder, tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights))
-
-
-def _token_problems(tokens: list[str], tokenizer: Path, model: "T5EncoderModel", folder: Folder) -> list[str]:
-    """Problem of an embedding that has fewer rows than there are tokens."""
-    from transformers import AutoTokenizer
-
-    rows, num_plain = model.config.vocab_size, len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
-    if num_plain + len(tokens) <= rows:
-        return []
-    return [f"{folder.label}: {num_plain} tokens and {len(tokens)} for colours and fonts are more than the {rows} rows"]
-
-
-def _glyph_tokens(assets: Path, label: str) -> list[str]:
+def _glyph_tokens(weights: Path, label: str) -> list[str]:
     """The tokens of colours, then of fonts, in the order of their rows; a font's begins with its language."""
+    assets = weights.parent.parent / "assets"
     colours = read_json(assets / "color_idx.json", label)
     fonts = read_json(assets / "multilingual_10-lang_idx.json", label)
     return [f"<color-{i}>" for i in range(len(colours))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
@@ -279,19 +259,19 @@ def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
 def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
     """Folders of configuration and tokenizer, and the original's file of weights."""
     label = "glyph encoder (ByT5, for text in quotes)"
-    original = root / "text_encoder" / "byt5-small"
     if (root / "text_encoder_2").is_dir():
         return Folder(root / "text_encoder_2", label), _with_tokenizer(root / "tokenizer_2", label), None
+    original = root / "text_encoder" / "byt5-small"
     weights = root / "text_encoder" / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
     return Folder(original, label), _with_tokenizer(original, label), weights
 
 
 def _vision_folders(root: Path) -> tuple[Folder, Path]:
-    label = "vision encoder (SigLIP, for reference images)"
+    """Folder of the vision model, and SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
-    if siglip.is_dir():
-        return Folder(siglip / "image_encoder", label), siglip / "feature_extractor"
-    return Folder(root / "image_encoder", label), root / "feature_extractor"
+    model, preprocessor = (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)
+    label = "vision encoder (SigLIP, for reference images)"
+    return Folder(model, label), preprocessor / "feature_extractor" / "preprocessor_config.json"
 
 
 def _with_tokenizer(folder: Path, label: str) -> Path:
@@ -306,11 +286,3 @@ def _with_tokenizer(folder: Path, label: str) -> Path:
 def _config(cls: type, folder: Folder) -> Any:
     read_json(folder.path / "config.json", folder.label)
     return cls.config_class.from_pretrained(folder.path, local_files_only=True)
-
-
-def _text_model_name(name: str) -> str:
-    """The name in Qwen2_5_VLTextModel of a tensor of Qwen2.5-VL, published under several prefixes."""
-    for prefix in ("model.language_model.", "language_model.model.", "language_model.", "model."):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name

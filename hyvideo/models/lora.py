@@ -76,15 +76,8 @@ def read_lora(path: str | Path) -> Lora:
     return pairs
 
 
-def add_lora(
-    transformer: nn.Module,
-    lora: Lora,
-    *,
-    scale: float = 1.0,
-    adapter_name: str = "default",
-    is_trainable: bool = False,
-) -> None:
-    """Gives the transformer an adapter and makes it the active one; ``disable_adapters()`` is the base again.
+def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
+    """Gives the transformer a frozen adapter; ``disable_adapters()`` is the base again.
 
     Args:
         scale: Factor of the whole adapter, beside its own alpha / rank.
@@ -96,13 +89,12 @@ def add_lora(
 
     check_lora(transformer, lora)
     trained = {name: parameter.requires_grad for name, parameter in transformer.named_parameters()}
-    transformer.add_adapter(_config_of(lora), adapter_name=adapter_name)
-    loaded = set_peft_model_state_dict(transformer, _state(lora), adapter_name=adapter_name)
+    transformer.add_adapter(_config_of(lora))
+    loaded = set_peft_model_state_dict(transformer, _state(lora))
     assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
-    transformer.set_adapters(adapter_name, weights=scale)
+    transformer.set_adapters("default", weights=scale)
     for name, parameter in transformer.named_parameters():
-        is_adapter = f".{adapter_name}." in name and "lora_" in name
-        parameter.requires_grad_(is_trainable if is_adapter else trained.get(name.replace(".base_layer", ""), False))
+        parameter.requires_grad_(trained.get(name.replace(".base_layer", ""), False))
 
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
@@ -125,22 +117,14 @@ def merge(transformer: nn.Module) -> None:
     transformer.unload_lora()
 
 
-def lora_of(
-    transformer: nn.Module, adapter_name: str = "default", *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> Lora:
-    """An adapter of the transformer as it is now.
-
-    Args:
-        gather: Makes a sharded tensor whole.
-    """
-    config = transformer.peft_config[adapter_name]
+def lora_of(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
+    """The adapter of the transformer as it is now; ``gather`` makes a sharded tensor whole."""
     state = {
-        name.replace(f".{adapter_name}.", "."): gather(parameter.detach()).cpu()
+        name.replace(".default.", "."): gather(parameter.detach()).cpu()
         for name, parameter in transformer.named_parameters()
-        if f".lora_A.{adapter_name}." in name or f".lora_B.{adapter_name}." in name
+        if ".lora_A.default." in name or ".lora_B.default." in name
     }
-    settings = {"lora_alpha": config.lora_alpha, "alpha_pattern": config.alpha_pattern}
-    return _pairs(state, settings, Path(adapter_name))
+    return _pairs(state, vars(transformer.peft_config["default"]), Path("adapter"))
 
 
 def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> "LoraConfig":
@@ -154,13 +138,13 @@ def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets:
     """
     from peft import LoraConfig
 
-    last = len(transformer.transformer_blocks) - 1
-    dead = (f"transformer_blocks.{last}.attn.to_add_out", f"transformer_blocks.{last}.ff_context")
+    from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
+
     pattern = re.compile(targets or r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*")
     names = [
         name
         for name, module in transformer.named_modules()
-        if isinstance(module, nn.Linear) and pattern.fullmatch(name) and not name.startswith(dead)
+        if isinstance(module, nn.Linear) and pattern.fullmatch(name) and not name.startswith(dead_modules(transformer))
     ]
     if not names:
         raise ValueError(f"no linear layer of the transformer matches {pattern.pattern!r}")
@@ -213,6 +197,8 @@ def _file_of(path: Path) -> Path:
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
     """A and B by module; alpha is the rank where nothing says it."""
+    from peft.utils.other import get_pattern_key
+
     sides: dict[str, dict[str, Tensor]] = {}
     alphas: dict[str, float] = {}
     for name, tensor in tensors.items():
@@ -231,19 +217,13 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
         is_whole = set(pair) == {"A", "B"} and all(tensor.ndim == 2 for tensor in pair.values())
         if not is_whole or pair["A"].shape[0] != pair["B"].shape[1]:
             raise ValueError(f"LoRA {file}: {module} needs lora_A (rank, in) and lora_B (out, rank), got {shapes}")
-        alpha = alphas.get(module, _alpha_in(settings, module, default=len(pair["A"])))
+        patterns = settings.get("alpha_pattern") or {}
+        alpha = patterns.get(get_pattern_key(patterns, module), settings.get("lora_alpha", len(pair["A"])))
+        alpha = alphas.get(module, alpha)
         if not math.isfinite(alpha):
             raise ValueError(f"LoRA {file}: alpha of {module} must be a finite number, got {alpha}")
         pairs[module] = Pair(pair["A"], pair["B"], float(alpha))
     return pairs
-
-
-def _alpha_in(settings: Mapping[str, Any], module: str, *, default: float) -> float:
-    """peft's rule: a pattern that the name ends with, else the adapter's alpha."""
-    for pattern, alpha in (settings.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern.removeprefix('^')})", module):
-            return alpha
-    return settings.get("lora_alpha", default)
 
 
 def _to_diffusers(lora: Lora, file: Path) -> Lora:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hyvideo.data.images import RESOLUTIONS
+
 # Settings of the original whose other values diffusers' class has no code for.
 _ONLY_VALUES: dict[str, Any] = {
     "mm_single_blocks_depth": 0,
@@ -26,11 +28,21 @@ _SPARSE_ATTENTION = "flex-block-attn"
 _BYT5_STATES_DIM = 1472
 _REFINER_DEPTH = 2
 
-# Side of the square whose area a resolution keeps, in pixels.
-_TARGET_SIZES = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}
-
-ORIGINAL_TRANSFORMER_CLASS = "HunyuanVideo_1_5_DiffusionTransformer"
-ORIGINAL_VAE_CLASS = "AutoencoderKLConv3D"
+# Settings that only have other names, positive integers.
+_TRANSFORMER_SIZES = {
+    "heads_num": "num_attention_heads",
+    "mm_double_blocks_depth": "num_layers",
+    "text_states_dim": "text_embed_dim",
+    "vision_states_dim": "image_embed_dim",
+}
+_VAE_SIZES = {
+    "in_channels": "in_channels",
+    "out_channels": "out_channels",
+    "latent_channels": "latent_channels",
+    "layers_per_block": "layers_per_block",
+    "ffactor_spatial": "spatial_compression_ratio",
+    "ffactor_temporal": "temporal_compression_ratio",
+}
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,24 +71,23 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     if len(patch_size) != 3 or patch_size[1] != patch_size[2]:
         raise ValueError(f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}")
     channels = _integer(config, "in_channels")
-    return {
+    resolution = config.get("ideal_resolution") or "480p"
+    if resolution not in RESOLUTIONS:
+        raise ValueError(f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}")
+    return {argument: _integer(config, key) for key, argument in _TRANSFORMER_SIZES.items()} | {
         # noisy latents, condition latents, and a mask that says which frames are given
         "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
         "out_channels": _integer(config, "out_channels") if config.get("out_channels") else channels,
-        "num_attention_heads": num_heads,
         "attention_head_dim": hidden_size // num_heads,
-        "num_layers": _integer(config, "mm_double_blocks_depth"),
         "num_refiner_layers": _integer({"refiner_depth": _REFINER_DEPTH} | dict(config), "refiner_depth"),
         "mlp_ratio": _number(config, "mlp_width_ratio"),
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],
         "qk_norm": "rms_norm",
-        "text_embed_dim": _integer(config, "text_states_dim"),
         "text_embed_2_dim": _BYT5_STATES_DIM,
-        "image_embed_dim": _integer(config, "vision_states_dim"),
         "rope_theta": _number(config, "rope_theta"),
         "rope_axes_dim": rope_dims,
-        "target_size": _target_size(config.get("ideal_resolution") or "480p"),
+        "target_size": RESOLUTIONS[resolution],
         "task_type": config.get("ideal_task") or "t2v",
         "use_meanflow": bool(config.get("use_meanflow", False)),
     }
@@ -88,30 +99,25 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: The original has no way to say a value.
     """
-    resolution = {size: name for name, size in _TARGET_SIZES.items()}.get(config["target_size"])
+    resolution = {size: name for name, size in RESOLUTIONS.items()}.get(config["target_size"])
     if resolution is None:
-        raise ValueError(f"target_size must be one of {sorted(_TARGET_SIZES.values())}, got {config['target_size']}")
+        raise ValueError(f"target_size must be one of {sorted(RESOLUTIONS.values())}, got {config['target_size']}")
     if config["text_embed_2_dim"] != _BYT5_STATES_DIM:
         raise ValueError(
-            f"text_embed_2_dim must be {_BYT5_STATES_DIM}, which the original takes for granted, "
-            f"got {config['text_embed_2_dim']}"
+            f"text_embed_2_dim must be the original's {_BYT5_STATES_DIM}, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
-    original = {
-        "_class_name": ORIGINAL_TRANSFORMER_CLASS,
+    original = {key: config[argument] for key, argument in _TRANSFORMER_SIZES.items()} | {
+        "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
         "patch_size": [config["patch_size_t"], config["patch_size"], config["patch_size"]],
         "in_channels": config["out_channels"] if conditioned else config["in_channels"],
         "concat_condition": conditioned,
         "out_channels": config["out_channels"],
         "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
-        "heads_num": config["num_attention_heads"],
         "mlp_width_ratio": config["mlp_ratio"],
-        "mm_double_blocks_depth": config["num_layers"],
         "rope_dim_list": list(config["rope_axes_dim"]),
         "rope_theta": config["rope_theta"],
-        "text_states_dim": config["text_embed_dim"],
         "text_states_dim_2": None,
-        "vision_states_dim": config["image_embed_dim"],
         "attn_mode": "flash",
         "use_meanflow": config["use_meanflow"],
         "ideal_resolution": resolution,
@@ -122,32 +128,20 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     return original | _ONLY_VALUES
 
 
-_VAE_ARGUMENTS = {
-    "in_channels": "in_channels",
-    "out_channels": "out_channels",
-    "latent_channels": "latent_channels",
-    "layers_per_block": "layers_per_block",
-    "ffactor_spatial": "spatial_compression_ratio",
-    "ffactor_temporal": "temporal_compression_ratio",
-}
-
-
 def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``diffusers.AutoencoderKLHunyuanVideo15`` for the original's ``config.json``.
 
-    ``sample_size`` and ``sample_tsize`` are the original's tile sizes; tiles are the decoder's business, not
-    the model's, and are left alone.
+    ``sample_size`` and ``sample_tsize`` are the original's tile sizes, which are the decoder's business.
 
     Raises:
         ValueError: A key is missing or of the wrong type, or latents are to be shifted.
     """
     if config.get("shift_factor"):
         raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")
-    arguments = {
+    return {
         argument: _integer(config, key, at_least=0 if key == "layers_per_block" else 1)
-        for key, argument in _VAE_ARGUMENTS.items()
-    }
-    return arguments | {
+        for key, argument in _VAE_SIZES.items()
+    } | {
         "block_out_channels": _integers(config, "block_out_channels"),
         "downsample_match_channel": bool(config.get("downsample_match_channel", True)),
         "upsample_match_channel": bool(config.get("upsample_match_channel", True)),
@@ -157,9 +151,9 @@ def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """The original's ``config.json`` for the config of a diffusers VAE."""
-    original = {key: config[argument] for key, argument in _VAE_ARGUMENTS.items()}
+    original = {key: config[argument] for key, argument in _VAE_SIZES.items()}
     return original | {
-        "_class_name": ORIGINAL_VAE_CLASS,
+        "_class_name": "AutoencoderKLConv3D",
         "block_out_channels": list(config["block_out_channels"]),
         "downsample_match_channel": config["downsample_match_channel"],
         "upsample_match_channel": config["upsample_match_channel"],
@@ -170,15 +164,9 @@ def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _target_size(resolution: str) -> int:
-    if resolution not in _TARGET_SIZES:
-        raise ValueError(f"config key 'ideal_resolution' must be one of {list(_TARGET_SIZES)}, got {resolution!r}")
-    return _TARGET_SIZES[resolution]
-
-
 def _integer(config: Mapping[str, Any], key: str, at_least: int = 1) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+    if type(value) is not int or value < at_least:
         raise ValueError(f"config key {key!r} must be an integer of at least {at_least}, got {value!r}")
     return value
 
@@ -192,6 +180,6 @@ def _integers(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 def _number(config: Mapping[str, Any], key: str) -> float:
     value = config.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+    if type(value) not in (int, float) or value <= 0:
         raise ValueError(f"config key {key!r} must be a positive number, got {value!r}")
     return float(value)

@@ -1,62 +1,38 @@
 """Transformer and VAE to a folder in the original layout, whole or without the tensors that are drawn again."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.outside import replacing
-from hyvideo.models.loading import TRANSFORMER, VAE, WEIGHTS_STEM, Component, setting_problems
+from hyvideo.models.loading import WEIGHTS_STEM, Component, setting_problems
 from hyvideo.models.weight_files import Folder, draw_tensor, refuse, seed_for
 
 
-def save_transformer_original(
-    transformer: nn.Module,
-    folder: str | Path,
+def save_original(
+    component: Component,
+    model: nn.Module,
+    folder: Path,
     *,
-    drawn: Mapping[str, int] | Iterable[tuple[str, int]] = (),
+    drawn: Mapping[str, int] | None = None,
     dtype: torch.dtype = torch.float16,
-    config_extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the transformer to `folder` (``root/transformer/<version>``) in the original layout.
+    """Writes a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
 
     Args:
         drawn: Prefix of original tensor names -> seed. These tensors are left out of the file; they must be
             what `draw_tensor` gives for the seed, as in a model loaded with that ``random_weights_seed``.
-        config_extra: More keys for config.json; they may say anything that does not change the model.
 
     Raises:
         ValueError: The original layout cannot express the model, a tensor to leave out is not the drawn one,
             or a weight is too large for `dtype`.
     """
-    _save(TRANSFORMER, transformer, Path(folder), dict(drawn), dtype, config_extra or {})
-
-
-def save_vae_original(
-    vae: nn.Module,
-    folder: str | Path,
-    *,
-    drawn: Mapping[str, int] | Iterable[tuple[str, int]] = (),
-    dtype: torch.dtype = torch.float16,
-    config_extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes the VAE to `folder` (``root/vae``) in the original layout; as `save_transformer_original`."""
-    _save(VAE, vae, Path(folder), dict(drawn), dtype, config_extra or {})
-
-
-def _save(
-    component: Component,
-    model: nn.Module,
-    folder: Path,
-    drawn: dict[str, int],
-    dtype: torch.dtype,
-    config_extra: Mapping[str, Any],
-) -> None:
-    config = component.config_to_original(model.config) | dict(config_extra)
+    drawn = dict(drawn or {})
+    config = component.config_to_original(model.config)
     target = Folder(folder, f"saving {component.class_name}")
     refuse(target, setting_problems(model.config, component.config_to_diffusers(config)))
     tensors = {}

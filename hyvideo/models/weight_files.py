@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import pickle
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -192,10 +193,10 @@ def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[st
         raise ValueError(f"{label}: {path} is missing, truncated or no safetensors file ({error})") from error
 
 
-def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu", mmap: bool = False) -> dict[str, Tensor]:
-    """Tensors by name in a file of ``torch.save``. Raises ValueError, naming the file, where there are none."""
+def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """Tensors by name in a file of ``torch.save``, mapped where its format allows it. Raises ValueError."""
     try:
-        content = torch.load(path, map_location=device, mmap=mmap, weights_only=True)
+        content = torch.load(path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True)
         content = content.get("state_dict", content)
     except (OSError, RuntimeError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
         raise ValueError(f"{label}: {path} is missing, truncated or no file of weights ({error})") from error

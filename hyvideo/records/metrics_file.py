@@ -9,10 +9,9 @@ from hyvideo.data.outside import parse_json, replacing
 def iteration_of(line: bytes) -> int | None:
     """The iteration of a line of metrics.jsonl, None where the line is not whole."""
     try:
-        record = parse_json(line.decode())
-    except ValueError:
+        iteration = parse_json(line.decode())["iteration"]
+    except (ValueError, TypeError, KeyError):
         return None
-    iteration = record.get("iteration") if isinstance(record, dict) else None
     return iteration if isinstance(iteration, int) else None
 
 
@@ -33,28 +32,17 @@ def whole_lines(path: Path) -> list[tuple[int, bytes]]:
     return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
 
 
-def drop_after(path: Path, resume_iteration: int) -> None:
-    """Drops what a resumed run logs again: lines after ``resume_iteration`` and a last line torn by a crash.
-
-    A second crash loses nothing. Raises as `whole_lines`.
-    """
-    kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
-    with replacing(path) as aside:
-        aside.write_bytes(b"".join(line + b"\n" for line in kept))
-
-
 def open_lines(path: Path, resume_iteration: int | None) -> "Lines":
-    """metrics.jsonl, ready for the iteration after ``resume_iteration``; lines leave the process at once.
+    """metrics.jsonl, ready for the iteration after ``resume_iteration``: what is logged again is dropped.
 
-    Raises ValueError where a new run (None) would be appended to another's lines.
+    Raises ValueError where a new run (None) would be appended to another's lines, and as `whole_lines`.
     """
     if resume_iteration is not None and path.exists():
-        drop_after(path, resume_iteration)
+        kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
+        with replacing(path) as aside:  # a second crash loses nothing
+            aside.write_bytes(b"".join(line + b"\n" for line in kept))
     elif path.exists() and path.stat().st_size > 0:
-        raise ValueError(
-            f"{path} holds the metrics of another run and this one does not resume it; "
-            "resume from a checkpoint, choose another output_dir, or move the old run away"
-        )
+        raise ValueError(f"{path} holds the metrics of another run; resume that one or choose another output_dir")
     return Lines(path)
 
 
@@ -63,7 +51,7 @@ class Lines:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("ab", buffering=0)  # lines leave the process at once
         self._waiting = b""
 
     def write(self, line: str) -> None:

@@ -6,6 +6,7 @@ from typing import Self, TextIO
 
 from tqdm import tqdm
 
+PLAIN_LINE_SECONDS = 30.0
 CONSOLE_TEXTS = {  # by metric
     "reward/mean": "reward {:.4f}",
     "kl/position": "kl {:.1e}",
@@ -19,37 +20,29 @@ def console_text(metrics: dict[str, float]) -> str:
 
 
 class ProgressBar:
-    """A bar on stderr. Outside a terminal plain lines, the first, the last and one every ``every_seconds``.
-
-    A log file of carriage returns cannot be read.
+    """A bar on stderr. In a log file, where a bar cannot be read, plain lines: first, last and two a minute.
 
     Args:
         total: Iterations of the whole run; ``initial`` of them were done before it was resumed.
     """
 
-    def __init__(self, total: int, *, initial: int = 0, every_seconds: float = 30.0, stream: TextIO | None = None):
+    def __init__(self, total: int, *, initial: int = 0, stream: TextIO | None = None):
         self.total, self.initial, self.iteration = total, initial, initial
         self.stream = sys.stderr if stream is None else stream
-        self.every_seconds = every_seconds
-        self.start = time.monotonic()
-        self.last_line: float | None = None  # when the last plain line was printed
-        self.bar: tqdm | None = None
-        if self.stream.isatty():
-            form = "{n_fmt}/{total_fmt} |{bar:20}| {elapsed} < {remaining}{postfix}"
-            self.bar = tqdm(total=total, initial=initial, file=self.stream, dynamic_ncols=True, bar_format=form)
+        self.start = self.next_line = time.monotonic()  # a plain line is due from then on
+        form = "{n_fmt}/{total_fmt} |{bar:20}| {elapsed} < {remaining}{postfix}"
+        options = {"dynamic_ncols": True, "bar_format": form, "disable": not self.stream.isatty()}
+        self.bar = tqdm(total=total, initial=initial, file=self.stream, **options)
 
     def update(self, metrics: dict[str, float]) -> None:
         """Shows that one more iteration is done."""
         self.iteration += 1
-        if self.bar is not None:
-            self.bar.set_postfix_str(console_text(metrics), refresh=False)
-            self.bar.update()
-            return
+        self.bar.set_postfix_str(console_text(metrics), refresh=False)
+        self.bar.update()
         now = time.monotonic()
-        is_due = self.last_line is None or now - self.last_line >= self.every_seconds
-        if is_due or self.iteration == self.total:
+        if self.bar.disable and (now >= self.next_line or self.iteration == self.total):
             print(self.plain_line(metrics, now - self.start), file=self.stream, flush=True)
-            self.last_line = now
+            self.next_line = now + PLAIN_LINE_SECONDS
 
     def plain_line(self, metrics: dict[str, float], elapsed: float) -> str:
         """A line with the time left, from ``elapsed`` seconds since this process began to train."""
@@ -58,12 +51,8 @@ class ProgressBar:
         parts = [f"iteration {self.iteration}/{self.total}", console_text(metrics)]
         return " | ".join([part for part in parts if part] + [f"{per_iteration:.2f} s each", f"{left} left"])
 
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception) -> None:
-        self.close()
+        self.bar.close()

@@ -84,8 +84,7 @@ def write_text(path: Path, text: str) -> None:
 
 def evenly_spaced(count: int, total: int) -> list[int]:
     """Numbers below ``total``, ``count`` of them and spread over all; every one if there are fewer."""
-    if count >= total:
-        return list(range(total))
+    count = min(count, total)
     return [i * total // count for i in range(count)]
 
 

@@ -1,4 +1,7 @@
-"""Where metrics, videos and pictures are shown while a run goes on: TensorBoard and Weights & Biases."""
+"""Where metrics and videos are shown while a run goes on: TensorBoard and Weights & Biases.
+
+``config.rules`` has checked that they are installed. They are imported late, as they are slow to import.
+"""
 
 import io
 import json
@@ -12,16 +15,11 @@ from hyvideo.data.videos import write_gif_bytes
 
 
 class TensorBoardReport:
-    """Scalars, GIFs and pictures in an event file, in which a resumed run hides what was written later."""
+    """Scalars and GIFs in an event file, in which a resumed run hides what was written later."""
 
     def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # here, as it is slow to import
-        except ImportError as error:
-            raise ValueError(
-                'report_to has "tensorboard", which is not installed; '
-                "pip install tensorboard or take it out of report_to"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         purge_step = None if resume_iteration is None else resume_iteration + 1
         self.writer = SummaryWriter(str(output_dir / "tensorboard"), purge_step=purge_step)
         settings = json.dumps({"run_name": run_name, **config}, indent=2, default=str)
@@ -33,37 +31,34 @@ class TensorBoardReport:
             self.writer.add_scalar(name, value, iteration)
         self.writer.flush()
 
-    def add_encoded_image(self, tag: str, encoded: bytes, step: int) -> None:
-        """Shows a picture file's bytes as they are. ``SummaryWriter.add_video`` would ask for moviepy."""
+    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
+        """Shows a clip as a GIF. ``SummaryWriter.add_video`` would ask for moviepy."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
+        encoded = write_gif_bytes(video, fps)
         width, height = Image.open(io.BytesIO(encoded)).size
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
         self.writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
         self.writer.flush()
-
-    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path | None) -> None:
-        self.add_encoded_image(tag, write_gif_bytes(video, fps), step)
-
-    def add_image_file(self, tag: str, file: Path, step: int) -> None:
-        self.add_encoded_image(tag, file.read_bytes(), step)
 
     def close(self) -> None:
         self.writer.close()
 
 
 class WandbReport:
-    """Scalars, mp4 files and pictures at Weights & Biases, over the axis ``iteration``.
+    """Scalars and mp4 files at Weights & Biases, over the axis ``iteration``.
 
     The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run goes on under its old id; W&B keeps what
     the crashed run logged after the checkpoint, so the iterations done again are there twice.
     """
 
     def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
-        self.wandb = import_wandb()
+        import wandb
+
         id_file = output_dir / "wandb" / "run_id"
         resumes = resume_iteration is not None and id_file.exists()
-        self.run = self.wandb.init(
+        self.wandb = wandb
+        self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "sage-grpo"),
             name=run_name,
             config=config,
@@ -80,30 +75,11 @@ class WandbReport:
     def log(self, metrics: dict[str, float], iteration: int) -> None:
         self.run.log({**metrics, "iteration": iteration})
 
-    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path | None) -> None:
-        if file is None:
-            raise ValueError(
-                f"W&B shows videos from mp4 files, got no file for {tag}; write_video first and pass file="
-            )
+    def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
         self.run.log({tag: self.wandb.Video(str(file), format="mp4"), "iteration": step})
-
-    def add_image_file(self, tag: str, file: Path, step: int) -> None:
-        self.run.log({tag: self.wandb.Image(str(file)), "iteration": step})
 
     def close(self) -> None:
         self.run.finish()
-
-
-def import_wandb():
-    """The wandb module. Raises ValueError where it is not installed."""
-    try:
-        import wandb
-    except ImportError:
-        wandb = None
-    # Where wandb is not installed, a folder ./wandb left by an earlier run is imported as an empty module.
-    if not hasattr(wandb, "init"):
-        raise ValueError('report_to has "wandb", which is not installed; pip install wandb or take it out of report_to')
-    return wandb
 
 
 REPORTS = {"tensorboard": TensorBoardReport, "wandb": WandbReport}

@@ -1,8 +1,7 @@
 """Eta at which one SDE injects as much noise as another: baselines compared at equal exploration.
 
-At one eta the four SDEs explore very differently: at 20 steps, shift 5 and eta 0.5 the variances of the steps of sage
-sum to 1.20, of dance to 0.25 and of cps to 5.93. ``match_noise: "sage_grpo:0.5"`` asks for the eta at which the run's
-SDE has the sum ``sum_t std_t^2`` of sage_grpo at eta 0.5, over the stochastic steps of the run's own schedule.
+At one eta the four SDEs explore very differently (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` asks for the eta at
+which the run's SDE has the sum ``sum_t std_t^2`` of sage_grpo at eta 0.5, over the stochastic steps of the schedule.
 
 For every SDE that sum is a share, which depends on eta alone, of the sum at eta 1, which depends on the schedule alone:
 
@@ -10,33 +9,23 @@ For every SDE that sum is a share, which depends on eta alone, of the sum at eta
     cps                                 share = sin^2(eta pi / 2)        at most 1, so cps has a maximum
 
 so the eta is in closed form. It does not depend on the eta that was set before: matching twice changes nothing.
-
-Values of the methods' video recipes (docs/sde.md has the tables and the sources):
-
-    SAGE-GRPO     sage_grpo     0.5
-    DanceGRPO     dance_grpo    0.25 (HunyuanVideo), 0.3 (SkyReels-I2V)
-    Flow-GRPO     flow_grpo     none for video: its script ignores the setting
-    CPS           cps           none for video known here
-
-``match_noise: recommended`` takes those.
+``match_noise: recommended`` takes the eta of the method's own video recipe; docs/sde.md has their sources.
 """
 
 import math
 
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
-RECOMMENDED = "recommended"
-RECOMMENDED_ETA = {"sage_grpo": 0.5, "dance_grpo": 0.25}  # in the methods' own recipes for video
+RECOMMENDED_ETA = {"sage_grpo": 0.5, "dance_grpo": 0.25}  # DanceGRPO's for HunyuanVideo; the others have none
 MAX_ETA = 1000.0  # far above all that explores; its square is a number still
 
 
 def matched_eta(target: str, sde_type: str, *, num_steps: int, shift: float, last_step: str) -> float:
     """Eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
-    Raises: ValueError if ``target`` is malformed, injects no noise, or more than ``sde_type`` can; for `recommended`,
-        if there is no such recipe.
+    Raises: ValueError for a target that is malformed, or that ``sde_type`` cannot reach or has no recipe for.
     """
-    if target == RECOMMENDED:
+    if target == "recommended":
         if sde_type not in RECOMMENDED_ETA:
             known = ", ".join(RECOMMENDED_ETA)
             raise ValueError(f"match_noise recommended is known for {known}, and not for {sde_type}; set eta")
@@ -50,11 +39,9 @@ def matched_eta(target: str, sde_type: str, *, num_steps: int, shift: float, las
     target_variance = total_variance(named, levels, eta, last_step)
     at_one = total_variance(sde_type, levels, 1.0, last_step)
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
-    for name, variance in ((named, target_variance), (sde_type, at_one)):
-        if variance == 0:
-            raise ValueError(
-                f"match_noise {target} cannot be reached: {name} injects no noise {where}; raise the steps"
-            )
+    if target_variance == 0 or at_one == 0:
+        name = sde_type if target_variance else named
+        raise ValueError(f"match_noise {target} cannot be reached: {name} injects no noise {where}; raise the steps")
     share = target_variance / at_one
     if sde_type != "cps":
         return math.sqrt(share)
@@ -78,11 +65,9 @@ def parse_target(target: str) -> tuple[str, float]:
         eta = float(number)
     except ValueError:
         eta = math.nan
-    if name not in SDE_TYPES or not 0 < eta <= MAX_ETA:
+    if name not in SDE_TYPES or not 0 < eta <= (1 if name == "cps" else MAX_ETA):
         raise ValueError(
-            f"match_noise must be <sde_type>:<eta> with one of {', '.join(SDE_TYPES)} and an eta above 0 and at most "
-            f"{MAX_ETA:g}, such as sage_grpo:0.5, got {target!r}"
+            f"match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, with one of {', '.join(SDE_TYPES)} and an "
+            f"eta above 0, at most {MAX_ETA:g} and within [0, 1] for cps, got {target!r}"
         )
-    if name == "cps" and eta > 1:
-        raise ValueError(f"match_noise must name an eta within [0, 1] for cps, got {target!r}")
     return name, eta

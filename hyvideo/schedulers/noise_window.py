@@ -29,20 +29,15 @@ class Window:
             draw: Gives a number below its argument, drawn for this iteration: the start of a random window.
         """
         num_starts = len(stochastic) - self.length + 1
-        starts = {
-            "fixed": lambda: self.start,
-            "sliding": lambda: (iteration - 1) * self.stride % num_starts,
-            "random": lambda: draw(num_starts),
-        }
-        first = starts[self.kind]()
+        if self.kind == "sliding":
+            first = (iteration - 1) * self.stride % num_starts
+        else:
+            first = draw(num_starts) if self.kind == "random" else self.start
         return stochastic[first : first + self.length]
 
 
 def parse_window(text: str, num_stochastic: int) -> Window | None:
-    """Window of a setting; None for an empty one.
-
-    Raises: ValueError for what is none, or does not fit into the schedule's stochastic steps.
-    """
+    """Window of a setting; None for an empty one. Raises ValueError for what does not fit the stochastic steps."""
     if not text:
         return None
     kind, *numbers = text.split(":")

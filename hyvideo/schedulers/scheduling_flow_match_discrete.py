@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyvideo.grpo.equalizer import balancing_factors
@@ -59,6 +60,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         if last_step not in ("stochastic", "deterministic"):
             raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
         self._levels: tuple[float, ...] = ()
+        self._ode: list[Transition] = []
         self._tables: dict[tuple[str, float], tuple[Transition, ...]] = {}
         self._window: frozenset[int] | None = None
 
@@ -68,6 +70,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"the number of denoising steps must be at least 1, got {num_inference_steps}")
         self._levels = shifted_levels(num_inference_steps, self.config.shift)
         self.num_inference_steps = num_inference_steps
+        self._ode = [ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
         self.sigmas = torch.tensor(self._levels, dtype=torch.float32, device=device)
         self.timesteps = self.sigmas[:-1] * NUM_TRAIN_TIMESTEPS
         self._tables = {}
@@ -120,21 +123,19 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """
         _check_shapes(model_output, sample, prev_sample, noise)
         velocity, sample = model_output.float(), sample.float()
-        indices = self._indices(timestep, len(sample))
         table = self._transitions(sde_type, eta)
-        if deterministic:
-            table = self._ode_transitions()
-        chosen = [table[i] for i in indices]
+        indices = self._indices(timestep, len(sample))
+        chosen = [(self._ode if deterministic else table)[i] for i in indices]
         a, b, std = (_per_sample(values, sample) for values in zip(*((t.a, t.b, t.std) for t in chosen)))
         sigma = _per_sample([self._levels[i] for i in indices], sample)
 
         mean = a * sample + b * velocity
         if prev_sample is None:
+            prev_sample = mean
             if any(step.is_stochastic for step in chosen):
-                noise = _draw(mean, generator) if noise is None else noise
+                if noise is None:
+                    noise = randn_tensor(mean.shape, generator=generator, device=mean.device)
                 prev_sample = mean + std * noise
-            else:
-                prev_sample = mean
         return SdeStepOutput(
             prev_sample=prev_sample.float(),
             log_prob=_log_prob(prev_sample.float().detach(), mean, std, normalised=sde_type != "cps"),
@@ -153,7 +154,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return balancing_factors(self.compute_log_prob_grad_norms(eta=eta, sde_type=sde_type))
 
     def _transitions(self, sde_type: str, eta: float) -> tuple[Transition, ...]:
-        self._check_ready()
+        if not self._levels:
+            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
         if sde_type not in SDE_TYPES:
             raise ValueError(f"sde_type must be one of {', '.join(SDE_TYPES)}, got {sde_type!r}")
         if not 0 <= eta < math.inf or (sde_type == "cps" and eta > 1):
@@ -162,22 +164,12 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         if (sde_type, eta) not in self._tables:
             table = schedule(sde_type, self._levels, eta, self.config.last_step)
             if self._window is not None:
-                ode = self._ode_transitions()
-                table = tuple(step if i in self._window else ode[i] for i, step in enumerate(table))
+                table = tuple(step if i in self._window else self._ode[i] for i, step in enumerate(table))
             self._tables[sde_type, eta] = table
         return self._tables[sde_type, eta]
 
-    def _ode_transitions(self) -> list[Transition]:
-        self._check_ready()
-        return [ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
-
-    def _check_ready(self) -> None:
-        if not self._levels:
-            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
-
     def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
         """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""
-        self._check_ready()
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
             raise ValueError(f"timestep must be one number or one for each of {batch} samples, got {len(values)}")
@@ -196,10 +188,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
 def _check_shapes(model_output: Tensor, sample: Tensor, prev_sample: Tensor | None, noise: Tensor | None) -> None:
     """Raises ValueError for tensors that do not belong to one step."""
-    if model_output.shape != sample.shape:
-        shapes = f"{tuple(model_output.shape)} and {tuple(sample.shape)}"
-        raise ValueError(f"model_output and sample must have one shape, got {shapes}")
-    for name, given in (("prev_sample", prev_sample), ("noise", noise)):
+    for name, given in (("model_output", model_output), ("prev_sample", prev_sample), ("noise", noise)):
         if given is not None and given.shape != sample.shape:
             raise ValueError(f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}")
     if prev_sample is not None and noise is not None:
@@ -210,11 +199,6 @@ def _per_sample(values, sample: Tensor) -> Tensor:
     """Numbers of the samples, shaped to broadcast over them: (batch, 1, ..., 1)."""
     shape = (len(sample), *[1] * (sample.ndim - 1))
     return torch.tensor(values, dtype=torch.float32).reshape(shape).to(sample.device, non_blocking=True)
-
-
-def _draw(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = like.device if generator is None else generator.device
-    return torch.randn(like.shape, generator=generator, device=device).to(like.device)
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:

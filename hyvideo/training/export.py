@@ -1,12 +1,4 @@
-"""A trained policy in forms that other programs read: diffusers, the original layout, LoRA files.
-
-    diffusers   <out>/transformer/             `HunyuanVideo15Transformer3DModel.from_pretrained(out, subfolder=...)`
-                <out>/ with all other parts    `HunyuanVideo15Pipeline.from_pretrained(out)`, if asked for
-    original    <out>/{config.json, diffusion_pytorch_model.safetensors}, a folder for ckpts/transformer/
-    LoRA        <out>/ in peft's, diffusers' or the original's form
-
-One part is in memory at a time.
-"""
+"""A trained policy for other programs: its transformer in one process, and the other parts of diffusers' pipeline."""
 
 import json
 import shutil
@@ -15,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyvideo.models import loading, saving
+from hyvideo.models import loading
 from hyvideo.models import loading_encoders as encoders
-from hyvideo.models.lora import add_lora, merge, read_lora, save_lora
+from hyvideo.models.lora import add_lora, merge, read_lora
 from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
 from hyvideo.training import saved_policy
 
@@ -60,55 +52,31 @@ def load_policy(
     return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
 
 
-def export_diffusers(transformer: nn.Module, out: Path) -> None:
-    """Writes ``<out>/transformer``."""
-    transformer.save_pretrained(out / "transformer")
-
-
-def export_original(transformer: nn.Module, out: Path, *, dtype: torch.dtype) -> None:
-    """Writes a folder for ``ckpts/transformer``; its name is then the name of the version."""
-    saving.save_transformer_original(transformer, out, dtype=dtype)
-
-
-def export_lora(lora: Path, out: Path, *, form: str) -> None:
-    """Writes a LoRA in another form: ``peft``, ``diffusers`` or ``original``."""
-    save_lora(read_lora(lora), out, form=form)
-
-
 def export_other_parts(root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype) -> None:
     """Completes ``<out>`` to a folder for diffusers' pipeline of the task, ``t2v`` or ``i2v``.
 
     Raises: ValueError where a part of the checkpoints in ``root`` is missing or does not fit.
     """
-    from diffusers import ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler
+    import diffusers
 
     defaults = version_defaults(version)
-    FlowMatchEulerDiscreteScheduler(shift=defaults.shift if defaults else 5.0).save_pretrained(out / "scheduler")
-    guidance = defaults.guidance_scale if defaults else 6.0
-    ClassifierFreeGuidance(guidance_scale=guidance).save_pretrained(out / "guider")
+    shift, guidance_scale = (defaults.shift, defaults.guidance_scale) if defaults else (5.0, 6.0)
+    diffusers.FlowMatchEulerDiscreteScheduler(shift=shift).save_pretrained(out / "scheduler")
+    diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale).save_pretrained(out / "guider")
     # In bf16 decoding is off by eight times as much as in fp16, in which runs decode, and the original.
     vae_dtype = torch.float16 if dtype == torch.bfloat16 else dtype
     loading.load_vae(root, dtype=vae_dtype).save_pretrained(out / "vae")
-    for load, names in (
-        (lambda: encoders.load_text_encoder(root, dtype=dtype), ("tokenizer", "text_encoder")),
-        (lambda: encoders.load_glyph_encoder(root), ("tokenizer_2", "text_encoder_2")),
-    ):
-        for part, name in zip(load(), names):
-            part.save_pretrained(out / name)
-    parts = dict(_PARTS)
+    for part, name in zip(encoders.load_text_encoder(root, dtype=dtype), ("tokenizer", "text_encoder")):
+        part.save_pretrained(out / name)
+    for part, name in zip(encoders.load_glyph_encoder(root), ("tokenizer_2", "text_encoder_2")):
+        part.save_pretrained(out / name)
     if task == "i2v":
-        parts |= _IMAGE_PARTS
         _, image_encoder = encoders.load_vision_encoder(root, dtype=dtype)
         image_encoder.save_pretrained(out / "image_encoder")
         # Copied, not loaded: transformers' processor of this name needs torchvision.
         (out / "feature_extractor").mkdir(exist_ok=True)
         shutil.copy(encoders.preprocessor_file(root), out / "feature_extractor")
-    _write_model_index(out, task, parts)
-
-
-def _write_model_index(out: Path, task: str, parts: dict[str, tuple[str, str]]) -> None:
-    import diffusers
-
     name = next(name for name, its_task in PIPELINE_TASKS.items() if its_task == task)
-    index = {"_class_name": name, "_diffusers_version": diffusers.__version__}
-    (out / "model_index.json").write_text(json.dumps(index | parts, indent=2) + "\n")
+    index = {"_class_name": name, "_diffusers_version": diffusers.__version__} | _PARTS
+    index |= _IMAGE_PARTS if task == "i2v" else {}
+    (out / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -1,15 +1,16 @@
 """Loads what a run needs: one place for training, generation and scripts."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from hyvideo.config.rules import every_rank_has_a_head
-from hyvideo.config.sections import ModelSettings
+from hyvideo.config.sections import ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
@@ -31,7 +32,7 @@ RANDOM_WEIGHTS_SEED = 0
 
 @dataclass(frozen=True)
 class RequiredEncoders:
-    """Which encoders the requests of a run need beside the language model."""
+    """Encoders that the requests of a run need beside the language model."""
 
     glyphs: bool  # text in quotes
     images: bool
@@ -58,21 +59,16 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
-def node_expectations(config: Config) -> NodeExpectations:
-    """What a run asks of every node, for the preflight."""
-    root = Path(config.model.pretrained_model_root)
-    version = config.model.transformer_version
-    files = {
-        "prompts_csv": config.data.prompts_csv,
-        "valid_video_csv": config.data.valid_video_csv,
-        "reward_config": config.reward.reward_config,
-    }
+def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
+    """Expectations of a run on every node, by its settings, for the preflight."""
+    root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
+    files = {name: settings[name] for name in ("prompts_csv", "valid_video_csv", "reward_config")}
     return NodeExpectations(
-        settings=config.flat(),
+        settings=settings,
         files={name: path for name, path in files.items() if path},
         transformer_folder=loading.find_transformer(root, version) or root / "transformer" / version,
-        output_dir=Path(config.record.output_dir),
-        resume_from=config.record.resume_from_checkpoint,
+        output_dir=Path(settings["output_dir"]),
+        resume_from=settings["resume_from_checkpoint"],
     )
 
 
@@ -115,7 +111,7 @@ def load_pipeline(
     unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
     transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
-    return make_pipeline(config, transformer, vae, unconditional)
+    return make_pipeline(config.rollout, config.model.dtype, transformer, vae, unconditional)
 
 
 def empty_condition(encoder: ConditionEncoder, device: torch.device) -> Condition:
@@ -140,10 +136,9 @@ def load_transformer(
 
 
 def make_pipeline(
-    config: Config, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
+    rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
 ) -> HunyuanVideoGRPOPipeline:
     """The ways to call a transformer, by the settings."""
-    model, rollout = config.model, config.rollout
     use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
@@ -153,7 +148,7 @@ def make_pipeline(
         scheduler,
         sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
         unconditional=unconditional,
-        compute_dtype=DTYPES[model.dtype],
+        compute_dtype=DTYPES[dtype],
     )
 
 
@@ -215,7 +210,7 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
 
 
 def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:
-    """Where encoded prompts are kept, if anywhere."""
+    """Store of encoded prompts, if the settings name one."""
     by_default = Path(output_dir) / "conditions" if model.precompute_conditions else ""
     folder = model.conditions_dir or by_default
     return PartStore(folder) if folder else None

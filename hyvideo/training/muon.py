@@ -20,7 +20,7 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """For parameters of two dimensions and more; what is beyond the first is taken together.
+    """Optimizer of matrices; dimensions beyond the first are taken together.
 
     Args:
         dtype: In which Newton-Schulz computes; bf16 is customary on a GPU.

@@ -15,11 +15,11 @@ _HIDDEN_MATRICES = re.compile(r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..
 
 
 class Optimizers:
-    """One or two optimizers as one: AdamW, and Muon for what it is made for."""
+    """Steps AdamW and Muon as one optimizer."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
-        self._owners = {p: one for one in optimizers for group in one.param_groups for p in group["params"]}
+        self._owners = {p: owner for owner in optimizers for group in owner.param_groups for p in group["params"]}
 
     def step(self, rate: float) -> None:
         """Applies the gradients at a learning rate and drops them."""
@@ -37,11 +37,11 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """What an optimizer remembers of a parameter; empty before its first step."""
+        """State that an optimizer keeps of a parameter; empty before its first step."""
         return dict(self._owner(parameter).state.get(parameter, {}))
 
     def restore(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
-        """Lets its optimizer remember this. A count of steps goes where the optimizer keeps it."""
+        """Gives a parameter's state back to its optimizer. A count of steps goes where the optimizer keeps it."""
         owner = self._owner(parameter)
         on_device = any(group.get("fused") or group.get("capturable") for group in owner.param_groups)
         owner.state[parameter] = {
@@ -53,7 +53,7 @@ class Optimizers:
 
 
 def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Optimizers:
-    """Of the settings, over the trained parameters by name.
+    """Optimizers of the trained parameters, by name, as the settings say.
 
     Args:
         dtype: Of the model's arithmetic, and of Muon's.
@@ -77,7 +77,7 @@ def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parame
 
 
 def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
-    """Of the update after ``num_updates``: it rises linearly over the warm-up and stays."""
+    """Learning rate of the update after ``num_updates``: it rises linearly over the warm-up and stays."""
     warmth = min(1.0, (num_updates + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     return settings.learning_rate * warmth
 

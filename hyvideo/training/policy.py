@@ -41,7 +41,7 @@ class Policy:
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
-        self.transformer = _load(config, mesh, device, needs, shard=self.is_sharded)
+        self.transformer = self._load(device, needs)
         self.trained: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad
         }
@@ -62,6 +62,43 @@ class Policy:
         self.average: WeightCopy | None = None
         if config.optimizer.ema_decay:
             self.average = WeightCopy(self.transformer, self.trained, offload=settings.reference_mode_offload)
+
+    def _load(self, device: torch.device, needs: RequiredEncoders) -> nn.Module:
+        """The transformer on this rank, made ready to be trained."""
+        model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
+        # Frozen weights need no more precision than they compute in.
+        dtype = DTYPES[model.dtype if self.is_lora else model.master_weight_type]
+        weights = None
+        if self.is_sharded:
+            seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
+            transformer, weights = loading.stream_transformer(
+                model.pretrained_model_root, model.transformer_version, read=self.mesh.is_main, random_weights_seed=seed
+            )
+            transformer.to(dtype)
+        else:
+            transformer = load_transformer(model, device, dtype)
+        prepare_transformer(transformer, needs)
+        if self.is_lora:
+            start_lora(
+                transformer,
+                rank=optimizer.lora_rank,
+                alpha=optimizer.lora_alpha or float(optimizer.lora_rank),
+                targets=optimizer.lora_target_modules or None,
+            )
+        how = Parallelism(
+            recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
+            compile=distributed.enable_compile,
+            compile_backend=distributed.compile_backend,
+            shard=self.is_sharded,
+            reshard_after_forward=distributed.reshard_after_forward,
+            compute_dtype=DTYPES[model.dtype],
+        )
+        parallelize(transformer, self.mesh, how)
+        if weights is not None:
+            fill_shards(transformer, weights, device=device)
+        if self.is_lora:
+            _draw_adapter(transformer, self.config.data.seed)
+        return transformer
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -88,9 +125,8 @@ class Policy:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a run needs to go on, by the names of `distributed.checkpoint`."""
-        own = self.trained if self.is_lora else self.transformer.state_dict()
-        tensors = {f"policy.{name}": tensor.detach() for name, tensor in own.items()}
+        """Tensors that a run needs to go on, by the names of `distributed.checkpoint`."""
+        tensors = self._policy_tensors()
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
                 tensors[f"optimizer.{name}.{key}"] = value
@@ -102,8 +138,7 @@ class Policy:
 
     def load(self, folder: Path, anchor_age: int) -> None:
         """Takes up a checkpoint of any number of ranks. Raises ValueError where it does not fit."""
-        own = self.trained if self.is_lora else self.transformer.state_dict()
-        policy = {f"policy.{name}": tensor.detach() for name, tensor in own.items()}
+        policy = self._policy_tensors()
         optimizer = dict(self._optimizer_targets(folder))
         anchor = self._copy_targets("anchor", self.anchor.copy) if self.anchor and anchor_age else {}
         average = self._copy_targets("average", self.average) if self.average else {}
@@ -119,6 +154,11 @@ class Policy:
         if self.average:
             self.average.load({name.removeprefix("average."): tensor for name, tensor in average.items()})
 
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        """Trained weights of a LoRA, or all weights, as a checkpoint names them."""
+        tensors = self.trained if self.is_lora else self.transformer.state_dict()
+        return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
+
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
         shapes = read_shapes(folder / checkpoint.TENSORS)
         by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
@@ -131,45 +171,6 @@ class Policy:
 
     def _copy_targets(self, kind: str, copy: WeightCopy) -> dict[str, Tensor]:
         return {f"{kind}.{name}": tensor for name, tensor in copy.targets().items()}
-
-
-def _load(config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders, *, shard: bool) -> nn.Module:
-    """The transformer on this rank, made ready to be trained."""
-    model, distributed, optimizer = config.model, config.distributed, config.optimizer
-    is_lora = optimizer.lora_rank > 0
-    # Frozen weights need no more precision than they compute in.
-    dtype = DTYPES[model.dtype if is_lora else model.master_weight_type]
-    weights = None
-    if shard:
-        seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
-        transformer, weights = loading.stream_transformer(
-            model.pretrained_model_root, model.transformer_version, read=mesh.is_main, random_weights_seed=seed
-        )
-        transformer.to(dtype)
-    else:
-        transformer = load_transformer(model, device, dtype)
-    prepare_transformer(transformer, needs)
-    if is_lora:
-        start_lora(
-            transformer,
-            rank=optimizer.lora_rank,
-            alpha=optimizer.lora_alpha or float(optimizer.lora_rank),
-            targets=optimizer.lora_target_modules or None,
-        )
-    how = Parallelism(
-        recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
-        compile=distributed.enable_compile,
-        compile_backend=distributed.compile_backend,
-        shard=shard,
-        reshard_after_forward=distributed.reshard_after_forward,
-        compute_dtype=DTYPES[model.dtype],
-    )
-    parallelize(transformer, mesh, how)
-    if weights is not None:
-        fill_shards(transformer, weights, device=device)
-    if is_lora:
-        _draw_adapter(transformer, config.data.seed)
-    return transformer
 
 
 @torch.no_grad()

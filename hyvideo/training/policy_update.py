@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Pass(NamedTuple):
-    """One training forward and backward: some rows, each at the ``turn``-th of its trained steps."""
+    """Rows of one training forward and backward, each at the ``turn``-th of its trained steps."""
 
     rows: list[int]  # empty where this replica has fewer rollouts than others
     turn: int
@@ -147,7 +147,7 @@ class PolicyUpdate:
         *,
         is_fresh: bool,
     ) -> UpdateResult | None:
-        """One optimizer update and its metrics; None where it was skipped, as loss or gradient are not finite."""
+        """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
         sums, deviations = self._accumulate(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh)
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
         sums = sum_over_replicas(sums, self.mesh) / num_terms

@@ -16,7 +16,7 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
 
 @dataclass(frozen=True)
 class RolloutIndex:
-    """Which rollout of the iteration it is, whatever rank holds it."""
+    """Group and member of a rollout, whatever rank holds it."""
 
     group: int
     member: int  # number within the group

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hyvideo.config.run_plan import Plan
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
@@ -47,8 +48,7 @@ class RolloutCollector:
 
     Args:
         requests: Of the whole data set.
-        num_groups: Prompts of an iteration, over all replicas.
-        num_trained_steps: Of each rollout, in one update.
+        plan: How many prompts an iteration has, and trained steps a rollout.
         cost: Counts the transformer evaluations.
         check: Is called before each batch, on every rank; raises where the run shall stop.
     """
@@ -62,23 +62,22 @@ class RolloutCollector:
         scorer: AsyncScorer,
         requests: list[Request],
         *,
-        num_groups: int,
-        num_trained_steps: int,
+        plan: Plan,
         cost: Cost,
         check: Callable[[], None] = lambda: None,
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
-        self.num_trained_steps, self.cost, self.check = num_trained_steps, cost, check
+        self.plan, self.cost, self.check = plan, cost, check
         data, rollout = config.data, config.rollout
-        self.order = PromptOrder(len(requests), num_groups, data.seed)
+        self.order = PromptOrder(len(requests), plan.groups, data.seed)
         shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
         self.noise = RolloutNoise(data.seed, shape, rollout.use_same_noise)
         self.stochastic_steps = pipeline.scheduler.stochastic_steps(eta=rollout.eta, sde_type=rollout.sde_type)
         self.window = parse_window(rollout.sde_window, len(self.stochastic_steps))
 
     def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
-        """This iteration's rollouts without advantages, their videos and pending rewards."""
+        """Rollouts of the iteration without advantages, their videos and pending rewards."""
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -88,7 +87,7 @@ class RolloutCollector:
         prompts = [request.prompt for request in requests]
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, timer)
         trained = timestep_permutations(
-            self.config.loss, self.config.data, iteration, indices, steps, self.num_trained_steps
+            self.config.loss, self.config.data, iteration, indices, steps, self.plan.num_trained_steps
         )
         return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
 
@@ -107,7 +106,7 @@ class RolloutCollector:
         return [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
 
     def requests_of(self, iteration: int, indices: list[RolloutIndex]) -> list[Request]:
-        """What each rollout is asked for."""
+        """Requests of the rollouts."""
         prompts = self.order.indices(iteration)
         return [self.requests[prompts[index.group]] for index in indices]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.run_plan import Plan, make_plan
+from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -33,7 +34,7 @@ from hyvideo.training.run_state import Progress, RunState, contents
 
 @dataclass(frozen=True)
 class RunParts:
-    """What the trainer plays on."""
+    """Parts that the trainer plays on."""
 
     plan: Plan
     signals: PreemptionSignals
@@ -85,18 +86,10 @@ def build_parts(
     unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
     anchor_moves = config.anchor_moves if config.needs_anchor else None
     policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
-    pipeline = make_pipeline(config, policy.transformer, vae, unconditional)
+    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, unconditional)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
-    record = config.record
-    checkpoints = CheckpointWriter(
-        Path(record.output_dir),
-        mesh,
-        keep=record.save_total_limit,
-        keep_every=record.keep_every,
-        is_asynchronous=record.save_asynchronously,
-        timeout=config.distributed.collective_timeout,
-    )
+    checkpoints = _checkpoint_writer(config.record, mesh, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,
         signals=signals,
@@ -105,16 +98,7 @@ def build_parts(
         policy=policy,
         pipeline=pipeline,
         collector=RolloutCollector(
-            config,
-            mesh,
-            pipeline,
-            encoder,
-            scorer,
-            requests,
-            num_groups=plan.groups,
-            num_trained_steps=plan.trained_steps,
-            cost=cost,
-            check=signals.check,
+            config, mesh, pipeline, encoder, scorer, requests, plan=plan, cost=cost, check=signals.check
         ),
         scorer=scorer,
         rewards=GroupRewards(
@@ -126,4 +110,15 @@ def build_parts(
         update=update,
         checkpoints=checkpoints,
         state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),
+    )
+
+
+def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, *, timeout: float) -> CheckpointWriter:
+    return CheckpointWriter(
+        Path(settings.output_dir),
+        mesh,
+        keep=settings.save_total_limit,
+        keep_every=settings.keep_every,
+        is_asynchronous=settings.save_asynchronously,
+        timeout=timeout,
     )

@@ -1,7 +1,7 @@
 """Going on with a run: which of its settings may be others now, and which would make it another run.
 
 What is about the machine, the records or the layout may change. What the rollouts, rewards, loss or updates depend on
-may not, unless that is said.
+may not, unless ``allow_changed_settings`` is set.
 """
 
 import hashlib

@@ -5,10 +5,11 @@ as ``save_pretrained`` writes it. Where a run kept a running average, the averag
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyvideo.distributed.checkpoint import TENSORS, load_tensors
 from hyvideo.distributed.checkpoint_reader import read_shapes
@@ -21,7 +22,7 @@ LORA_FOLDER = "lora"
 
 def write_model_file(transformer: nn.Module, folder: Path) -> None:
     """What the transformer is, beside its tensors."""
-    settings = {name: value for name, value in transformer.config.items() if name not in ("_name_or_path",)}
+    settings = {name: value for name, value in transformer.config.items() if name != "_name_or_path"}
     (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 
@@ -31,16 +32,16 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         check_lora(loading.transformer_without_memory(root, version), read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
         transformer = loading.transformer_without_memory(root, version)
-        shapes = read_shapes(folder / TENSORS)
+        shapes = {name: stored.shape for name, stored in read_shapes(folder / TENSORS).items()}
         problems = [
-            f"{name} has shape {tuple(own.shape)} in the model and {_shape_of(shapes, name)} in the checkpoint"
-            for name, own in transformer.state_dict().items()
-            if _shape_of(shapes, name) != tuple(own.shape)
+            f"{name} has shape {tuple(tensor.shape)} in the model and {shapes.get(name)} in the checkpoint"
+            for name, tensor in _by_stored_name(transformer, shapes).items()
+            if shapes.get(name) != tuple(tensor.shape)
         ]
         if problems:
             raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
     else:
-        fit_checks.check_transformer_weights(root, version, transformer_folder(folder))
+        fit_checks.check_transformer_weights(root, version, _transformer_folder(folder))
 
 
 def is_full_checkpoint(folder: Path) -> bool:
@@ -55,7 +56,7 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
     elif _is_checkpoint(folder):
         _fill(transformer, folder)
     else:
-        loading.load_transformer_weights(transformer, transformer_folder(folder))
+        loading.load_transformer_weights(transformer, _transformer_folder(folder))
 
 
 def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -> nn.Module:
@@ -67,15 +68,15 @@ def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -
         merge(transformer)
         return transformer.type(dtype)
     if not _is_checkpoint(folder):
-        return loading.load_transformer(transformer_folder(folder), None, dtype=dtype)
+        return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
     transformer = loading.transformer_of(folder / MODEL_FILE)
     transformer.type(dtype).to_empty(device="cpu")
     _fill(transformer, folder)
     return transformer.eval()
 
 
-def transformer_folder(folder: Path) -> Path:
-    """Where a folder has a transformer as ``save_pretrained`` writes it, perhaps itself."""
+def _transformer_folder(folder: Path) -> Path:
+    """Folder of a transformer as ``save_pretrained`` writes it, in a folder or that itself."""
     if candidate := loading.find_transformer(folder):
         return candidate
     raise ValueError(
@@ -84,18 +85,15 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:
-    shapes = read_shapes(folder / TENSORS)
-    own = transformer.state_dict()
-    load_tensors(folder, {_stored_name(shapes, name): tensor for name, tensor in own.items()})
+    load_tensors(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
 
 
-def _stored_name(shapes: dict, name: str) -> str:
-    return f"average.{name}" if f"average.{name}" in shapes else f"policy.{name}"
-
-
-def _shape_of(shapes: dict, name: str) -> tuple[int, ...] | None:
-    stored = shapes.get(_stored_name(shapes, name))
-    return stored.shape if stored else None
+def _by_stored_name(transformer: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
+    """The transformer's tensors by their names in a checkpoint: those of the average where it is there."""
+    return {
+        f"average.{name}" if f"average.{name}" in stored else f"policy.{name}": tensor
+        for name, tensor in transformer.state_dict().items()
+    }
 
 
 def _is_checkpoint(folder: Path) -> bool:

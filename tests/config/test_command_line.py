@@ -137,6 +137,6 @@ def test_reward_weights_are_a_preset_or_json(write):
 def test_the_config_that_a_run_leaves_reads_back(tmp_path, tiny_config):
     import torch
 
-    write_config(tmp_path, tiny_config, torch.device("cpu"), world_size=1)
+    write_config(tmp_path, tiny_config.flat(), torch.device("cpu"), world_size=1)
     assert "revision" in yaml.safe_load((tmp_path / "config.yaml").read_text())["environment"]
     assert load_config(tmp_path / "config.yaml") == tiny_config

@@ -32,5 +32,5 @@ def fill(root):
 
 def test_every_rank_gets_its_shard_of_what_the_first_reads(tmp_path):
     root = write_original(tmp_path / "ckpts")
-    for different, local, whole in launch("tests.distributed.test_sharded_loading:fill", 2, str(root)):
+    for different, local, whole in launch("tests.distributed.test_sharded_tensors:fill", 2, str(root)):
         assert different == [] and local < 0.6 * whole

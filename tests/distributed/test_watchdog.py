@@ -182,8 +182,8 @@ def test_the_alarm_rings_at_the_limit_and_when_the_time_has_doubled():
 def test_a_rank_that_never_came_or_has_left_is_told_apart():
     roll = Roll(Mesh(rank=0, world_size=3, sp_size=1), silent_after=5)
     now = time.monotonic()
-    roll.hear(0, Heartbeat(1, "a", "update", 2, 30.0, "09:00:00"), now + 20)
-    roll.hear(2, Heartbeat(9, "b", ENDED, 2, 0.0, "09:00:30"), now)
+    roll.hear(0, Heartbeat("a", "update", 2, 30.0, "09:00:00"), now + 20)
+    roll.hear(2, Heartbeat("b", ENDED, 2, 0.0, "09:00:30"), now)
     here, absent, left = roll.call(now + 20)
     assert (here.seconds, here.is_silent) == (30, False)
     assert absent.heartbeat is None and absent.is_silent and absent.seconds == pytest.approx(20, abs=1)
@@ -195,7 +195,7 @@ def test_a_rank_that_never_came_or_has_left_is_told_apart():
 
 
 def test_a_silent_rank_goes_on_in_its_stage():
-    beat = Heartbeat(3, "a", "reward", 1, 40.0, "09:00:00")
+    beat = Heartbeat("a", "reward", 1, 40.0, "09:00:00")
     assert Sighting(1, beat, 50.0, True).seconds == 90
     assert Sighting(1, beat, 3.0, False).seconds == 40
 
@@ -220,7 +220,7 @@ def test_a_run_says_its_stages(tiny_config, mesh):
     trainer.train()
     assert stages[:2] == [("load", 0), ("validation", 0)] and ("conditions", 1) in stages
     begun = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
-    passes = trainer.plan.trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
+    passes = trainer.plan.num_trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is told in parts
     assert begun[3:] == ["rollout", "decode", "anchor", "reward", "record", "update", "validation", "save", "end"]
     assert stages[stages.index(("reward", 1)) + 1] == ("after reward", 1)

@@ -8,7 +8,7 @@ import torch
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.evaluation.parity import relative_difference, sample_diffusers, sample_ours, stock_pipeline
+from hyvideo.evaluation.parity import relative_difference, sample_diffusers, stock_pipeline
 from hyvideo.models.loading_encoders import load_glyph_encoder
 from hyvideo.pipelines.prompt_encoders import GlyphEncoder
 from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline
@@ -51,6 +51,10 @@ def loaded(config, needs=RequiredEncoders(glyphs=True, images=True)):  # noqa: B
     return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, trained=needs)
 
 
+def sample_ours(pipeline, encoder, request, noise):
+    return pipeline.sample_ode(encoder([request], height=SIZE[0], width=SIZE[1]), noise)
+
+
 @pytest.mark.parametrize(
     "version, prompt, has_image",
     [
@@ -65,16 +69,13 @@ def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(root, im
     encoder, pipeline = loaded(config)
     request = Request(prompt, image if has_image else None)
     noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
-    ours = sample_ours(pipeline, encoder, request, noise, SIZE)
-    theirs = sample_diffusers(
-        config.model, pipeline, request, noise, SIZE, num_frames=config.data.sample_n_frames, num_steps=STEPS
-    )
-    assert relative_difference(ours.latents, theirs.latents) <= 1e-5
-    assert relative_difference(ours.latents, noise) > 0.1
-    (video,) = pipeline.decode(ours.latents)
-    decoded = stock_pipeline(config.model, pipeline, is_i2v=False).vae.decode(
-        theirs.latents / pipeline.vae.config.scaling_factor, return_dict=False
-    )[0]
+    ours = sample_ours(pipeline, encoder, request, noise)
+    stock = stock_pipeline(config.model, pipeline, is_i2v=has_image)
+    theirs = sample_diffusers(stock, request, noise, SIZE, num_frames=config.data.sample_n_frames, num_steps=STEPS)
+    assert relative_difference(ours, theirs) <= 1e-5
+    assert relative_difference(ours, noise) > 0.1
+    (video,) = pipeline.decode(ours)
+    decoded = stock.vae.decode(theirs / pipeline.vae.config.scaling_factor, return_dict=False)[0]
     expected = ((decoded[0].transpose(0, 1) / 2 + 0.5).clamp(0, 1) * 255).round()
     assert (video - expected).abs().max() <= 1
 
@@ -89,7 +90,7 @@ def test_prompt_words_quotes_and_image_all_change_the_video(root, image):
         Request('a "cat"', image),
         Request("a cat"),
     ]
-    latents = [sample_ours(pipeline.with_steps(2), encoder, r, noise, SIZE).latents for r in requests]
+    latents = [sample_ours(pipeline.with_steps(2), encoder, r, noise) for r in requests]
     for i, one in enumerate(latents):
         for other in latents[:i]:
             assert relative_difference(one, other) > 1e-3

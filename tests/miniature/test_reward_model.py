@@ -10,6 +10,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import reward_model, world
+from hyvideo.miniature.measures import measure
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.rewards import DIMENSIONS, weighted
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
@@ -32,7 +33,7 @@ def test_a_short_training_lowers_the_error_and_leaves_the_released_layout(tmp_pa
     scorer = VideoAlignScorer(folder, precision="fp32_math")
     scores = scorer.score(list(videos), prompts, fps=world.FPS)
     given = torch.tensor([[score[name] for name in ("VQ", "MQ", "TA")] for score in scores])
-    truth = reward_model.true_scores(videos, labels)
+    truth = measure(videos, labels).scores
     untrained = tmp_path / "untrained"
     reward_model.write_untrained(untrained, 0)
     before = VideoAlignScorer(untrained, precision="fp32_math").score(list(videos), prompts, fps=world.FPS)
@@ -56,7 +57,7 @@ def test_the_shipped_reward_model_knows_the_truth():
     prompts = [world.caption(label) for label in told]
     scores = LearnedMiniatureScorer("assets/miniature").score(list(videos.contiguous()), prompts, fps=world.FPS)
     given = torch.tensor([[score[name] for name in ("VQ", "MQ", "TA")] for score in scores])
-    truth = reward_model.true_scores(videos, told)
+    truth = measure(videos, told).scores
     for dimension in range(3):
         assert torch.corrcoef(torch.stack([given[:, dimension], truth[:, dimension]]))[0, 1] > 0.95
 
@@ -80,6 +81,6 @@ def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     scores = LearnedMiniatureScorer("assets/miniature").score(videos, prompts, fps=world.FPS)
     weights = config.reward_weights
     given = torch.tensor([weighted(score, weights) for score in scores]).view(-1, 8)
-    truth = reward_model.true_scores(torch.stack(videos), labels) @ torch.tensor([weights[name] for name in DIMENSIONS])
+    truth = measure(torch.stack(videos), labels).scores @ torch.tensor([weights[name] for name in DIMENSIONS])
     deviations = [values - values.mean(1, keepdim=True) for values in (given, truth.view(-1, 8))]
     assert torch.corrcoef(torch.stack([part.flatten() for part in deviations]))[0, 1] > 0.88

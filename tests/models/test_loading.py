@@ -9,9 +9,9 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file
 
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae
+from hyvideo.models.loading import TRANSFORMER, load_transformer, load_transformer_weights, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
-from hyvideo.models.saving import save_transformer_original
+from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor
 from tests.models.checkpoint_files import (
     FILE,
@@ -314,7 +314,7 @@ def test_loading_needs_little_more_memory_than_the_model(tmp_path):
     model = model.half().to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.fill_(0.1)
-    save_transformer_original(model, tmp_path / "transformer" / "big")
+    save_original(TRANSFORMER, model, tmp_path / "transformer" / "big")
     result = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )

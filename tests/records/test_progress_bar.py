@@ -20,7 +20,7 @@ def clock(monkeypatch, seconds_per_call: float) -> None:
 def test_without_a_terminal_plain_lines_tell_the_time_left(monkeypatch):
     clock(monkeypatch, 60.0)
     stream = io.StringIO()
-    with ProgressBar(14, initial=10, every_seconds=30, stream=stream) as bar:
+    with ProgressBar(14, initial=10, stream=stream) as bar:
         for _ in range(4):
             bar.update(ROUND)
     text = stream.getvalue()
@@ -34,7 +34,7 @@ def test_without_a_terminal_plain_lines_tell_the_time_left(monkeypatch):
 def test_without_a_terminal_fast_iterations_do_not_flood_the_log(monkeypatch):
     clock(monkeypatch, 1.0)
     stream = io.StringIO()
-    with ProgressBar(100, every_seconds=30, stream=stream) as bar:
+    with ProgressBar(100, stream=stream) as bar:
         for _ in range(100):
             bar.update({})
     shown = [line.split(" | ")[0] for line in stream.getvalue().splitlines()]

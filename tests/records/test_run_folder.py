@@ -31,7 +31,7 @@ def test_a_run_with_a_broken_line_is_not_gone_on_with(tmp_path):
 
 def test_a_folder_in_the_place_of_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(ValueError, match="must be a file of metrics, or not there: it is a folder"):
+    with pytest.raises(ValueError, match="metrics.jsonl must be a readable file"):
         check_run_folder(tmp_path, resumes=True, end_marker=None)
 
 

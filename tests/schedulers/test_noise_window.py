@@ -84,7 +84,7 @@ def test_the_noise_that_is_told_is_that_of_the_window(tiny_config, changes, told
 def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, text):
     config = tiny_config.with_settings(sde_window=text, grpo_sampling_steps=6, use_moving_KL=False)
     plan = make_plan(config)
-    assert (plan.stochastic_steps, plan.trained_steps) == (2, 2)
+    assert (plan.stochastic_steps, plan.num_trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)
     rounds = []
     anchor_means = trainer.update.anchor_means

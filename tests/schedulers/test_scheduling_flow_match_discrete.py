@@ -281,7 +281,7 @@ def test_timesteps_must_be_set_first(latent):
 
 
 def test_shapes_must_agree(latent):
-    with pytest.raises(ValueError, match="must have one shape"):
+    with pytest.raises(ValueError, match="model_output must have the shape of sample"):
         make_scheduler().sde_step_with_logprob(latent(), latent((1, *LATENT[1:])), 1000.0)
 
 

@@ -5,10 +5,8 @@ whole and the heads are split.
 """
 
 import math
-from dataclasses import dataclass
 
-from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.planned_run import PlannedRun
 
 # What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
 #   3  the residual stream, normalised, modulated: input of the projections
@@ -29,66 +27,51 @@ _BACKWARD_WIDTHS = 3
 _INFERENCE_WIDTHS = 7
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens that one rank holds of one sample."""
-
-    image: int  # of the whole video
-    text: int
-    sp_size: int
-    head_share: float  # part of the heads that the first rank has
-
-    @property
-    def outside_attention(self) -> float:
-        return self.image / self.sp_size + self.text
-
-    @property
-    def inside_attention(self) -> float:
-        """Tokens of all heads that are as many values: the rank has all tokens and a part of the heads."""
-        return (self.image + self.text) * self.head_share
+def tokens_outside_attention(run: PlannedRun) -> float:
+    """Tokens of a sample on a rank: its part of the image, and the whole text."""
+    return run.image_tokens / run.settings.sp_size + run.text_tokens
 
 
-def tokens_of(shape: RunShape, architecture: Architecture) -> Tokens:
-    """Tokens on the rank that has most."""
-    image = architecture.image_tokens(shape.frames, shape.height, shape.width)
-    head_share = math.ceil(architecture.num_heads / shape.sp_size) / architecture.num_heads
-    return Tokens(image, shape.text_tokens, shape.sp_size, head_share)
+def tokens_inside_attention(run: PlannedRun) -> float:
+    """Tokens of all heads that are as many values as all tokens of the first rank's heads."""
+    heads = run.architecture.num_attention_heads
+    return (run.image_tokens + run.text_tokens) * (math.ceil(heads / run.settings.sp_size) / heads)
 
 
-def kept_bytes(shape: RunShape, architecture: Architecture) -> float:
+def kept_bytes(run: PlannedRun) -> float:
     """Bytes that all blocks keep from the forward pass to the backward pass."""
-    tokens = tokens_of(shape, architecture)
-    samples = shape.mini_batch_size_per_update * shape.num_branches
-    line = architecture.width * shape.compute_bytes
-    if shape.activation_checkpointing == "none":
-        per_block = tokens.outside_attention * _block_line(shape, architecture)
+    samples = run.settings.mini_batch_size_per_update * run.config.num_branches
+    line = run.architecture.width * run.compute_bytes
+    if run.checkpointing == "none":
+        per_block = tokens_outside_attention(run) * _block_line(run)
     else:
-        per_block = tokens.outside_attention * line  # the block's input
-    if shape.activation_checkpointing == "selective":
-        per_block += tokens.inside_attention * line
-    return architecture.num_layers * samples * per_block
+        per_block = tokens_outside_attention(run) * line  # the block's input
+    if run.checkpointing == "selective":
+        per_block += tokens_inside_attention(run) * line
+    return run.architecture.num_layers * samples * per_block
 
 
-def block_bytes(shape: RunShape, architecture: Architecture) -> float:
+def block_bytes(run: PlannedRun) -> float:
     """Bytes that the backward pass of one block holds on top: its recomputed inside, and gradients."""
-    tokens = tokens_of(shape, architecture)
-    branches = shape.num_branches if shape.batch_guidance else 1
-    line = architecture.width * shape.compute_bytes
+    line = run.architecture.width * run.compute_bytes
     per_token = _BACKWARD_WIDTHS * line
-    if shape.activation_checkpointing != "none":
-        per_token += _block_line(shape, architecture) - line  # the input is kept anyway
-    return shape.mini_batch_size_per_update * branches * tokens.outside_attention * per_token
+    if run.checkpointing != "none":
+        per_token += _block_line(run) - line  # the input is kept anyway
+    samples = run.settings.mini_batch_size_per_update * _branches_at_once(run)
+    return samples * tokens_outside_attention(run) * per_token
 
 
-def inference_bytes(shape: RunShape, architecture: Architecture, samples: int) -> float:
+def inference_bytes(run: PlannedRun, samples: int) -> float:
     """Bytes that a forward pass without gradient holds at most, in the MLP or in attention, for ``samples`` videos."""
-    branches = shape.num_branches if shape.batch_guidance else 1
-    widths = _INFERENCE_WIDTHS + 2 * architecture.mlp_ratio
-    line = widths * architecture.width * shape.compute_bytes
-    return samples * branches * tokens_of(shape, architecture).outside_attention * line
+    line = (_INFERENCE_WIDTHS + 2 * run.architecture.mlp_ratio) * run.architecture.width * run.compute_bytes
+    return samples * _branches_at_once(run) * tokens_outside_attention(run) * line
 
 
-def _block_line(shape: RunShape, architecture: Architecture) -> float:
+def _branches_at_once(run: PlannedRun) -> int:
+    return run.config.num_branches if run.settings.batch_guidance else 1
+
+
+def _block_line(run: PlannedRun) -> float:
     """Bytes that a block keeps of one token."""
-    computed = (_KEPT_WIDTHS + _KEPT_HIDDEN * architecture.mlp_ratio) * shape.compute_bytes
-    return architecture.width * (computed + _KEPT_FLOAT32_WIDTHS * 4)
+    computed = (_KEPT_WIDTHS + _KEPT_HIDDEN * run.architecture.mlp_ratio) * run.compute_bytes
+    return run.architecture.width * (computed + _KEPT_FLOAT32_WIDTHS * 4)

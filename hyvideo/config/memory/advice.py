@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
@@ -10,7 +11,7 @@ _SMALL_TILE = 128  # pixels; smaller ones show at their seams
 
 def changes_in_order(run: PlannedRun) -> list[dict]:
     """Settings that could be changed, from what costs least (time, then work, then what is trained) to the most."""
-    settings = run.config.flat()
+    settings = vars(run.settings)
     changes = [
         {"enable_gradient_checkpointing": True, "activation_checkpointing": "full"},
         {"precompute_conditions": True},
@@ -23,7 +24,7 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
     if not 0 < settings["vae_tile_size"] < _SMALL_TILE:
         changes.insert(-1, {"vae_tile_size": _SMALL_TILE})
     for size in range(settings["sp_size"] + 1, run.world_size + 1):
-        if run.world_size % size == run.architecture.num_heads % size == 0:
+        if run.world_size % size == run.architecture.num_attention_heads % size == 0:
             changes.append({"sp_size": size})
     if not settings["lora_rank"]:
         changes += [{"master_weight_type": "bf16"}, {"use_muon": True}, {"lora_rank": 64}]
@@ -36,7 +37,7 @@ def cheapest_change(run: PlannedRun, gpu_memory: float) -> dict | None:
     broken = _broken_rules(run)
 
     def fits(changes: list[dict]) -> bool:
-        return run.with_settings(**_joined(changes)).memory.fits(gpu_memory)
+        return memory(run.with_settings(**_joined(changes))).fits(gpu_memory)
 
     legal = [change for change in changes_in_order(run) if _broken_rules(run.with_settings(**change)) <= broken]
     combinations = [[change] for change in legal] + [legal[:number] for number in range(2, len(legal) + 1)]

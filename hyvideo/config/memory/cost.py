@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.planned_run import PlannedRun
 
 # Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
 _DECODE_FLOPS = 25.1e6
@@ -29,21 +29,15 @@ class Forward:
     def total(self) -> float:
         return self.image + self.text + self.attention
 
-    @property
-    def recomputed_fraction(self) -> float:
-        """Share that selective checkpointing computes again: all but attention."""
-        return (self.image + self.text) / self.total
-
 
 @dataclass(frozen=True)
 class Cost:
     """FLOPs of one iteration of the whole run."""
 
     forward: Forward
-    forwards_per_rollout: float  # a training forward and backward counted as 3, and what is recomputed on top
+    forwards_per_rollout: float  # in all branches: of its steps, its anchor means and its training
     rollouts: int
     decode_flops: float  # per video
-    replicated_flops: float  # text computed again by the other ranks of a sequence-parallel group, per rollout
 
     @property
     def flops(self) -> float:
@@ -57,50 +51,41 @@ def forward_flops(image_tokens: int, text_tokens: int, architecture: Architectur
     return Forward(per_token * image_tokens, per_token * text_tokens, attention)
 
 
-def cost(shape: RunShape, architecture: Architecture) -> Cost:
+def cost(run: PlannedRun) -> Cost:
     """FLOPs of an iteration of this run."""
-    tokens = architecture.image_tokens(shape.frames, shape.height, shape.width)
-    forward = forward_flops(tokens, shape.text_tokens, architecture)
-    forwards = forwards_per_rollout(shape, forward)
-    return Cost(
-        forward=forward,
-        forwards_per_rollout=forwards,
-        rollouts=shape.replicas * shape.rollouts_per_replica,
-        decode_flops=decode_flops(shape, architecture),
-        replicated_flops=forwards * forward.text * (shape.sp_size - 1),
-    )
+    forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
+    # Selective checkpointing computes all but attention again.
+    selective = (forward.image + forward.text) / forward.total
+    training = 3 + {"none": 0.0, "selective": selective, "full": 1.0}[run.checkpointing]
+    anchor = run.num_trained_steps if run.config.needs_anchor else 0
+    forwards = run.settings.grpo_sampling_steps + training * run.num_trained_steps + anchor
+    rollouts = run.replicas * run.rollouts_per_replica
+    return Cost(forward, run.config.num_branches * forwards, rollouts, decode_flops(run))
 
 
-def forwards_per_rollout(shape: RunShape, forward: Forward) -> float:
-    """Transformer evaluations of a rollout, its anchor means and its training, in each branch."""
-    recomputed = {"none": 0.0, "selective": forward.recomputed_fraction, "full": 1.0}
-    training = 3 + recomputed[shape.activation_checkpointing]
-    anchor = shape.trained_steps if shape.has_anchor else 0
-    return shape.num_branches * (shape.grpo_sampling_steps + training * shape.trained_steps + anchor)
-
-
-def decode_flops(shape: RunShape, architecture: Architecture) -> float:
+def decode_flops(run: PlannedRun) -> float:
     """FLOPs of decoding one video; what neighbouring tiles share is decoded twice."""
-    covered = shape.frames
-    for side in (shape.height, shape.width):
-        covered *= _tiled(side // architecture.vae_spatial, shape, architecture) * architecture.vae_spatial
-    relative = architecture.vae_channels[0] / Architecture().vae_channels[0]
+    ratio = run.architecture.spatial_compression_ratio
+    covered, *sides = run.video_size
+    for side in sides:
+        covered *= _tiled(side // ratio, run.settings.vae_tile_size // ratio, run.settings.vae_tile_overlap) * ratio
+    relative = run.architecture.block_out_channels[0] / Architecture.block_out_channels[0]
     return _DECODE_FLOPS * relative**2 * covered
 
 
-def seconds(shape: RunShape, architecture: Architecture, tflops_per_second: float) -> float:
+def seconds(run: PlannedRun, tflops_per_second: float) -> float:
     """Seconds of one iteration at a GPU's rate. The ranks of a sequence-parallel group share its decoding."""
-    spent = cost(shape, architecture)
-    transformer = (spent.forwards_per_rollout * spent.forward.total + spent.replicated_flops) / shape.sp_size
-    decoded = math.ceil(shape.batch_size / shape.sp_size) * shape.gradient_accumulation_steps
-    flops = shape.rollouts_per_replica * transformer + decoded * spent.decode_flops
+    spent, sp_size = cost(run), run.settings.sp_size
+    replicated = spent.forwards_per_rollout * spent.forward.text * (sp_size - 1)
+    transformer = (spent.forwards_per_rollout * spent.forward.total + replicated) / sp_size
+    decoded = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
+    flops = run.rollouts_per_replica * transformer + decoded * spent.decode_flops
     return flops / (tflops_per_second * 1e12)
 
 
-def _tiled(side: int, shape: RunShape, architecture: Architecture) -> int:
+def _tiled(side: int, tile: int, overlap: float) -> int:
     """Latent rows that the tiles along a side cover together."""
-    tile = shape.vae_tile_size // architecture.vae_spatial
     if not tile or side <= tile:
         return side
-    step = max(1, int(tile * (1 - shape.vae_tile_overlap)))
+    step = max(1, int(tile * (1 - overlap)))
     return sum(min(tile, side - start) for start in range(0, side, step))

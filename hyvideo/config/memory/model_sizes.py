@@ -3,11 +3,13 @@
 Pure arithmetic; the parameter count is the model's own, to the last one (tested against the class).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyvideo.data.outside import parse_json
+from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.versions import RELEASED, UNSUPPORTED
 
 _TIME_DIM = 256  # sinusoidal embedding of a timestep
@@ -16,44 +18,53 @@ _GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a model; the defaults are those of the released 480p and 720p models."""
+    """Sizes of a model by diffusers' names; the defaults are those of the released 480p and 720p models."""
 
     num_layers: int = 54  # double blocks
     num_refiner_layers: int = 2
-    width: int = 2048
-    num_heads: int = 16
-    mlp_ratio: int = 4
-    patch: tuple[int, int, int] = (1, 1, 1)  # frames, height, width
+    num_attention_heads: int = 16
+    attention_head_dim: int = 128
+    mlp_ratio: float = 4.0
+    patch_size: int = 1
+    patch_size_t: int = 1
     in_channels: int = 65  # noisy latents, condition latents, mask
-    latent_channels: int = 32
-    text_dim: int = 3584
-    glyph_dim: int = 1472
-    image_dim: int = 1152
+    out_channels: int = 32
+    text_embed_dim: int = 3584
+    text_embed_2_dim: int = 1472
+    image_embed_dim: int = 1152
     use_meanflow: bool = False
-    vae_spatial: int = 16
-    vae_temporal: int = 4
-    vae_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
+    # of the VAE
+    spatial_compression_ratio: int = 16
+    temporal_compression_ratio: int = 4
+    block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
+
+    @property
+    def width(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def hidden(self) -> int:
+        """Width of the MLP's hidden layer."""
+        return int(self.mlp_ratio * self.width)
 
     @property
     def block_parameters(self) -> int:
         """Parameters of a double block: modulation, attention and MLP for image and text, and four norms of a head."""
-        d, hidden = self.width, self.mlp_ratio * self.width
-        modulation = linear(d, 6 * d)
-        attention = 4 * linear(d, d)
-        return 2 * (modulation + attention + self._mlp(d, hidden)) + 4 * (d // self.num_heads)
+        d = self.width
+        return 2 * (_linear(d, 6 * d) + 4 * _linear(d, d) + self._mlp) + 4 * self.attention_head_dim
 
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, text refiner, output."""
-        d = self.width
-        time = linear(_TIME_DIM, d) + linear(d, d)
-        refiner_block = 2 * 2 * d + 4 * linear(d, d) + self._mlp(d, self.mlp_ratio * d) + linear(d, 2 * d)
-        text = linear(self.text_dim, d) + time + linear(self.text_dim, d) + linear(d, d)
-        glyph = 2 * self.glyph_dim + linear(self.glyph_dim, _GLYPH_HIDDEN)
-        glyph += linear(_GLYPH_HIDDEN, _GLYPH_HIDDEN) + linear(_GLYPH_HIDDEN, d)
-        image = 2 * self.image_dim + linear(self.image_dim, self.image_dim) + linear(self.image_dim, d) + 2 * d
-        patch = self.patch[0] * self.patch[1] * self.patch[2]
-        ends = linear(self.in_channels * patch, d) + linear(d, 2 * d) + linear(d, self.latent_channels * patch)
+        d, text_dim, glyph_dim, image_dim = self.width, self.text_embed_dim, self.text_embed_2_dim, self.image_embed_dim
+        time = _linear(_TIME_DIM, d) + _linear(d, d)
+        refiner_block = 2 * 2 * d + 4 * _linear(d, d) + self._mlp + _linear(d, 2 * d)
+        text = _linear(text_dim, d) + time + _linear(text_dim, d) + _linear(d, d)
+        glyph = 2 * glyph_dim + _linear(glyph_dim, _GLYPH_HIDDEN)
+        glyph += _linear(_GLYPH_HIDDEN, _GLYPH_HIDDEN) + _linear(_GLYPH_HIDDEN, d)
+        image = 2 * image_dim + _linear(image_dim, image_dim) + _linear(image_dim, d) + 2 * d
+        patch = self.patch_size_t * self.patch_size**2
+        ends = _linear(self.in_channels * patch, d) + _linear(d, 2 * d) + _linear(d, self.out_channels * patch)
         kinds = 3 * d
         times = 2 * time if self.use_meanflow else time
         return text + self.num_refiner_layers * refiner_block + glyph + image + ends + kinds + times
@@ -65,41 +76,39 @@ class Architecture:
     @property
     def token_parameters(self) -> int:
         """Parameters of a block that every token of a stream is multiplied with: no modulation, norms or biases."""
-        return 4 * self.width**2 + 2 * self.mlp_ratio * self.width**2
+        return 4 * self.width**2 + 2 * self.hidden * self.width
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of an adapter on attention and MLP of both streams, but for the dead end of the last block's
         text (``lora.training_config``)."""
-        d, hidden = self.width, self.mlp_ratio * self.width
-        mlp = 2 * (d + hidden)
+        d = self.width
+        mlp = 2 * (d + self.hidden)
         per_stream = 4 * (d + d) + mlp
         return rank * (2 * self.num_layers * per_stream - (d + d) - mlp)
 
     @property
     def is_released(self) -> bool:
         """Claims that the encoders, whose size is known for the released models only, are theirs."""
-        return self.text_dim == Architecture.text_dim and self.width == Architecture.width
+        return self.text_embed_dim == Architecture.text_embed_dim and self.width == Architecture().width
 
     def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Frames, height and width of a video's latents. Raises ValueError for a size that the model cannot make."""
-        for name, pixels, patch in (("height", height, self.patch[1]), ("width", width, self.patch[2])):
-            step = self.vae_spatial * patch
-            if pixels % step:
-                raise ValueError(f"{name} must be a multiple of {step}, got {pixels}")
-        return (frames - 1) // self.vae_temporal + 1, height // self.vae_spatial, width // self.vae_spatial
+        ratio = self.spatial_compression_ratio
+        for name, pixels in (("height", height), ("width", width)):
+            if pixels % (ratio * self.patch_size):
+                raise ValueError(f"{name} must be a multiple of {ratio * self.patch_size}, got {pixels}")
+        return (frames - 1) // self.temporal_compression_ratio + 1, height // ratio, width // ratio
 
     def image_tokens(self, frames: int, height: int, width: int) -> int:
-        tokens = 1
-        for size, patch in zip(self.latent_size(frames, height, width), self.patch):
-            tokens *= size // patch
-        return tokens
+        frames, height, width = self.latent_size(frames, height, width)
+        return (frames // self.patch_size_t) * (height // self.patch_size) * (width // self.patch_size)
 
-    @staticmethod
-    def _mlp(width: int, hidden: int) -> int:
-        return linear(width, hidden) + linear(hidden, width)
+    @property
+    def _mlp(self) -> int:
+        return _linear(self.width, self.hidden) + _linear(self.hidden, self.width)
 
 
-def linear(inputs: int, outputs: int) -> int:
+def _linear(inputs: int, outputs: int) -> int:
     """Parameters of a linear layer with bias."""
     return (inputs + 1) * outputs
 
@@ -112,10 +121,12 @@ def read_architecture(root: str | Path, version: str) -> Architecture:
     """
     if version in UNSUPPORTED:
         raise ValueError(f"transformer_version {version} cannot be used: {UNSUPPORTED[version]}")
-    folder = Path(root) / "transformer"
+    folder, vae = Path(root) / "transformer", Path(root) / "vae" / "config.json"
     for path in (folder / version / "config.json", folder / "config.json"):
         if path.is_file():
-            return _of_configs(path, Path(root) / "vae" / "config.json")
+            sizes = _read(path, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
+            of_vae = _read(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae.is_file() else {}
+            return Architecture(**(of_vae | sizes))  # channels are the transformer's
     if version not in RELEASED:
         raise ValueError(
             f"transformer_version must be one of {', '.join(RELEASED)} or have {folder / version / 'config.json'}, "
@@ -124,67 +135,13 @@ def read_architecture(root: str | Path, version: str) -> Architecture:
     return Architecture(use_meanflow=RELEASED[version].kind == "step_distilled")
 
 
-def _of_configs(transformer: Path, vae: Path) -> Architecture:
-    latents = _vae_sizes(_read(vae)) if vae.is_file() else {}
-    config = _read(transformer)
-    is_original = "mm_double_blocks_depth" in config
+def _read(path: Path, class_name: str, to_diffusers: Callable[[dict], dict[str, Any]]) -> dict[str, Any]:
+    """The sizes in a config.json, which has diffusers' names if it names diffusers' class, else the original's."""
     try:
-        sizes = _original_sizes(config) if is_original else _diffusers_sizes(config)
-        return Architecture(**(latents | sizes))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{transformer} is no configuration of a HunyuanVideo-1.5 transformer ({error})") from error
-
-
-def _original_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    latent = config["in_channels"]
-    return {
-        "num_layers": config["mm_double_blocks_depth"],
-        "width": config["hidden_size"],
-        "num_heads": config["heads_num"],
-        "mlp_ratio": int(config["mlp_width_ratio"]),
-        "patch": tuple(config["patch_size"]),
-        "in_channels": 2 * latent + 1 if config.get("concat_condition", True) else latent,
-        "latent_channels": config["out_channels"],
-        "text_dim": config["text_states_dim"],
-        "image_dim": config["vision_states_dim"],
-        "use_meanflow": config.get("use_meanflow", False),
-    }
-
-
-def _diffusers_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "num_layers": config["num_layers"],
-        "num_refiner_layers": config["num_refiner_layers"],
-        "width": config["num_attention_heads"] * config["attention_head_dim"],
-        "num_heads": config["num_attention_heads"],
-        "mlp_ratio": int(config["mlp_ratio"]),
-        "patch": (config["patch_size_t"], config["patch_size"], config["patch_size"]),
-        "in_channels": config["in_channels"],
-        "latent_channels": config["out_channels"],
-        "text_dim": config["text_embed_dim"],
-        "glyph_dim": config["text_embed_2_dim"],
-        "image_dim": config["image_embed_dim"],
-        "use_meanflow": config.get("use_meanflow", False),
-    }
-
-
-def _vae_sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """Sizes from a config.json of either layout; what the file leaves out is as released."""
-    names = {
-        "ffactor_spatial": "vae_spatial",
-        "spatial_compression_ratio": "vae_spatial",
-        "ffactor_temporal": "vae_temporal",
-        "temporal_compression_ratio": "vae_temporal",
-    }
-    sizes = {names[name]: value for name, value in config.items() if name in names}
-    return sizes | ({"vae_channels": tuple(config["block_out_channels"])} if "block_out_channels" in config else {})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it must hold a JSON object, got {type(config).__name__}")
+        config = config if config.get("_class_name") == class_name else to_diffusers(config)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no readable JSON file ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
+        raise ValueError(f"{path} is no configuration of HunyuanVideo-1.5 ({error})") from error
+    return {name: value for name, value in config.items() if name in Architecture.__dataclass_fields__}

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory import persistent as states
-from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.planned_run import PlannedRun
 
 GIB = 2**30
 
@@ -22,18 +21,12 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by item."""
+    """Bytes by phase and item."""
 
-    resident: dict[str, float]  # in every phase
-    phases: dict[str, dict[str, float]]  # what each phase has on top
-
-    def items(self, phase: str) -> dict[str, float]:
-        """All that a phase holds."""
-        local = self.phases[phase]
-        return {name: self.resident.get(name, 0.0) + local.get(name, 0.0) for name in self.resident | local}
+    phases: dict[str, dict[str, float]]
 
     def total(self, phase: str) -> float:
-        return sum(self.items(phase).values())
+        return sum(self.phases[phase].values())
 
     def peak_phase(self) -> str:
         return max(self.phases, key=self.total)
@@ -51,51 +44,32 @@ class Memory:
         return self.peak() / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
 
-def memory(shape: RunShape, architecture: Architecture) -> Memory:
+def memory(run: PlannedRun) -> Memory:
     """Bytes that one rank of the run holds."""
-    anchor = states.anchor_bytes(shape, architecture)
     resident = {
-        "parameters": states.parameter_bytes(shape, architecture),
-        "optimizer state": states.optimizer_bytes(shape, architecture),
-        "EMA": states.ema_bytes(shape, architecture),
-        "anchor": 0.0 if shape.reference_mode_offload else anchor,
-        "encoders": states.encoder_bytes(shape, architecture),
-        "VAE": states.vae_bytes(shape, architecture),
-        "reward models": shape.reward_bytes,
-        "trajectories": states.trajectory_bytes(shape, architecture),
+        "parameters": states.parameter_bytes(run),
+        "optimizer state": states.optimizer_bytes(run),
+        "EMA": states.ema_bytes(run),
+        "anchor": 0.0 if run.settings.reference_mode_offload else states.anchor_bytes(run),
+        "encoders": states.encoder_bytes(run),
+        "VAE": states.vae_bytes(run),
+        "reward models": run.reward_bytes,
+        "trajectories": states.trajectory_bytes(run),
     }
-    gathered = states.working_weight_bytes(shape, architecture, with_gradient=False)
+    gathered = {"working weights": states.working_weight_bytes(run, with_gradient=False)}
+    training = {"working weights": states.working_weight_bytes(run, with_gradient=True)}
+    update = run.settings.mini_batch_size_per_update
+    gradients, kept = states.trained_bytes(run), activations.kept_bytes(run)
+    block = activations.block_bytes(run)
     phases = {
-        "rollout": {
-            "activations": activations.inference_bytes(shape, architecture, shape.batch_size),
-            "working weights": gathered,
-        },
-        "decode": {"decoding": states.decoding_bytes(shape, architecture)},
-        "anchor": {
-            "activations": activations.inference_bytes(shape, architecture, shape.mini_batch_size_per_update),
-            "working weights": gathered,
-        },
+        "rollout": {"activations": activations.inference_bytes(run, run.settings.batch_size)} | gathered,
+        "decode": {"decoding": states.decoding_bytes(run)},
+        "anchor": {"activations": activations.inference_bytes(run, update)} | gathered,
+        "backward begins": training
+        | {"gradients": gradients if run.backwards_per_update > 1 else 0.0, "activations": kept + block},
+        "backward ends": training | {"gradients": gradients, "activations": kept / run.architecture.num_layers + block},
+        "optimizer": {"gradients": gradients},
     }
-    if not shape.has_anchor:
+    if not run.config.needs_anchor:
         del phases["anchor"]
-    return Memory(resident, phases | _training(shape, architecture))
-
-
-def _training(shape: RunShape, architecture: Architecture) -> dict[str, dict[str, float]]:
-    gradients = states.gradient_bytes(shape, architecture)
-    block = activations.block_bytes(shape, architecture)
-    kept = activations.kept_bytes(shape, architecture)
-    working = {"working weights": states.working_weight_bytes(shape, architecture, with_gradient=True)}
-    return {
-        "backward begins": working
-        | {
-            "gradients": gradients if shape.backwards_per_update > 1 else 0.0,
-            "activations": kept + block,
-        },
-        "backward ends": working | {"gradients": gradients, "activations": kept / architecture.num_layers + block},
-        "optimizer": {
-            "gradients": gradients,
-            # torch's foreach AdamW holds the square roots of all second moments.
-            "temporaries": gradients if shape.foreach_optimizer else 0.0,
-        },
-    }
+    return Memory({phase: resident | items for phase, items in phases.items()})

@@ -1,18 +1,23 @@
-"""A run that is planned: settings on a number of GPUs, whether they may be, and what is legal near them."""
+"""A run on so many GPUs before it begins: what follows from its settings, and whether it or one near it is legal."""
 
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.phases import Memory, memory
-from hyvideo.config.memory.run_shape import RunShape
 from hyvideo.config.rules import batch_problems, layout_problems
+from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
 _DEALT = ("sp_size", "batch_size", "num_generations")  # with the number of GPUs they deal the rollouts
+# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
+_VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
+_SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
 
 
 @dataclass(frozen=True)
@@ -25,31 +30,78 @@ class PlannedRun:
     text_tokens: int = 300  # of the longest prompt
 
     @cached_property
-    def shape(self) -> RunShape:
-        return RunShape.of(self.config, self.world_size, text_tokens=self.text_tokens)
+    def settings(self) -> SimpleNamespace:
+        """The settings by the names of their flags, whatever their section."""
+        return SimpleNamespace(**self.config.flat())
+
+    @property
+    def video_size(self) -> tuple[int, int, int]:
+        """Frames, height and width of a rollout."""
+        return self.settings.sample_n_frames, self.settings.height, self.settings.width
+
+    @property
+    def image_tokens(self) -> int:
+        return self.architecture.image_tokens(*self.video_size)
+
+    @property
+    def checkpointing(self) -> str:
+        """What the backward pass computes again: ``none``, ``selective`` (all but attention), ``full``."""
+        return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
+
+    @property
+    def replicas(self) -> int:
+        """Number of whole data-parallel replicas."""
+        return self.world_size // self.settings.sp_size
+
+    @property
+    def num_shards(self) -> int:
+        """Number of ranks that share one copy of the parameters."""
+        return max(1, self.world_size // self.settings.dp_replicate) if self.settings.enable_fsdp else 1
+
+    @property
+    def master_bytes(self) -> int:
+        return 4 if self.settings.lora_rank else BYTES[self.settings.master_weight_type]
+
+    @property
+    def compute_bytes(self) -> int:
+        return BYTES[self.settings.dtype]
+
+    @property
+    def reward_bytes(self) -> float:
+        """Bytes of the scorers' weights on the GPU."""
+        reward = self.config.reward
+        if reward.reward_offload or reward.remote_reward_url:
+            return 0.0
+        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
+        return sum(sizes.get(name, 0.0) for name in reward.reward_model)
+
+    @property
+    def rollouts_per_replica(self) -> int:
+        return self.settings.batch_size * self.settings.gradient_accumulation_steps
 
     @cached_property
-    def memory(self) -> Memory:
-        return memory(self.shape, self.architecture)
+    def num_trained_steps(self) -> int:
+        """Steps of each rollout that an update trains."""
+        return make_plan(self.config, self.world_size).num_trained_steps
+
+    @property
+    def backwards_per_update(self) -> int:
+        """Number of backward passes; from the second on, gradients are there while the activations are made."""
+        rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
+        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.num_trained_steps
 
     @cached_property
     def layout_problems(self) -> list[str]:
         """Reasons why the GPUs cannot be laid out so."""
-        settings = self.config.distributed
-        heads = self.architecture.num_heads
-        return list(layout_problems(self.world_size, settings.sp_size, settings.dp_replicate, heads))
+        heads = self.architecture.num_attention_heads
+        return list(layout_problems(self.world_size, self.settings.sp_size, self.settings.dp_replicate, heads))
 
     @cached_property
     def problems(self) -> list[str]:
         """Reasons why the run is not legal."""
-        return self.layout_problems or list(
-            batch_problems(
-                self.config.rollout,
-                self.config.distributed,
-                self.config.loss.num_updates_per_rollout,
-                self.world_size,
-            )
-        )
+        config, updates = self.config, self.settings.num_updates_per_rollout
+        batch = batch_problems(config.rollout, config.distributed, updates, self.world_size)
+        return self.layout_problems or list(batch)
 
     def with_settings(self, **changes) -> "PlannedRun":
         """The same run with other settings."""
@@ -60,7 +112,7 @@ class PlannedRun:
 
         They have half, the same and twice each number, and the multiples of sp_size around the world size.
         """
-        asked = (self.world_size, *(self.config.flat()[name] for name in _DEALT))
+        asked = (self.world_size, *(getattr(self.settings, name) for name in _DEALT))
         around = [{max(1, number // 2), number, 2 * number} for number in asked]
         for sp_size in around[1]:
             if rest := self.world_size % sp_size:
@@ -76,8 +128,5 @@ class PlannedRun:
                 yield near
 
     def __str__(self) -> str:
-        shape = self.shape
-        return (
-            f"world_size {shape.world_size}, sp_size {shape.sp_size}, batch_size {shape.batch_size}, "
-            f"num_generations {shape.num_generations} (dp {shape.replicas})"
-        )
+        dealt = "".join(f", {name} {getattr(self.settings, name)}" for name in _DEALT)
+        return f"world_size {self.world_size}{dealt} (dp {self.replicas})"

@@ -5,11 +5,9 @@ from itertools import islice
 
 from hyvideo.config.memory.advice import cheapest_change
 from hyvideo.config.memory.cost import cost, seconds
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.persistent import anchor_bytes
-from hyvideo.config.memory.phases import GIB, Memory
+from hyvideo.config.memory.phases import GIB, Memory, memory
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.memory.run_shape import RunShape
 
 _COMBINATIONS = 12
 _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
@@ -18,63 +16,59 @@ _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 def report(run: PlannedRun, *, gpu_memory: float, rate: float) -> str:
     """Everything about one run; ``gpu_memory`` in GiB, ``rate`` in TFLOP/s that a GPU reaches."""
     parts = [
-        run_lines(run.shape, run.architecture),
-        memory_lines(run.memory),
-        [] if run.problems else cost_lines(run.shape, run.architecture, rate),
+        run_lines(run),
+        memory_lines(memory(run)),
+        [] if run.problems else cost_lines(run, rate),
         combination_lines(run, gpu_memory, rate),
         [verdict(run, gpu_memory)],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def run_lines(shape: RunShape, architecture: Architecture) -> list[str]:
+def run_lines(run: PlannedRun) -> list[str]:
     """Lines about the model, the video, the ranks and the anchor."""
-    tokens = architecture.image_tokens(shape.frames, shape.height, shape.width)
-    sharding = f"FSDP over {shape.num_shards}" if shape.enable_fsdp else "no sharding"
-    trained = f"LoRA of rank {shape.lora_rank}" if shape.lora_rank else "all parameters"
+    model, settings = run.architecture, run.settings
+    frames, height, width = run.video_size
+    sharding = f"FSDP over {run.num_shards}" if settings.enable_fsdp else "no sharding"
+    trained = f"LoRA of rank {settings.lora_rank}" if settings.lora_rank else "all parameters"
     lines = [
-        f"transformer      {architecture.parameters / 1e9:.3f} B parameters, {architecture.num_layers} blocks of width "
-        f"{architecture.width}; {trained} trained",
-        f"video            {shape.frames} frames of {shape.height} x {shape.width} = {tokens:,} tokens, "
-        f"{shape.text_tokens} of text",
-        f"ranks            {shape.world_size} = {shape.replicas} replicas x sp_size {shape.sp_size}, {sharding}, "
-        f"activation checkpointing {shape.activation_checkpointing}",
+        f"transformer      {model.parameters / 1e9:.3f} B parameters, {model.num_layers} blocks of width "
+        f"{model.width}; {trained} trained",
+        f"video            {frames} frames of {height} x {width} = {run.image_tokens:,} tokens, "
+        f"{run.text_tokens} of text",
+        f"ranks            {run.world_size} = {run.replicas} replicas x sp_size {settings.sp_size}, {sharding}, "
+        f"activation checkpointing {run.checkpointing}",
     ]
-    if shape.has_anchor and shape.reference_mode_offload:
-        held = anchor_bytes(shape, architecture) / GIB
-        lines.append(f"anchor           {held:.2f} GiB on the CPU for each rank")
+    if run.config.needs_anchor and settings.reference_mode_offload:
+        lines.append(f"anchor           {anchor_bytes(run) / GIB:.2f} GiB on the CPU for each rank")
     return lines
 
 
 def memory_lines(counted: Memory) -> list[str]:
     """GiB of each item in each phase, the sum, and the peak."""
-    phases = list(counted.phases)
-    names = list(dict.fromkeys(name for phase in phases for name in counted.items(phase)))
+    phases = counted.phases
     lines = ["GiB per rank    " + "".join(f"{phase:>17}" for phase in phases)]
-    for name in names:
-        sizes = [counted.items(phase).get(name, 0.0) for phase in phases]
+    for name in dict.fromkeys(name for items in phases.values() for name in items):
+        sizes = [items.get(name, 0.0) for items in phases.values()]
         if any(sizes):
             lines.append(f"{name:<16}" + "".join(f"{_gib(size):>17}" for size in sizes))
-    totals = [counted.total(phase) for phase in phases]
-    lines.append(f"{'sum':<16}" + "".join(f"{_gib(size):>17}" for size in totals))
-    peak = counted.peak_phase()
-    lines.append(f"peak            {_gib(counted.peak())} GiB, in the phase '{peak}'")
+    lines.append(f"{'sum':<16}" + "".join(f"{_gib(counted.total(phase)):>17}" for phase in phases))
+    lines.append(f"peak            {_gib(counted.peak())} GiB, in the phase '{counted.peak_phase()}'")
     return lines
 
 
-def cost_lines(shape: RunShape, architecture: Architecture, rate: float) -> list[str]:
+def cost_lines(run: PlannedRun, rate: float) -> list[str]:
     """FLOPs of a forward, a rollout and an iteration, and the seconds of an iteration."""
-    spent = cost(shape, architecture)
+    spent = cost(run)
     forward = spent.forward
-    duration = seconds(shape, architecture, rate)
-    share = forward.attention / forward.total
     return [
-        f"forward          {_number(forward.total / 1e12)} TFLOP, {share:.0%} of it attention",
+        f"forward          {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
+        "attention",
         f"rollout          {_number(spent.forwards_per_rollout)} forward-equivalents "
-        f"({shape.grpo_sampling_steps} steps, {shape.trained_steps} trained, {shape.num_branches} branches), "
-        f"decoding {_number(spent.decode_flops / 1e15)} PFLOP",
-        f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP, {_number(duration)} s at "
-        f"{rate:g} TFLOP/s per GPU, without rewards and communication",
+        f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.config.num_branches} "
+        f"branches), decoding {_number(spent.decode_flops / 1e15)} PFLOP",
+        f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP, "
+        f"{_number(seconds(run, rate))} s at {rate:g} TFLOP/s per GPU, without rewards and communication",
     ]
 
 
@@ -82,13 +76,12 @@ def combination_lines(run: PlannedRun, gpu_memory: float, rate: float) -> list[s
     """Lines of the legal combinations, nearest first, with what each takes."""
     lines = ["legal near it     world   sp   dp  batch_size  num_generations   GiB  fits  s/iteration  s/rollout"]
     for near in islice(run.legal_near(), _COMBINATIONS):
-        shape, duration = near.shape, seconds(near.shape, near.architecture, rate)
-        rollouts = shape.replicas * shape.rollouts_per_replica
-        fits = "yes" if near.memory.fits(gpu_memory) else "no"
+        settings, counted, duration = near.settings, memory(near), seconds(near, rate)
         lines.append(
-            f"                {shape.world_size:>7} {shape.sp_size:>4} {shape.replicas:>4} {shape.batch_size:>11} "
-            f"{shape.num_generations:>16} {near.memory.peak() / GIB:>5.1f} {fits:>5} "
-            f"{_number(duration):>12} {_number(duration / rollouts):>10}"
+            f"                {near.world_size:>7} {settings.sp_size:>4} {near.replicas:>4} {settings.batch_size:>11} "
+            f"{settings.num_generations:>16} {counted.peak() / GIB:>5.1f} "
+            f"{'yes' if counted.fits(gpu_memory) else 'no':>5} "
+            f"{_number(duration):>12} {_number(duration / (near.replicas * near.rollouts_per_replica)):>10}"
         )
     return lines if len(lines) > 1 else ["legal near it    nothing"]
 
@@ -97,17 +90,18 @@ def verdict(run: PlannedRun, gpu_memory: float) -> str:
     """One line: that the run fits, or what to change."""
     if run.problems:
         near = list(run.legal_near())
-        fitting = [other for other in near if other.memory.fits(gpu_memory)]
+        fitting = [other for other in near if memory(other).fits(gpu_memory)]
         suffix = f"nearest legal combination{' that fits' if fitting else ''}: {(fitting or near)[0]}" if near else ""
         return f"illegal: {run.problems[0]}; {suffix or 'none near'}"
-    gpus, size = run.world_size, f"{run.memory.needed_gib:.1f} of {gpu_memory:g} GiB with what is not counted"
-    if run.memory.fits(gpu_memory):
+    gpus, counted = run.world_size, memory(run)
+    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB with what is not counted"
+    if counted.fits(gpu_memory):
         return f"fits: {size}"
     change = cheapest_change(run, gpu_memory)
     if change is None:
         return f"too large: {size}; no known change makes it fit {gpus} GPUs: take more GPUs or smaller videos"
     flags = " ".join(f"--{name} {str(value).lower()}" for name, value in change.items())
-    after = run.with_settings(**change).memory.needed_gib
+    after = memory(run.with_settings(**change)).needed_gib
     return f"too large: {size}; the cheapest change that makes it fit: {flags} ({after:.1f} GiB)"
 
 
@@ -117,7 +111,7 @@ def memory_table(run: PlannedRun) -> str:
     rows.append("|" + "---|" * (1 + len(_TABLE_SP_SIZES)))
     for world_size in _TABLE_WORLDS:
         runs = (replace(run.with_settings(sp_size=sp_size), world_size=world_size) for sp_size in _TABLE_SP_SIZES)
-        rows.append(f"| {world_size} | " + " | ".join(f"{other.memory.peak() / GIB:.1f}" for other in runs) + " |")
+        rows.append(f"| {world_size} | " + " | ".join(f"{memory(other).peak() / GIB:.1f}" for other in runs) + " |")
     return "\n".join(rows)
 
 

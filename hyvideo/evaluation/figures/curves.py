@@ -1,9 +1,10 @@
 """Runs laid over each other: metrics.jsonl by iteration, runs of equal settings averaged over their seeds.
 
-runs -> comparisons (all settings equal but those compared) -> variants (all equal but the seed) -> mean and band
+runs -> comparisons (all settings equal but the compared one) -> variants (all equal but the seed) -> mean and band
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Run:
 
     folder: Path
     config: Config
-    settings: dict  # those that change what is learned; the trust region by its own name
+    settings: dict  # those that change what is learned, but the seed; the trust region by its own name; hashable
     lines: list[dict]  # of metrics.jsonl
 
 
@@ -37,20 +38,18 @@ class Curve:
     iterations: np.ndarray  # (points,)
     mean: np.ndarray  # (points,)
     std: np.ndarray  # (points,), over the runs; 0 for one run
-    num_runs: int
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that differ in the compared settings and their seeds alone."""
+    """Runs that differ in the compared setting and their seeds alone."""
 
     fixed: dict[str, object]
     distinct: tuple[str, ...]  # fixed settings in which it differs from the other comparisons
-    variants: dict[tuple, list[Run]]  # by the values of the compared settings
+    variants: dict[object, list[Run]]  # by the value of the compared setting
 
-    @property
-    def label(self) -> str:
-        values = {name: self.fixed[name] for name in self.distinct if name in self.fixed}
+    def label(self, without: Iterable[str] = ()) -> str:
+        values = {name: self.fixed[name] for name in self.distinct if name in self.fixed and name not in without}
         return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
 
 
@@ -63,44 +62,38 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         if not paths:
             raise ValueError(f"{folder} must be a run, or have runs in it: a config.yaml beside a metrics.jsonl")
         runs |= {path.resolve(): path for path in paths}
-    return [read_run(path) for path in runs.values()]
+    return [_read_run(path) for path in runs.values()]
 
 
-def read_run(folder: Path) -> Run:
+def _read_run(folder: Path) -> Run:
     config = load_config(folder / "config.yaml")
-    lines = [json.loads(line) for _, line in whole_lines(folder / "metrics.jsonl")]
-    return Run(folder, config, settings_of(config), lines)
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in experiment_settings(config).items()}
+    del settings["seed"]
+    return Run(folder, config, settings, [json.loads(line) for _, line in whole_lines(folder / "metrics.jsonl")])
 
 
-def settings_of(config: Config) -> dict:
-    """What makes one run differ from another, but the seed, hashable."""
-    settings = experiment_settings(config)
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items() if name != "seed"}
-
-
-def compare(runs: list[Run], names: list[str], *, may_lack: Iterable[str] = ()) -> list[Comparison]:
-    """Runs that differ in ``names`` alone, put together, where at least two differ.
+def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list[Comparison]:
+    """Runs that differ in the setting ``name`` alone, put together, where at least two differ.
 
     Args:
         may_lack: Settings of which a run may have none; it takes part in the comparisons of all that have them.
     """
-    optional = set(may_lack)
-    grouped: dict[tuple, dict[tuple, dict[tuple, list[Run]]]] = {}  # by fixed settings, optional settings, variant
+    grouped: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # fixed, optional settings, variant
     for run in runs:
-        if any(name not in run.settings for name in names):  # as the schedule of a run without a trust region
+        if name not in run.settings:  # as the schedule of a run without a trust region
             continue
-        rest = {name: value for name, value in run.settings.items() if name not in names}
-        fixed = tuple((name, value) for name, value in rest.items() if name not in optional)
-        more = tuple((name, value) for name, value in rest.items() if name in optional)
-        variant = tuple(run.settings[name] for name in names)
-        grouped.setdefault(fixed, {}).setdefault(more, {}).setdefault(variant, []).append(run)
-    comparisons: dict[tuple, dict[tuple, list[Run]]] = {}
+        rest = [item for item in run.settings.items() if item[0] != name]
+        fixed = tuple(item for item in rest if item[0] not in may_lack)
+        optional = tuple(item for item in rest if item[0] in may_lack)
+        grouped[fixed][optional][run.settings[name]].append(run)
+    comparisons = {}
     for fixed, by_optional in grouped.items():
         lacking = by_optional.pop((), {}) if len(by_optional) > 1 else {}
-        comparisons |= {fixed + more: variants | lacking for more, variants in by_optional.items()}
-    comparisons = {fixed: variants for fixed, variants in comparisons.items() if len(variants) > 1}
-    distinct = _differing([dict(fixed) for fixed in comparisons])
-    return [Comparison(dict(fixed), distinct, dict(sorted(v.items(), key=str))) for fixed, v in comparisons.items()]
+        comparisons |= {fixed + optional: variants | lacking for optional, variants in by_optional.items()}
+    found = [(dict(fixed), variants) for fixed, variants in comparisons.items() if len(variants) > 1]
+    names = dict.fromkeys(name for fixed, _ in found for name in fixed)
+    distinct = tuple(name for name in names if len({fixed.get(name, "absent") for fixed, _ in found}) > 1)
+    return [Comparison(fixed, distinct, dict(sorted(variants.items(), key=str))) for fixed, variants in found]
 
 
 def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
@@ -114,12 +107,5 @@ def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
     if len(common) < window:
         return None
     values = np.array([[points[iteration] for iteration in common] for points in series])  # (runs, iterations)
-    kernel = np.full(window, 1 / window)
-    smooth = np.array([np.convolve(row, kernel, mode="valid") for row in values])
-    return Curve(np.array(common[window - 1 :]), smooth.mean(0), smooth.std(0), len(runs))
-
-
-def _differing(settings: list[dict]) -> tuple[str, ...]:
-    """Names whose value is not the same in all, or that some lack."""
-    names = dict.fromkeys(name for of_run in settings for name in of_run)
-    return tuple(name for name in names if len({of_run.get(name, "absent") for of_run in settings}) > 1)
+    smooth = np.lib.stride_tricks.sliding_window_view(values, window, axis=1).mean(-1)
+    return Curve(np.array(common[window - 1 :]), smooth.mean(0), smooth.std(0))

@@ -150,29 +150,22 @@ def table(result: dict) -> str:
     lines = ["".join(name.rjust(14) for name in names)]
     for step in result["steps"]:
         lines.append("".join(f"{step[name]:.4g}".rjust(14) for name in names))
-    by_theory, by_std = (_text(result["rank_correlation"][name]) for name in ("theory", "inverse_std"))
-    spread, weighted = (_text(result["spread"][name]) for name in ("norm", "norm_weighted"))
-    return "\n".join(
-        [
-            *lines,
-            f"rank correlation of norm with theory {by_theory}, with 1 / std {by_std}",
-            f"largest / smallest norm {spread}, with the equalizer's weight {weighted}",
-        ]
-    )
+    correlation, spread = result["rank_correlation"], result["spread"]
+    by_theory, by_std = _text(correlation["theory"]), _text(correlation["inverse_std"])
+    lines.append(f"rank correlation of norm with theory {by_theory}, with 1 / std {by_std}")
+    plain, weighted = _text(spread["norm"]), _text(spread["norm_weighted"])
+    lines.append(f"largest / smallest norm {plain}, with the equalizer's weight {weighted}")
+    return "\n".join(lines)
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float | None:
     """Spearman's correlation, that of the ranks, ties sharing theirs. None where one of the two does not vary."""
-    ranks = [_ranks(torch.tensor(values, dtype=torch.float64)) for values in (first, second)]
-    centred = [rank - rank.mean() for rank in ranks]
-    scale = math.prod(rank.norm().item() for rank in centred)
-    return (centred[0] @ centred[1]).item() / scale if scale else None
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks of the values, from 0. Shape: (values,)."""
-    below, equal = values[:, None] > values, values[:, None] == values
-    return below.sum(1) + (equal.sum(1) - 1) / 2
+    ranks = []
+    for values in torch.tensor([first, second], dtype=torch.float64):
+        below, equal = values[:, None] > values, values[:, None] == values
+        ranks.append((below.sum(1) + (equal.sum(1) - 1) / 2).double())
+    correlation = torch.corrcoef(torch.stack(ranks))[0, 1].item()
+    return None if math.isnan(correlation) else correlation
 
 
 def _spread(values: list[float]) -> float | None:

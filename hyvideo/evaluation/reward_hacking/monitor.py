@@ -96,16 +96,15 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(recorded, dict) or not _are_pairs(recorded.get("spreads", {})):
-            raise ValueError("it is not an object of measures and their spreads")
+        pairs = recorded.get("spreads", {}).items()
+        spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # AttributeError: it is not an object
         _warn(f"{path} cannot be read ({error}): the validation counts as not made")
         return None
     if recorded.get("made_with", made_with) != made_with:
         return None
-    spreads = {name: Dispersion(*pair) for name, pair in recorded.get("spreads", {}).items()}
     numbers = {name: value for name, value in recorded.items() if value is None or isinstance(value, (int, float))}
     means = {name: math.nan if value is None else value for name, value in numbers.items()}
     return ValidationStats(int(folder.name), means, spreads)
@@ -116,14 +115,6 @@ def write_validation(folder: Path, stats: ValidationStats, shifts: Sequence[Metr
     means = {name: value if math.isfinite(value) else None for name, value in stats.means.items()}
     others = {"spreads": stats.spreads, "hacking": [*map(asdict, shifts)], "made_with": made_with}
     write_json(folder / MEASURES_FILE, means | others)
-
-
-def _are_pairs(spreads: object) -> bool:
-    """Claims that every value is a pair of numbers."""
-    return isinstance(spreads, dict) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(number, (int, float)) for number in pair)
-        for pair in spreads.values()
-    )
 
 
 def _warn(message: str) -> None:

@@ -49,9 +49,8 @@ WATCHED = {
     "held_out/diversity": WatchedMetric("down", 0.005),
     "frechet_distance": WatchedMetric("up"),
 }
-OTHER_METRIC = WatchedMetric(
-    "down"
-)  # what a scorer says of each video: true measures, CLIPScore, a dimension without weight
+# What a scorer says of each video: true measures, CLIPScore, a dimension without weight.
+OTHER_METRIC = WatchedMetric("down")
 RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
 SET_MEASURES = ("frechet_distance",)  # one number of all videos: its unit is the base's value
 
@@ -93,8 +92,7 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
     base, now = base_stats(history), history[-1]
     if base is None or base is now:
         return []
-    rise = _rise(base, now)
-    if rise is None or rise <= max(REWARD_RISE, _standard_error(REWARD, base, now)):
+    if not _rise(base, now) > max(REWARD_RISE, _standard_error(REWARD, base, now)):
         return []
     shifts = []
     for name in now.means:
@@ -103,7 +101,8 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
             continue
         shift = _shift(name, base, now, watched)
         allowed = max(threshold, ERRORS * _standard_error(name, base, now))
-        if shift is not None and _badness(shift, watched) > allowed:
+        badness = {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
+        if badness > allowed:
             shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
     return sorted(shifts, key=lambda metric: -abs(metric.shift))
 
@@ -111,31 +110,26 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
 def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
     """One line with the reward's rise and every shift with its numbers."""
     base, now = base_stats(history), history[-1]
-    rise = _rise(base, now)
     return (
         f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
-        f"({rise:+.2f} spreads of the base) while " + ", ".join(map(str, shifts))
+        f"({_rise(base, now):+.2f} spreads of the base) while " + ", ".join(map(str, shifts))
     )
 
 
-def _rise(base: ValidationStats, now: ValidationStats) -> float | None:
+def _rise(base: ValidationStats, now: ValidationStats) -> float:
     """Rise of the reward in spreads of the base; its zero may lie anywhere, so its mean says nothing of its spread."""
     return _ratio(now.means.get(REWARD, math.nan) - base.means[REWARD], base.spreads[REWARD].std)
 
 
-def _shift(name: str, base: ValidationStats, now: ValidationStats, watched: WatchedMetric) -> float | None:
-    """Shift of a measure in spreads of the base; None where that is no number."""
-    before, after = base.means.get(name, math.nan), now.means.get(name, math.nan)
+def _shift(name: str, base: ValidationStats, now: ValidationStats, watched: WatchedMetric) -> float:
+    """Shift of a measure in spreads of the base; NaN where that is no number."""
+    before, after = base.means.get(name, math.nan), now.means[name]
     std = abs(before) if name in SET_MEASURES else base.spreads[name].std
     return _ratio(after - before, max(std, watched.least_spread, RELATIVE_LEAST * abs(before)))
 
 
-def _ratio(difference: float, unit: float) -> float | None:
-    return difference / unit if unit > 0 and math.isfinite(difference) else None
-
-
-def _badness(shift: float, watched: WatchedMetric) -> float:
-    return {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
+def _ratio(difference: float, unit: float) -> float:
+    return difference / unit if unit > 0 and math.isfinite(difference) else math.nan
 
 
 def _standard_error(name: str, base: ValidationStats, now: ValidationStats) -> float:

@@ -27,7 +27,7 @@ class Interval:
     high: float
 
 
-def bootstrap_interval(values: np.ndarray, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> Interval:
+def bootstrap_interval(values: np.ndarray, *, seed: int = 0) -> Interval:
     """The mean of the finite values and its 95 % bootstrap interval; all NaN without a finite value.
 
     Args:
@@ -37,7 +37,7 @@ def bootstrap_interval(values: np.ndarray, *, seed: int = 0, num_resamples: int 
     is_there = np.isfinite(values)
     if not is_there.any():
         return Interval(np.nan, np.nan, np.nan)
-    means = redrawn_means(values, seed=seed, num_resamples=num_resamples)
+    means = redrawn_means(values, seed=seed, num_resamples=NUM_RESAMPLES)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.nanquantile(means, [tail, 1 - tail])
     return Interval(float(values[is_there].mean()), float(low), float(high))

@@ -5,6 +5,7 @@
 """
 
 import math
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,65 +19,43 @@ from hyvideo.evaluation.table2.table_files import write_table
 from hyvideo.records.run_files import write_json
 
 
-class Evaluations:
-    """Evaluations of a study's policies: read where they are there, made where not. Models are loaded at first need."""
-
-    def __init__(self, study: Study):
-        self.study = study
-        self.config = study.evaluation_config()
-        self._evaluator: Evaluator | None = None
-
-    def base(self) -> Evaluation:
-        return self._of("base", None)
-
-    def run(self, run: TableRun) -> Evaluation | None:
-        """Evaluation of a run's last checkpoint; None for a run that is not finished."""
-        checkpoint = progress(self.study.folder(run), self.study.config(run)).checkpoint
-        return self._of(run.name, checkpoint) if checkpoint else None
-
-    def _of(self, name: str, checkpoint: Path | None) -> Evaluation:
-        path = self.study.out / "scores" / f"{name}.json"
-        identity = {
+def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[TableRun, Evaluation]]:
+    """Evaluations of the base and of the finished runs, read where they are there, made where not."""
+    config = study.evaluation_config()
+    checkpoints: dict[str, Path | None] = {"base": None}
+    for run in runs:
+        if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
+            checkpoints[run.name] = checkpoint
+    identities = {
+        name: {
             "policy": name,
             # A run that was trained anew is evaluated anew.
             "written": (checkpoint / "state.json").stat().st_mtime_ns if checkpoint else None,
-            "settings": evaluation_settings(self.config.flat()),
+            "settings": evaluation_settings(config.flat()),
         }
-        evaluation = read_evaluation(path, identity)
-        if evaluation is None:
-            if self._evaluator is None:
-                self._evaluator = Evaluator(self.config)
-            evaluation = self._evaluator.policy(Source(checkpoint))
-            write_evaluation(path, evaluation, identity)
-            print(f"evaluated {name}: {path}", flush=True)
-        return evaluation
-
-    def close(self) -> None:
-        if self._evaluator:
-            self._evaluator.close()
-
-
-def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[TableRun, Evaluation]]:
-    """Evaluations of the base and of the finished runs."""
-    evaluations = Evaluations(study)
-    try:
-        base = evaluations.base()
-        of_runs = {run: evaluations.run(run) for run in runs}
-    finally:
-        evaluations.close()
-    return base, {run: evaluation for run, evaluation in of_runs.items() if evaluation is not None}
+        for name, checkpoint in checkpoints.items()
+    }
+    files = {name: study.out / "scores" / f"{name}.json" for name in checkpoints}
+    evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}
+    missing = [name for name, evaluation in evaluations.items() if evaluation is None]
+    if missing:
+        with closing(Evaluator(config)) as evaluator:
+            for name in missing:
+                evaluations[name] = evaluator.policy(Source(checkpoints[name]))
+                write_evaluation(files[name], evaluations[name], identities[name])
+                print(f"evaluated {name}: {files[name]}", flush=True)
+    return evaluations["base"], {run: evaluations[run.name] for run in runs if run.name in evaluations}
 
 
-def write_results(study: Study, runs: list[TableRun]) -> Table:
+def write_results(study: Study, runs: list[TableRun]) -> None:
     """Evaluates what is finished and writes the table and results.json."""
     base, evaluations = evaluate_runs(study, runs)
     table = make_table(base, runs, evaluations)
     write_table(table, study.out)
-    write_json(study.out / "results.json", results(study, base, evaluations, table))
-    return table
+    write_json(study.out / "results.json", _results(study, base, evaluations, table))
 
 
-def results(study: Study, base: Evaluation, evaluations: dict[TableRun, Evaluation], table: Table) -> dict:
+def _results(study: Study, base: Evaluation, evaluations: dict[TableRun, Evaluation], table: Table) -> dict:
     """Content of results.json: the table's numbers and the scores of every video, for programs."""
     return {
         "config": study.config_file,

@@ -143,21 +143,14 @@ def progress(folder: Path, config: Config) -> Progress:
     lines = whole_lines(metrics) if metrics.is_file() else []
     if not lines:
         return Progress(0, None)
-    _check_settings(folder, config)
+    begun = experiment_settings(load_config(folder / "config.yaml"))
+    wanted = experiment_settings(config)
+    if names := [name for name in {**begun, **wanted} if begun.get(name) != wanted.get(name)]:
+        changes = ", ".join(f"{name} {begun.get(name)!r} and not {wanted.get(name)!r}" for name in names)
+        raise ValueError(f"{folder} was begun with {changes}; take another --out, or move it away")
     last, max_steps = lines[-1][0], config.optimizer.max_steps
     if last > max_steps:
         raise ValueError(f"{folder} has {last} iterations, more than max_steps {max_steps}; take another --out")
     saved = {int(path.name): path for path in complete(folder)}
     # A line is written before the checkpoint: a last line without it is of a run that stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
-
-
-def _check_settings(folder: Path, config: Config) -> None:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        return
-    begun, wanted = experiment_settings(load_config(path)), experiment_settings(config)
-    names = [name for name in {**begun, **wanted} if begun.get(name) != wanted.get(name)]
-    if names:
-        changes = ", ".join(f"{name} {begun.get(name)!r} and not {wanted.get(name)!r}" for name in names)
-        raise ValueError(f"{folder} was begun with {changes}; take another --out, or move it away")

@@ -4,7 +4,7 @@ Measures of a video (Overall, VQ, ..., the true reward) get a bootstrap interval
 of a whole set (the Frechet distance) have one value a seed, and get the smallest and the largest.
 """
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,39 +14,30 @@ from hyvideo.evaluation.scores_file import Evaluation, by_prompt
 from hyvideo.evaluation.table2.bootstrap import Interval, bootstrap_interval
 from hyvideo.evaluation.table2.runs import METHODS, SETTINGS, TableRun
 
-TRUE = "true/"
-
 
 @dataclass(frozen=True)
 class Column:
     """A measure of the table."""
 
     name: str
-    of_video: Callable[[dict, str], float | None] | None  # entry, setting -> value; None for a measure of the set
-    of_set: str = ""  # name among the measures of the set
+    of_set: str = ""  # name among the measures of the whole set; empty for a score of each video
     higher_is_better: bool = True
 
+    def of_video(self, entry: dict, setting: str) -> float | None:
+        return true_reward(entry, setting) if self.name == TRUE_REWARD else entry.get(self.name)
 
-def _score(name: str) -> Callable[[dict, str], float | None]:
-    return lambda entry, setting: entry.get(name)
 
-
-def _true_reward(entry: dict, setting: str) -> float | None:
+def true_reward(entry: dict, setting: str) -> float | None:
     """The reward with the measured truth in the place of the scorer's opinion."""
     weights = REWARD_PRESETS[SETTINGS[setting]]
-    values = [entry.get(TRUE + name) for name in weights]
+    values = [entry.get(f"true/{name}") for name in weights]
     return None if None in values else sum(weight * value for weight, value in zip(weights.values(), values))
 
 
+TRUE_REWARD = "True reward"
 COLUMNS = (
-    Column("Overall", _score("Overall")),
-    Column("VQ", _score("VQ")),
-    Column("MQ", _score("MQ")),
-    Column("TA", _score("TA")),
-    Column("CLIPScore", _score("CLIPScore")),
-    Column("PickScore", _score("PickScore")),
-    Column("True reward", _true_reward),
-    Column("Frechet distance", None, of_set="frechet_distance", higher_is_better=False),
+    *map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore", TRUE_REWARD)),
+    Column("Frechet distance", of_set="frechet_distance", higher_is_better=False),
 )
 
 
@@ -85,37 +76,26 @@ class Table:
 
     def best(self, setting: str, column: Column) -> RowKey | None:
         """The trained row with the best mean."""
-        means = {
-            row: self.values[row, setting, column.name].mean
-            for row in self.rows
-            if row.method and (row, setting, column.name) in self.values
-        }
-        finite = {row: mean for row, mean in means.items() if np.isfinite(mean)}
+        values = {row: self.values.get((row, setting, column.name)) for row in self.rows if row.method}
+        means = {row: value.mean for row, value in values.items() if value}
         choose = max if column.higher_is_better else min
-        return choose(finite, key=finite.get) if finite else None
+        return choose(means, key=means.get, default=None)
 
 
-def make_table(
-    base: Evaluation, runs: list[TableRun], evaluations: dict[TableRun, Evaluation], *, seed: int = 0
-) -> Table:
-    """The table of all planned runs; those without an evaluation are named, and take no part in the means.
-
-    Args:
-        seed: Of the bootstrap.
-    """
+def make_table(base: Evaluation, runs: list[TableRun], evaluations: dict[TableRun, Evaluation]) -> Table:
+    """The table of all planned runs; those without an evaluation are named, and take no part in the means."""
     settings = list(dict.fromkeys(run.setting for run in runs))
     rows = [RowKey(None), *dict.fromkeys(RowKey.of(run) for run in runs)]
     values: dict[tuple[RowKey, str, str], Interval] = {}
     num_seeds: dict[tuple[RowKey, str], int] = {}
-    for row in rows:
-        for setting in settings:
-            of_row = [e for run, e in evaluations.items() if (RowKey.of(run), run.setting) == (row, setting)]
-            of_row = of_row if row.method else [base]
-            num_seeds[row, setting] = len(of_row)
-            for column in COLUMNS:
-                interval = _interval(column, setting, of_row, seed) if of_row else None
-                if interval is not None and np.isfinite(interval.mean):
-                    values[row, setting, column.name] = interval
+    for row, setting in itertools.product(rows, settings):
+        of_row = [e for run, e in evaluations.items() if (RowKey.of(run), run.setting) == (row, setting)]
+        of_row = of_row if row.method else [base]
+        num_seeds[row, setting] = len(of_row)
+        for column in COLUMNS if of_row else ():
+            interval = _interval(column, setting, of_row)
+            if interval is not None and np.isfinite(interval.mean):
+                values[row, setting, column.name] = interval
     present = {name for _, _, name in values}
     return Table(
         settings=settings,
@@ -128,12 +108,11 @@ def make_table(
     )
 
 
-def _interval(column: Column, setting: str, evaluations: list[Evaluation], seed: int) -> Interval | None:
-    if column.of_video is None:
+def _interval(column: Column, setting: str, evaluations: list[Evaluation]) -> Interval | None:
+    if column.of_set:
         values = [evaluation.measures.get(column.of_set) for evaluation in evaluations]
         finite = [value for value in values if value is not None]
         return Interval(float(np.mean(finite)), min(finite), max(finite)) if finite else None
     tables = [by_prompt(e.videos, lambda entry: column.of_video(entry, setting)) for e in evaluations]
     prompts = sorted(set().union(*tables))
-    values = np.array([[table.get(prompt, np.nan) for prompt in prompts] for table in tables])
-    return bootstrap_interval(values, seed=seed)
+    return bootstrap_interval(np.array([[table.get(prompt, np.nan) for prompt in prompts] for table in tables]))

@@ -4,12 +4,10 @@ import csv
 import io
 from pathlib import Path
 
-from hyvideo.evaluation.table2.bootstrap import Interval
 from hyvideo.evaluation.table2.runs import SETTINGS
 from hyvideo.evaluation.table2.table import Column, RowKey, Table
 from hyvideo.records.run_files import write_text
 
-ABSENT = "-"
 FEW_SEEDS = 5  # of fewer the bootstrap misses much of their variance: a factor (seeds - 1) / seeds
 KL_LABELS = {"none": "none", "fixed": "fixed", "dual_moving": "dual moving", "dual_fixed": "dual fixed"}
 
@@ -25,11 +23,11 @@ def write_table(table: Table, folder: Path) -> list[Path]:
 
 def as_markdown(table: Table) -> str:
     heads = _row_heads(table) + [f"{setting}: {column.name}" for setting, column in _columns(table)]
-    lines = [_markdown_line(heads), _markdown_line(["---"] * len(heads))]
+    rows = [heads, ["---"] * len(heads)]
     for row in table.rows:
         cells = [_cell(table, row, *place, bold="**{}**", minus="-") for place in _columns(table)]
-        lines.append(_markdown_line(_row_labels(table, row) + cells))
-    return "\n".join([*lines, "", *notes(table)]) + "\n"
+        rows.append(_row_labels(table, row) + cells)
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes(table)]) + "\n"
 
 
 def as_csv(table: Table) -> str:
@@ -87,7 +85,7 @@ def notes(table: Table) -> list[str]:
         lines.append("Of one seed the interval is over prompts alone: what another seed would change is not in it.")
     elif seeds and seeds[0] < FEW_SEEDS:
         lines.append(f"Of {seeds[0]} seeds it is too narrow where most of the variance is between them.")
-    if any(column.of_video is None for column in table.columns):
+    if any(column.of_set for column in table.columns):
         lines.append("Measures of a whole set (Frechet distance; lower is better): smallest and largest of the seeds.")
     if table.unfinished:
         names = ", ".join(run.name for run in table.unfinished)
@@ -111,19 +109,7 @@ def _row_labels(table: Table, row: RowKey) -> list[str]:
 def _cell(table: Table, row: RowKey, setting: str, column: Column, *, bold: str, minus: str) -> str:
     value = table.values.get((row, setting, column.name))
     if value is None:
-        return ABSENT
-    text = _number(value.mean, minus)
-    text = bold.format(text) if table.best(setting, column) == row else text
-    return f"{text} [{_number(value.low, minus)}, {_number(value.high, minus)}]" if _has_range(value) else text
-
-
-def _has_range(value: Interval) -> bool:
-    return value.low < value.high
-
-
-def _number(value: float, minus: str) -> str:
-    return f"{value:.3f}".replace("-", minus)
-
-
-def _markdown_line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+        return "-"
+    mean, low, high = (f"{x:.3f}".replace("-", minus) for x in (value.mean, value.low, value.high))
+    text = bold.format(mean) if table.best(setting, column) == row else mean
+    return f"{text} [{low}, {high}]" if value.low < value.high else text

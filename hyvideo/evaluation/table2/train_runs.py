@@ -4,16 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import Config
+from hyvideo.config.sections import RecordSettings
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.table2.runs import Study, TableRun, progress
+from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
 from hyvideo.models.reward_models.rewards import SCORERS
 
 POST_TRAIN = Path(__file__).resolve().parents[3] / "post_train.py"
@@ -24,39 +23,31 @@ class RunPlan:
     """State of a run, and what all of it costs, its validations included."""
 
     run: TableRun
-    saved: int  # iteration after which it goes on
+    progress: Progress
     max_steps: int
-    is_finished: bool
     rollouts: int  # of the whole run
     forwards: float  # transformer evaluations of the whole run, a forward and backward pass as 3 or 4
 
     @property
     def left(self) -> float:
         """Part of the run that is still to be done."""
-        return 0.0 if self.is_finished else 1 - self.saved / self.max_steps
+        return 0.0 if self.progress.is_finished else 1 - self.progress.saved / self.max_steps
 
 
-def plan_runs(study: Study, runs: Iterable[TableRun]) -> list[RunPlan]:
-    """State and cost of every run.
-
-    Raises: ValueError for settings that break a rule, and for a run begun with other settings, before any is trained.
-    """
-    return [_plan(study, run) for run in runs]
-
-
-def _plan(study: Study, run: TableRun) -> RunPlan:
+def plan_run(study: Study, run: TableRun) -> RunPlan:
+    """State and cost of a run. Raises ValueError for settings that break a rule, or that it was not begun with."""
     config = study.config(run)
     world_size = max(1, study.num_gpus)
     check(config, world_size)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name the held-out prompts that the table is measured on, got nothing")
-    state = progress(study.folder(run), config)
     plan = make_plan(config, world_size)
     steps = config.optimizer.max_steps
     rollouts = plan.rollouts * steps
     validations = 1 + -(-steps // config.record.validation_interval)
-    forwards = rollouts * plan.forwards_per_rollout + validations * validation_forwards(config)
-    return RunPlan(run, state.saved, steps, state.is_finished, rollouts, forwards)
+    per_validation = validation_forwards(config.record, config.data.valid_video_csv, config.num_branches)
+    forwards = rollouts * plan.forwards_per_rollout + validations * per_validation
+    return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards)
 
 
 def check_scorers(study: Study) -> None:
@@ -65,21 +56,23 @@ def check_scorers(study: Study) -> None:
         raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
 
-def validation_forwards(config: Config) -> int:
+def validation_forwards(settings: RecordSettings, valid_video_csv: str, num_branches: int) -> int:
     """Transformer evaluations of one validation, or of one evaluation of a policy."""
-    videos = len(read_requests(config.data.valid_video_csv)) * config.record.validation_repeats
-    return videos * config.record.validation_steps * config.num_branches
+    videos = len(read_requests(valid_video_csv)) * settings.validation_repeats
+    return videos * settings.validation_steps * num_branches
 
 
 def describe(study: Study, plans: list[RunPlan]) -> str:
     """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
-        done = "finished" if plan.is_finished else f"{plan.saved}/{plan.max_steps}"
+        done = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.run.name:<44} {done:>12} {left}")
-    to_run = [plan for plan in plans if not plan.is_finished]
-    evaluation = (1 + len(plans)) * validation_forwards(study.evaluation_config())
+    to_run = [plan for plan in plans if not plan.progress.is_finished]
+    measured = study.evaluation_config()
+    per_policy = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
+    evaluation = (1 + len(plans)) * per_policy
     rollouts = sum(plan.left * plan.rollouts for plan in to_run)
     forwards = sum(plan.left * plan.forwards for plan in to_run)
     lines += [

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import yaml
 
-from hyvideo.models.versions import PIPELINE_TASKS, RELEASED
-from hyvideo.models.weight_files import read_json
+from hyvideo.models.loading import read_task
+from hyvideo.models.versions import RELEASED
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
 
@@ -65,8 +65,7 @@ def _original_parts(root: Path) -> list[Part]:
 
 
 def _diffusers_parts(root: Path) -> list[Part]:
-    pipeline = PIPELINE_TASKS.get(_text_of(root / "model_index.json", "_class_name"))
-    task = pipeline or _task_of_config(root / "transformer" / "config.json") or "t2v"
+    task = _task(root, None)
     hub = {"hub": f"hunyuanvideo-community/HunyuanVideo-1.5-480p_{task}", "hub_folder": ""}
     return [_part(row | hub | {"hub_files": [f"{row['folder']}/*"]}, task=task) for row in _table()["diffusers"]]
 
@@ -87,23 +86,12 @@ def _part(row: dict[str, Any], **names: str) -> Part:
     return Part(**{key: filled(value) for key, value in row.items()})
 
 
-def _task(root: Path, version: str) -> str:
+def _task(root: Path, version: str | None) -> str:
+    """Task of a transformer: of the version, of its files, or as its name suggests."""
     if version in RELEASED:
         return RELEASED[version].task
-    return _task_of_config(root / "transformer" / version / "config.json") or ("i2v" if "i2v" in version else "t2v")
-
-
-def _task_of_config(path: Path) -> str | None:
-    """Task of a transformer as its config says, in the original's word or in diffusers'."""
-    task = _text_of(path, "ideal_task", "task_type")
-    return task if task in ("t2v", "i2v") else None
-
-
-def _text_of(path: Path, *keys: str) -> str | None:
-    """First of the keys that a JSON file has a value for, where that is a string."""
     try:
-        content = read_json(path, path.name)
+        task = read_task(root, version)
     except ValueError:  # reported with its part
-        return None
-    value = next((content[key] for key in keys if content.get(key)), None)
-    return value if isinstance(value, str) else None
+        task = None
+    return task if task in ("t2v", "i2v") else "i2v" if "i2v" in (version or "") else "t2v"

@@ -4,13 +4,14 @@ Every part is looked at by itself, so the report helps in the middle of a downlo
 prints it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tqdm import tqdm
+
 from hyvideo.models.download_check.fit import CHECKS
-from hyvideo.models.download_check.integrity import flaw_of, readable_size, shards, size_of, unfinished_bytes
+from hyvideo.models.download_check.integrity import flaw_of, shards, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.weight_files import problems_of
 
@@ -78,7 +79,7 @@ def _examine(part: Part, root: Path) -> Row:
     if problems:
         unfinished = unfinished_bytes(root, folder)
         if unfinished is not None:
-            problems.insert(0, f"a download is running or was broken off: {readable_size(unfinished)} so far")
+            problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
     problems = problems_of(lambda: CHECKS[part.check](root, part.folder)) if part.check else []
@@ -104,39 +105,27 @@ def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
 def lines(checkpoints: CheckpointReport) -> list[str]:
     """The report to read: the table, what is wrong, the downloads that would help, and what can be run."""
     rows = checkpoints.rows
-    return [*_table(rows), "", *_troubles(rows), *_downloads(checkpoints), _summary(checkpoints)]
-
-
-def _table(rows: Sequence[Row]) -> list[str]:
     cells = [("part", "folder", "state", "size", "needed for")]
     for row in rows:
         uses = ", ".join(row.part.uses) or "nothing here"
-        size = readable_size(row.size) if row.size else "-"
-        cells.append((row.part.name, row.part.folder, row.state, size, uses))
+        cells.append((row.part.name, row.part.folder, row.state, _bytes(row.size), uses))
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
-
-
-def _troubles(rows: Sequence[Row]) -> list[str]:
-    """Problems of parts that are there and wrong; a missing part stands in the table."""
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+    # A missing part stands in the table.
     troubled = [row for row in rows if row.state in ("incomplete", "does not fit")]
-    problems = [f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems]
-    return [*problems, ""] if problems else []
-
-
-def _downloads(checkpoints: CheckpointReport) -> list[str]:
-    needed = [row.part for row in checkpoints.rows if not row.is_ok and row.part.uses]
-    if not needed:
-        return []
-    text = ["To get what is not ok (a download goes on where it was broken off; take away first what does not fit):"]
+    text += ["", *(f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems)]
+    if needed := [row.part for row in rows if not row.is_ok and row.part.uses]:
+        hint = "a download goes on where it was broken off; take away first what does not fit"
+        text += ["", f"To get what is not ok ({hint}):"]
     for part in needed:
         size = f", {part.size}" if part.size else ""
         text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.command(checkpoints.root)}"]
-    return [*text, ""]
-
-
-def _summary(checkpoints: CheckpointReport) -> str:
-    lacking = {_NAMES[use]: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use in _NAMES}
+    lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in _NAMES.items()}
     can = ", ".join(name for name, parts in lacking.items() if not parts)
     cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)
-    return f"Can be run: {can or 'nothing'}." + (f" Not: {cannot}." if cannot else "")
+    return [*text, "", f"Can be run: {can or 'nothing'}." + (f" Not: {cannot}." if cannot else "")]
+
+
+def _bytes(size: int) -> str:
+    """A size as the hubs count, in powers of a thousand: ``33.3GB``."""
+    return tqdm.format_sizeof(size, "B") if size else "-"

@@ -1,21 +1,25 @@
-"""The setting that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
+"""The run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
 
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import GIB, memory
-from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.settings import Config
 
-SIMULATED = RunShape(
-    world_size=8,
-    sp_size=1,
-    enable_fsdp=True,
-    batch_size=1,
-    num_generations=1,
-    frames=121,
-    height=480,
-    width=848,
-    trained_steps=1,
-    anchor_weight_type="bf16",
-)
+SETTINGS = {
+    "enable_fsdp": True,
+    "enable_gradient_checkpointing": True,
+    "batch_size": 1,
+    "num_generations": 1,
+    "cfg_scale": 1.0,
+    "shift": 5.0,
+    "timestep_fraction": 0.05,  # one of 20 steps
+    "use_muon": False,
+    "sample_n_frames": 121,
+    "height": 480,
+    "width": 848,
+    "reward_model": [],
+}
+LORA = {"lora_rank": 64, "kl_weight": 0.0}
 
 TRANSFORMER = (
     "parameters",
@@ -25,12 +29,15 @@ TRANSFORMER = (
     "gradients",
     "activations",
     "working weights",
-    "temporaries",
 )
 
 
-def transformer_gib(shape: RunShape, architecture: Architecture) -> float:
-    """Peak of the transformer and its training, without the models around it."""
-    counted = memory(shape, architecture)
-    items = (counted.items(phase) for phase in counted.phases)
-    return max(sum(of_phase.get(name, 0.0) for name in TRANSFORMER) for of_phase in items) / GIB
+def simulated(world_size: int = 8, **changes) -> PlannedRun:
+    return PlannedRun(Config().with_settings(**(SETTINGS | changes)), world_size, Architecture())
+
+
+def transformer_gib(run: PlannedRun) -> float:
+    """Peak of the transformer and its training, without the models around it, and with an anchor in bf16."""
+    peaks = (sum(items.get(name, 0.0) for name in TRANSFORMER) for items in memory(run).phases.values())
+    anchor = memory(run).phases["rollout"]["anchor"]
+    return (max(peaks) - anchor * (1 - 2 / run.master_bytes)) / GIB

@@ -12,10 +12,11 @@ from hyvideo.config.memory import activations
 from hyvideo.config.memory import persistent as states
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.models.transformer import install
-from tests.config.memory.simulated import SIMULATED
+from tests.config.memory.simulated import simulated
 
 GRID, TEXT = (3, 30, 53), 100  # 9 frames
-SHAPE = replace(SIMULATED, frames=9, text_tokens=TEXT, activation_checkpointing="none")
+RUN = replace(simulated(sample_n_frames=9), text_tokens=TEXT, architecture=Architecture(num_layers=1))
+KEPT = RUN.with_settings(enable_gradient_checkpointing=False)
 
 
 @dataclass(frozen=True)
@@ -56,26 +57,22 @@ def kept_per_block(*, recompute: bool) -> int:
 
 
 def test_a_block_keeps_what_the_forward_pass_keeps():
-    architecture = Architecture(num_layers=1)
-    expected = activations.kept_bytes(SHAPE, architecture)
-    assert kept_per_block(recompute=False) == pytest.approx(expected, rel=0.1)
+    assert kept_per_block(recompute=False) == pytest.approx(activations.kept_bytes(KEPT), rel=0.1)
 
 
 def test_a_recomputed_block_keeps_its_input():
-    architecture = Architecture(num_layers=1)
-    expected = activations.kept_bytes(replace(SHAPE, activation_checkpointing="full"), architecture)
-    assert kept_per_block(recompute=True) == pytest.approx(expected, rel=0.05)
+    assert kept_per_block(recompute=True) == pytest.approx(activations.kept_bytes(RUN), rel=0.05)
 
 
 def test_a_forward_without_gradient_holds_what_it_is_said_to_hold():
-    long = replace(SHAPE, frames=121)
-    architecture = Architecture(num_layers=1, num_refiner_layers=1)
-    cast_weights = states.working_weight_bytes(replace(long, enable_fsdp=False), architecture, with_gradient=False)
+    long = replace(KEPT, architecture=Architecture(num_layers=1, num_refiner_layers=1))
+    long = long.with_settings(sample_n_frames=121, enable_fsdp=False)
+    cast_weights = states.working_weight_bytes(long, with_gradient=False)
     peak = forward(1, with_gradient=False, grid=(31, 30, 53)).peak
-    assert peak - cast_weights == pytest.approx(activations.inference_bytes(long, architecture, 1), rel=0.05)
+    assert peak - cast_weights == pytest.approx(activations.inference_bytes(long, 1), rel=0.05)
 
 
 def test_sequence_parallelism_divides_image_tokens_and_heads_but_not_text():
-    tokens = activations.tokens_of(replace(SHAPE, sp_size=4), Architecture())
-    assert tokens.outside_attention == 3 * 30 * 53 / 4 + TEXT
-    assert tokens.inside_attention == (3 * 30 * 53 + TEXT) / 4
+    run = RUN.with_settings(sp_size=4)
+    assert activations.tokens_outside_attention(run) == 3 * 30 * 53 / 4 + TEXT
+    assert activations.tokens_inside_attention(run) == (3 * 30 * 53 + TEXT) / 4

@@ -7,6 +7,7 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.advice import changes_in_order, cheapest_change
 from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import verdict
 from hyvideo.config.rules import check
@@ -25,10 +26,10 @@ def run_of(world_size=8, **changes):
 
 def advised(run, gpu_memory):
     """The advised change and the run with it, which must fit, be legal, and be what the verdict says in one line."""
-    assert not run.memory.fits(gpu_memory)
+    assert not memory(run).fits(gpu_memory)
     change = cheapest_change(run, gpu_memory)
     after = run.with_settings(**change)
-    assert after.memory.fits(gpu_memory) and not after.problems
+    assert memory(after).fits(gpu_memory) and not after.problems
     line = verdict(run, gpu_memory)
     assert line.startswith("too large: ") and "\n" not in line
     assert all(f"--{name} {str(value).lower()}" in line for name, value in change.items())
@@ -73,17 +74,17 @@ def test_no_cheaper_single_change_works_and_none_of_several_is_needless(gpu_memo
         if single.items() <= change.items() and len(change) == 1:
             break
         changed = run.with_settings(**single)
-        assert changed.problems or not changed.memory.fits(gpu_memory)
+        assert changed.problems or not memory(changed).fits(gpu_memory)
     for left_out in change if len(change) > 1 else ():
         fewer = run.with_settings(**{name: value for name, value in change.items() if name != left_out})
-        assert fewer.problems or not fewer.memory.fits(gpu_memory)
+        assert fewer.problems or not memory(fewer).fits(gpu_memory)
 
 
 def test_a_change_that_is_not_legal_is_not_advised():
     """2 replicas of 2 rollouts hold one group of 4; with sp 8 the only replica would hold half of one."""
     run = run_of(precompute_conditions=True, sp_size=4)
     assert run.with_settings(sp_size=8).problems and {"sp_size": 8} in changes_in_order(run)
-    assert advised(run, 20.0)[1].shape.sp_size == 4
+    assert advised(run, 20.0)[1].settings.sp_size == 4
 
 
 def test_a_change_that_breaks_another_rule_of_the_run_is_not_advised():

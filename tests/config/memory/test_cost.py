@@ -1,6 +1,5 @@
 """FLOPs as torch counts them on the real model, and what an iteration makes of them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,16 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import cost, decode_flops, forward_flops, seconds
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.run_shape import RunShape
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
-from tests.config.memory.simulated import SIMULATED
+from tests.config.memory.simulated import simulated
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
 RELEASED = Architecture()
+
+
+def planned(**changes):
+    return PlannedRun(load_config(CONFIG, **changes), 8, RELEASED)
 
 
 def test_a_forward_of_49290_tokens():
@@ -43,41 +46,40 @@ def test_forwards_are_as_counted_by_torch(tokens, text, linear, attention):
     ],
 )
 def test_decoding_is_as_counted_by_torch(frames, height, width, tile, petaflops):
-    shape = replace(SIMULATED, frames=frames, height=height, width=width, vae_tile_size=tile)
-    assert decode_flops(shape, RELEASED) / 1e15 == pytest.approx(petaflops, rel=0.02)
+    run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=tile)
+    assert decode_flops(run) / 1e15 == pytest.approx(petaflops, rel=0.02)
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"enable_gradient_checkpointing": False}, {"cfg_scale": 1.0}, {"kl_weight": 0.0}]
 )
 def test_forwards_per_rollout_are_those_of_the_plan(changes):
-    config = load_config(CONFIG, **changes)
-    expected = make_plan(config, 8).forwards_per_rollout
-    assert cost(RunShape.of(config, 8), RELEASED).forwards_per_rollout == expected
+    run = planned(**changes)
+    assert cost(run).forwards_per_rollout == make_plan(run.config, 8).forwards_per_rollout
 
 
 def test_selective_checkpointing_recomputes_all_but_attention():
-    costs = {
-        name: cost(replace(SIMULATED, activation_checkpointing=name), RELEASED).forwards_per_rollout
-        for name in ("none", "selective", "full")
-    }
-    recomputed = (costs["selective"] - costs["none"]) / (costs["full"] - costs["none"])
+    checkpointing = (
+        {"enable_gradient_checkpointing": False},
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "full"},
+    )
+    none, selective, full = (cost(simulated(**changes)).forwards_per_rollout for changes in checkpointing)
+    recomputed = (selective - none) / (full - none)
     assert recomputed == pytest.approx(0.2, abs=0.01)
 
 
 def test_an_iteration_is_the_sum_of_its_rollouts():
-    shape = RunShape.of(load_config(CONFIG), 8)
-    spent = cost(shape, RELEASED)
+    spent = cost(planned())
     assert spent.rollouts == 8
     assert spent.flops == 8 * (240 * spent.forward.total + spent.decode_flops)
 
 
 def test_time_falls_with_the_rate_and_with_ranks_but_text_and_decoding_are_repeated():
-    shape = RunShape.of(load_config(CONFIG), 8)
-    assert seconds(shape, RELEASED, 200.0) == pytest.approx(2 * seconds(shape, RELEASED, 400.0))
-    per_rollout = [seconds(replace(shape, sp_size=s), RELEASED, 400.0) * s for s in (1, 2, 4)]
+    run = planned()
+    assert seconds(run, 200.0) == pytest.approx(2 * seconds(run, 400.0))
+    per_rollout = [seconds(run.with_settings(sp_size=s), 400.0) * s for s in (1, 2, 4)]
     assert per_rollout == sorted(per_rollout) and per_rollout[-1] < 1.1 * per_rollout[0]
-    spent = cost(shape, RELEASED)
-    without_sp = replace(shape, sp_size=1)
-    assert seconds(without_sp, RELEASED, 400.0) * 8 * 400e12 == pytest.approx(cost(without_sp, RELEASED).flops)
-    assert seconds(shape, RELEASED, 400.0) * 8 * 400e12 > spent.flops
+    without_sp = run.with_settings(sp_size=1)
+    assert seconds(without_sp, 400.0) * 8 * 400e12 == pytest.approx(cost(without_sp).flops)
+    assert seconds(run, 400.0) * 8 * 400e12 > cost(run).flops

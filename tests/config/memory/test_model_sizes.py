@@ -52,14 +52,14 @@ def test_a_diffusers_configuration_has_the_parameters_of_its_class(small, tmp_pa
     small.save_config(write(tmp_path / "transformer", {}))
     architecture = read_architecture(tmp_path, "anything")
     assert architecture.parameters == sum(p.numel() for p in small.parameters())
-    assert architecture.patch == (1, 2, 2) and architecture.num_layers == 3
+    assert (architecture.patch_size_t, architecture.patch_size) == (1, 2) and architecture.num_layers == 3
 
 
 def test_an_original_configuration_has_the_parameters_of_its_model():
     architecture = read_architecture(MINIATURE, "miniature")
     model = load_transformer(MINIATURE, "miniature", random_weights_seed=0)
     assert architecture.parameters == sum(p.numel() for p in model.parameters())
-    assert (architecture.vae_spatial, architecture.vae_channels) == (4, (16, 32, 32))
+    assert (architecture.spatial_compression_ratio, architecture.block_out_channels) == (4, (16, 32, 32))
 
 
 def test_an_adapter_has_the_parameters_of_the_projects_own(small, tmp_path):
@@ -92,7 +92,8 @@ def test_a_version_that_is_not_known_is_refused(tmp_path, version, said):
 
 
 @pytest.mark.parametrize(
-    "content, said", [("{", "no readable JSON"), ("[]", "JSON object, got list"), ("{}", "no config")]
+    "content, said",
+    [("{", "no configuration"), ("[]", "JSON object, got list"), ("{}", "no configuration of HunyuanVideo-1.5")],
 )
 def test_a_damaged_configuration_is_refused(tmp_path, content, said):
     (write(tmp_path / "transformer" / "480p_t2v", {}) / "config.json").write_text(content)

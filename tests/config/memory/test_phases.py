@@ -1,14 +1,12 @@
 """Memory per rank against a simulation of the real model (fake tensors and FSDP's memory tracker), in GiB."""
 
-from dataclasses import replace
-
 import pytest
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.persistent import decoding_bytes
+from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes
 from hyvideo.config.memory.phases import GIB, memory
-from tests.config.memory.simulated import SIMULATED, transformer_gib
+from tests.config.memory.simulated import LORA, simulated, transformer_gib
 
 RELEASED = Architecture()
 HD = {"height": 720, "width": 1280}
@@ -21,37 +19,32 @@ SIMULATION = {
 }
 CELLS = [(world, sp_size, gib) for world, row in SIMULATION.items() for sp_size, gib in row.items()]
 
-LORA = {"lora_rank": 64, "has_anchor": False}
 VARIANTS = [
-    (53.6, 8, 8, {"activation_checkpointing": "none"}),
+    (53.6, 8, 8, {"enable_gradient_checkpointing": False}),
     (20.2, 8, 8, {"activation_checkpointing": "selective"}),
     (7.2, 64, 8, {"activation_checkpointing": "selective"}),
     (41.8, 8, 1, {"activation_checkpointing": "selective"}),
     (21.2, 8, 8, HD),
     (8.4, 64, 8, HD),
     (11.2, 64, 8, HD | {"activation_checkpointing": "selective"}),
-    (100.2, 8, 8, HD | {"activation_checkpointing": "none"}),
+    (100.2, 8, 8, HD | {"enable_gradient_checkpointing": False}),
     (12.6, 8, 8, {"master_weight_type": "bf16"}),
     (5.7, 8, 8, LORA),
     (7.7, 8, 4, LORA),
     (9.9, 4, 4, LORA),
-    (23.1, 1, 1, LORA | {"frames": 33}),
+    (23.1, 1, 1, LORA | {"sample_n_frames": 33}),
 ]
-
-
-def simulated(**changes):
-    return replace(SIMULATED, **changes)
 
 
 @pytest.mark.parametrize("world_size, sp_size, gib", CELLS)
 def test_the_simulated_table_is_reproduced(world_size, sp_size, gib):
-    assert transformer_gib(simulated(world_size=world_size, sp_size=sp_size), RELEASED) == pytest.approx(gib, rel=0.04)
+    assert transformer_gib(simulated(world_size, sp_size=sp_size)) == pytest.approx(gib, rel=0.04)
 
 
 @pytest.mark.parametrize("gib, world_size, sp_size, changes", VARIANTS)
 def test_the_simulated_variants_are_reproduced(gib, world_size, sp_size, changes):
-    shape = simulated(world_size=world_size, sp_size=sp_size, **changes)
-    assert transformer_gib(shape, RELEASED) == pytest.approx(gib, rel=0.06)
+    run = simulated(world_size, sp_size=sp_size, **changes)
+    assert transformer_gib(run) == pytest.approx(gib, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +52,19 @@ def test_the_simulated_variants_are_reproduced(gib, world_size, sp_size, changes
     [(81, 256, 256, 8.93), (121, 256, 256, 13.38), (81, 480, 848, 57.2), (121, 480, 848, 86.9)],
 )
 def test_decoding_is_that_of_the_simulated_vae(frames, height, width, gib):
-    shape = simulated(frames=frames, height=height, width=width, vae_tile_size=0)
-    assert decoding_bytes(shape, RELEASED) / GIB == pytest.approx(gib, rel=0.02)
+    run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=0)
+    assert decoding_bytes(run) / GIB == pytest.approx(gib, rel=0.02)
 
 
 def test_tiles_bound_what_decoding_holds():
-    whole, tiled = (decoding_bytes(simulated(vae_tile_size=size), RELEASED) for size in (0, 256))
+    whole, tiled = (decoding_bytes(simulated(vae_tile_size=size)) for size in (0, 256))
     assert tiled < whole / 5
 
 
 def test_states_are_bytes_per_parameter():
-    items = memory(simulated(ema_decay=0.99), RELEASED).items("backward ends")
+    items = memory(simulated(ema_decay=0.99)).phases["backward ends"]
     share = RELEASED.parameters / 8
-    sizes = {"parameters": 4, "gradients": 4, "optimizer state": 8, "EMA": 4, "anchor": 2}
+    sizes = {"parameters": 4, "gradients": 4, "optimizer state": 8, "EMA": 4, "anchor": 4}
     assert {name: items[name] / share for name in sizes} == sizes
 
 
@@ -80,87 +73,83 @@ def test_states_are_bytes_per_parameter():
     [
         ({"use_muon": True, "muon_scope": "all"}, {"optimizer state": 4}),
         ({"master_weight_type": "bf16"}, {"parameters": 2, "gradients": 2, "optimizer state": 4}),
-        ({"has_anchor": False}, {"anchor": 0}),
+        ({"kl_weight": 0.0}, {"anchor": 0}),
         ({"reference_mode_offload": True}, {"anchor": 0}),
-        ({"anchor_weight_type": None}, {"anchor": 4}),
     ],
 )
 def test_settings_change_the_bytes_per_parameter(changes, sizes):
-    items = memory(simulated(**changes), RELEASED).items("backward ends")
+    items = memory(simulated(**changes)).phases["backward ends"]
     assert {name: items[name] * 8 / RELEASED.parameters for name in sizes} == sizes
 
 
 def test_an_offloaded_anchor_and_average_are_never_beside_the_policy():
-    offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99, anchor_in_update=True), RELEASED)
-    for phase in offloaded.phases:
-        items = offloaded.items(phase)
+    offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
+    for items in offloaded.phases.values():
         assert items["anchor"] == items["EMA"] == 0
 
 
 def test_replicas_of_the_shards_hold_larger_shards():
-    once, twice = (memory(simulated(dp_replicate=n), RELEASED).resident["parameters"] for n in (1, 2))
+    once, twice = (memory(simulated(dp_replicate=n)).phases["rollout"]["parameters"] for n in (1, 2))
     assert twice == 2 * once
 
 
 def test_blocks_that_are_not_resharded_are_all_there():
-    kept = memory(simulated(reshard_after_forward=False), RELEASED).items("rollout")["working weights"]
+    kept = memory(simulated(reshard_after_forward=False)).phases["rollout"]["working weights"]
     assert kept == 2 * RELEASED.parameters
 
 
 def test_without_fsdp_every_weight_is_whole_and_cast():
-    whole = memory(simulated(enable_fsdp=False), RELEASED)
-    assert whole.resident["parameters"] == 2 * whole.resident["anchor"] == 4 * RELEASED.parameters
-    assert whole.items("rollout")["working weights"] == 2 * RELEASED.parameters
-    in_float32 = memory(simulated(enable_fsdp=False, dtype="fp32"), RELEASED)
-    assert in_float32.items("rollout")["working weights"] == 0
-
-
-def test_the_optimizer_of_a_gpu_needs_a_temporary_of_the_gradients_size():
-    items = memory(simulated(foreach_optimizer=True), RELEASED).items("optimizer")
-    assert items["temporaries"] == items["gradients"] > 0
+    whole, in_float32 = (
+        memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"] for dtype in ("bf16", "fp32")
+    )
+    assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.parameters
+    assert whole["working weights"] == 2 * RELEASED.parameters
+    assert in_float32["working weights"] == 0
 
 
 def test_gradients_meet_the_next_activations_when_they_accumulate():
     """The simulation has one backward pass; a run has many before its update."""
-    one, many = (memory(simulated(trained_steps=n), RELEASED) for n in (1, 20))
-    assert one.items("backward begins")["gradients"] == 0
-    assert many.items("backward begins")["gradients"] == pytest.approx(4 * RELEASED.parameters / 8)
+    one, many = (memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20))
+    assert one["gradients"] == 0
+    assert many["gradients"] == pytest.approx(4 * RELEASED.parameters / 8)
 
 
 def test_guidance_in_two_passes_keeps_both_inputs_and_recomputes_one():
-    one = simulated(num_branches=1)
-    together, apart = (replace(one, num_branches=2, batch_guidance=batch) for batch in (True, False))
-    for shape in (together, apart):
-        assert activations.kept_bytes(shape, RELEASED) == 2 * activations.kept_bytes(one, RELEASED)
-    assert activations.block_bytes(together, RELEASED) == 2 * activations.block_bytes(one, RELEASED)
-    assert activations.block_bytes(apart, RELEASED) == activations.block_bytes(one, RELEASED)
+    one, *both = (
+        simulated(cfg_scale=scale, batch_guidance=batch) for scale, batch in ((1, True), (6, True), (6, False))
+    )
+    for run in both:
+        assert activations.kept_bytes(run) == 2 * activations.kept_bytes(one)
+    together, apart = (activations.block_bytes(run) for run in both)
+    assert together == 2 * apart == 2 * activations.block_bytes(one)
 
 
 def test_trajectories_are_float32_latents_means_and_anchor_means():
-    shape = simulated(batch_size=2, grpo_sampling_steps=20, trained_steps=20, sp_size=8)
+    run = simulated(batch_size=2, timestep_fraction=1.0, sp_size=8)
     latent = 32 * 31 * 30 * 53 * 4
-    assert memory(shape, RELEASED).resident["trajectories"] == 2 * (21 + 20 + 20) * latent
+    assert memory(run).phases["decode"]["trajectories"] == 2 * (21 + 20 + 20) * latent
 
 
 def test_precomputed_conditions_leave_no_encoder():
-    assert memory(simulated(), RELEASED).resident["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
-    assert memory(simulated(precompute_conditions=True), RELEASED).resident["encoders"] == 0
+    assert memory(simulated()).phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
+    assert memory(simulated(precompute_conditions=True)).phases["decode"]["encoders"] == 0
 
 
 def test_an_image_version_needs_its_encoder_too():
-    text_only, with_images = (memory(simulated(has_images=has), RELEASED).resident["encoders"] for has in (False, True))
+    versions = ("480p_t2v", "480p_i2v")
+    text_only, with_images = (encoder_bytes(simulated(transformer_version=version)) for version in versions)
     assert with_images - text_only == pytest.approx(2 * 0.428e9)
 
 
 def test_videos_that_are_decoded_together_hold_their_maps_together():
-    one, two = (decoding_bytes(simulated(decode_batch_size=n), RELEASED) for n in (1, 2))
+    one, two = (decoding_bytes(simulated(decode_batch_size=n)) for n in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.02)
 
 
 def test_the_sum_is_that_of_the_items_and_the_peak_the_largest():
-    counted = memory(simulated(), RELEASED)
-    totals = {phase: sum(counted.items(phase).values()) for phase in counted.phases}
+    counted = memory(simulated())
+    totals = {phase: sum(items.values()) for phase, items in counted.phases.items()}
     assert counted.peak() == max(totals.values()) == totals[counted.peak_phase()]
-    assert transformer_gib(simulated(), RELEASED) < counted.peak() / GIB
+    assert transformer_gib(simulated()) < counted.peak() / GIB
     assert counted.needed_gib > counted.peak() / GIB
     assert counted.fits(counted.needed_gib) and not counted.fits(counted.needed_gib - 0.1)

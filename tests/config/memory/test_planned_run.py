@@ -1,4 +1,4 @@
-"""Legal runs are those that post_train.py takes, nearest first."""
+"""What the settings decide; and legal runs are those that post_train.py takes, nearest first."""
 
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,29 @@ def run_of(world_size, **changes):
 
 
 def dealt(run):
-    return run.world_size, run.shape.sp_size, run.shape.batch_size, run.shape.num_generations
+    return run.world_size, run.settings.sp_size, run.settings.batch_size, run.settings.num_generations
+
+
+def test_what_follows_from_the_settings_of_the_shipped_run():
+    run = run_of(8)
+    assert (run.replicas, run.num_shards, run.rollouts_per_replica, run.num_trained_steps) == (4, 8, 2, 20)
+    assert run.backwards_per_update == 2 * 20
+    assert run.checkpointing == "full" and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
+    assert run_of(8, dp_replicate=2).num_shards == 4
+
+
+@pytest.mark.parametrize(
+    "changes, gigabytes",
+    [
+        ({}, 4.57),
+        ({"reward_precision": "fp32_math"}, 9.2),
+        ({"reward_offload": True}, 0),
+        ({"remote_reward_url": "http://127.0.0.1:8000"}, 0),
+        ({"reward_model": ["videoalign", "clip"]}, 4.57 + 1.72),
+    ],
+)
+def test_reward_models_count_where_they_are(changes, gigabytes):
+    assert run_of(8, **changes).reward_bytes == pytest.approx(gigabytes * 1e9)
 
 
 @pytest.mark.parametrize("world_size, sp_size", [(8, 2), (64, 8), (7, 2), (1, 2), (9, 4), (12, 3)])
@@ -28,7 +50,8 @@ def test_every_run_near_is_legal_and_the_nearest_is_first(world_size, sp_size):
     found = list(islice(asked.legal_near(), 10))
     assert found
     for near in found:
-        assert near.world_size == near.shape.replicas * near.shape.sp_size and near.shape.sp_size <= RELEASED.num_heads
+        sp_size = near.settings.sp_size
+        assert near.world_size == near.replicas * sp_size and sp_size <= RELEASED.num_attention_heads
         rollout, distributed, loss = near.config.rollout, near.config.distributed, near.config.loss
         assert not list(batch_problems(rollout, distributed, loss.num_updates_per_rollout, near.world_size))
     if not asked.problems:

@@ -50,10 +50,10 @@ def test_seeds_are_averaged_and_settings_are_not(make_run, tmp_path):
         make_run(f"with{seed}", seed=seed, level=seed)
         make_run(f"without{seed}", seed=seed, use_grad_balancing=False)
     make_run("other", use_grad_balancing=False, learning_rate=1e-3)
-    (comparison,) = compare(find_runs([tmp_path / "runs"]), ["use_grad_balancing"])
-    assert {variant: len(runs) for variant, runs in comparison.variants.items()} == {(False,): 2, (True,): 2}
-    found = curve(comparison.variants[True,], "reward/mean")
-    assert found.iterations.tolist() == [1, 2, 3, 4, 5, 6] and found.num_runs == 2
+    (comparison,) = compare(find_runs([tmp_path / "runs"]), "use_grad_balancing")
+    assert {variant: len(runs) for variant, runs in comparison.variants.items()} == {False: 2, True: 2}
+    found = curve(comparison.variants[True], "reward/mean")
+    assert found.iterations.tolist() == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(found.mean, np.arange(1, 7) + 0.5)
     np.testing.assert_allclose(found.std, 0.5)
 
@@ -78,8 +78,8 @@ def test_comparisons_are_told_apart_by_what_differs(make_run, tmp_path):
     for weights in ("averaged", "alignment"):
         for schedule in ("constant", "adaptive"):
             make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
-    found = compare(find_runs([tmp_path / "runs"]), ["kl_schedule"])
-    assert {comparison.label for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
+    found = compare(find_runs([tmp_path / "runs"]), "kl_schedule")
+    assert {comparison.label() for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
 
 
 def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, tmp_path):
@@ -87,10 +87,10 @@ def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, t
     for schedule in ("constant", "adaptive"):
         for strategy in ("fixed", "dual_moving"):
             make_run(f"{schedule}-{strategy}", kl_schedule=schedule, kl_strategy=strategy)
-    found = compare(find_runs([tmp_path / "runs"]), ["kl_strategy"], may_lack=OF_A_TRUST_REGION)
-    assert [comparison.label for comparison in found] == ["kl_schedule adaptive", "kl_schedule constant"]
+    found = compare(find_runs([tmp_path / "runs"]), "kl_strategy", may_lack=OF_A_TRUST_REGION)
+    assert [comparison.label() for comparison in found] == ["kl_schedule adaptive", "kl_schedule constant"]
     for comparison in found:
-        assert {name: len(runs) for (name,), runs in comparison.variants.items()} == {
+        assert {name: len(runs) for name, runs in comparison.variants.items()} == {
             "dual_moving": 1,
             "fixed": 1,
             "none": 1,
@@ -101,7 +101,7 @@ def test_samplers_of_different_noise_are_panels_and_not_seeds(make_run, figures,
     for eta in (0.5, 0.7):
         for has_equalizer in (True, False):
             make_run(f"{eta}-{has_equalizer}", eta=eta, use_grad_balancing=has_equalizer)
-    found = compare(find_runs([tmp_path / "runs"]), ["use_grad_balancing"])
+    found = compare(find_runs([tmp_path / "runs"]), "use_grad_balancing")
     assert [comparison.fixed["eta"] for comparison in found] == [0.5, 0.7]
     assert figures(tmp_path / "runs", "--figures", "3")[1] == ["figure3.png"]
 

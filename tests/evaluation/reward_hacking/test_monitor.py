@@ -14,6 +14,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation import run_summary
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_history, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats
 from hyvideo.trainer import Trainer
@@ -98,8 +99,8 @@ def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
     # A launcher that starts what has failed again must not train on; who has looked may.
     again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
     with pytest.raises(ValueError, match="ended for reward hacking .*delete .*reward_hacking.json or take"):
-        check(again)
-    check(again.with_settings(on_reward_hacking="warn"))
+        post_train.check_folder(again.record)
+    post_train.check_folder(again.with_settings(on_reward_hacking="warn").record)
     # The history survives the resume: the next validation is judged against the base of the first run.
     with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
         trainer_of(again, mesh).train()
@@ -128,7 +129,7 @@ def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config,
 def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
     class Ended:
         plan, policy, device, output_dir = None, SimpleNamespace(parameters=[]), CPU, Path()
-        iteration, resumed, changed_settings, validation = 0, False, [], None
+        iteration, resumed, validation, state = 0, False, None, SimpleNamespace(changed_settings=[])
 
         def __init__(self):
             self.mesh = mesh
@@ -138,8 +139,8 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
                 raise ended
 
     monkeypatch.setattr(post_train, "build", lambda *_: Ended())
-    monkeypatch.setattr(post_train, "print_start", lambda *_, **__: None)
-    monkeypatch.setattr(post_train, "print_summary", lambda *_: None)
+    monkeypatch.setattr(run_summary, "print_start", lambda *_, **__: None)
+    monkeypatch.setattr(run_summary, "print_summary", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])
     assert post_train.main() == code
     assert ("reward up, motion down" in capsys.readouterr().err) == (code == 3)
@@ -190,7 +191,7 @@ def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(**VALIDATION)
     trainer_of(config, mesh).validation.run(0)
     other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
-    assert trainer_of(config, mesh).validation.has(0) and not other.has(0)
+    assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
     assert "has no validation of the base policy made as this one" in capsys.readouterr().err
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.evaluation.samplers import tables
-from hyvideo.evaluation.samplers.marginals import (
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SDE_TYPES, Transition, schedule, shifted_levels, transition
+from tests.evaluation.samplers import tables
+from tests.evaluation.samplers.marginals import (
     TWO_PEAKS,
     Mixture,
     falling_eta,
@@ -18,7 +20,7 @@ from hyvideo.evaluation.samplers.marginals import (
     marginal_error,
     marginals_report,
 )
-from hyvideo.evaluation.samplers.tables import (
+from tests.evaluation.samplers.tables import (
     SEARCH_SHIFTS,
     SEARCH_STEPS,
     equalizer_table,
@@ -28,8 +30,6 @@ from hyvideo.evaluation.samplers.tables import (
     std_table,
     tables_report,
 )
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SDE_TYPES, Transition, schedule, shifted_levels, transition
 
 ONE_PEAK = Mixture(means=(0.7,), std=0.4)
 KEEPERS = {
@@ -233,13 +233,6 @@ def test_with_many_steps_a_clamp_reaches_further_and_one_at_sigma_1_does_not():
     assert a["sage_grpo"][0] == 0 and a["sage_grpo"][1] > 0 and c["sage_grpo"][1] == 0
     assert torch.equal(b["sage_grpo"], c["sage_grpo"])
     assert b["flow_grpo"][1] < c["flow_grpo"][1] and torch.equal(a["flow_grpo"], c["flow_grpo"])
-
-
-def test_a_regime_must_be_known_and_cps_has_its_own_alone():
-    with pytest.raises(ValueError, match="regime must be one of sigma_1, clamp, own, got 'd'"):
-        std_table(regime="d")
-    with pytest.raises(ValueError, match="of sage_grpo and flow_grpo, got dance_grpo"):
-        std_table(sde_types=("dance_grpo",), regime="clamp")
 
 
 def test_the_tables_have_the_values_of_the_method():

@@ -8,7 +8,7 @@ from hyvideo.evaluation.table2.train_runs import (
     check_scorers,
     command,
     describe,
-    plan_runs,
+    plan_run,
     train_runs,
     validation_forwards,
 )
@@ -49,7 +49,7 @@ def test_a_cell_becomes_the_settings_that_its_name_says(study):
 def test_every_trust_region_is_reached_and_breaks_no_rule(study, kl):
     cell = TableRun("A", "sage_grpo", kl, True, 0)
     assert study.config(cell).kl_strategy == kl
-    assert plan_runs(study, [cell])[0].left == 1.0
+    assert plan_run(study, cell).left == 1.0
 
 
 def test_matched_noise_is_passed_on_and_may_be_left_out(tmp_path):
@@ -100,8 +100,8 @@ def test_an_extra_kl_weight_gives_no_trust_region_to_the_cells_without(tmp_path,
 def test_a_cell_that_has_begun_goes_on_after_its_last_checkpoint(study):
     begin(study, CELL, iterations=1, checkpoint=1)
     assert study.config(CELL).record.resume_from_checkpoint == "latest"
-    plan = plan_runs(study, [CELL])[0]
-    assert (plan.saved, plan.left, plan.is_finished) == (1, 0.5, False)
+    plan = plan_run(study, CELL)
+    assert (plan.progress.saved, plan.left, plan.progress.is_finished) == (1, 0.5, False)
 
 
 @pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
@@ -125,9 +125,10 @@ def test_a_cell_that_went_further_is_refused(study):
 
 def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
     cells = [TableRun("A", "sage_grpo", kl, True, 0) for kl in ("none", "fixed")]
-    without, with_anchor = plan_runs(study, cells)
+    without, with_anchor = (plan_run(study, cell) for cell in cells)
     # 8 rollouts of 4 steps in 2 branches, 3 of them trained at 3 each, the anchor once more at those; 2 validations.
-    validation = validation_forwards(study.evaluation_config())
+    measured = study.evaluation_config()
+    validation = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
     assert without.rollouts == with_anchor.rollouts == 16
     assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
     assert with_anchor.forwards - without.forwards == 16 * 2 * 3

@@ -104,7 +104,7 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
             released one, v2 for newer ones. ``auto`` finds out; another mode must be the right one.
     """
     whole = checkpoint.folder / "model.pth"
-    parts = [read_pickle(whole, LABEL, mmap=True)] if whole.is_file() else _adapter_on_base(checkpoint)
+    parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
     is_new = any(".language_model." in f".{name}" for part in parts for name in part)
     if mode != "auto" and is_new != (mode == "v2"):
         names = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
@@ -184,6 +184,6 @@ def _adapter_on_base(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
         )
     return [
         *(read_safetensors(path, LABEL)[0] for path in files),
-        read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL, mmap=True),
+        read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL),
         read_safetensors(checkpoint.folder / "adapter_model.safetensors", LABEL)[0],
     ]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.evaluation.samplers.tables import markdown_table
 from hyvideo.schedulers.transitions import SDE_TYPES, Transition, schedule, shifted_levels, transition
+from tests.evaluation.samplers.tables import markdown_table
 
 GRID_LIMIT = 5.0
 LEAST_STD = 0.006

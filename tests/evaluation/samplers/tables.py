@@ -1,14 +1,7 @@
 """Tables of the four SDEs: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
 
-At the pole sigma = 1 the diffusion coefficient ``s / (1 - s)`` of sage and flow is infinite, so what their first step
-does is a convention. Figure 9 of the paper sets three side by side, here called regimes:
-
-    sigma_1    (a) the second level stands in for 1: the interval of sage collapses and its first std is 0
-    clamp      (b) no level counts as closer to 1 than SAGE_SIGMA_MAX: the first std of flow explodes
-    own        (c) each as it is trained: sage clamps, flow puts the second level in the place of 1
-
-The tables hold float64, so that a figure or a test can be drawn from them without the rounding of the sampler.
-docs/sde.md shows them.
+The tables hold float64, so that a test can be drawn from them without the rounding of the sampler. docs/sde.md shows
+them; the regimes are those of Figure 9, see `hyvideo.evaluation.figures.figures.regime_stds`.
 """
 
 import itertools
@@ -19,20 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hyvideo.evaluation.figures.figures import REGIMES, regime_stds
 from hyvideo.grpo.equalizer import balancing_factors
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import (
-    SAGE_SIGMA_MAX,
     SDE_TYPES,
     Transition,
-    left_endpoint_variance,
     log_prob_grad_norm,
-    sage_variance,
     schedule,
     shifted_levels,
 )
 
-REGIMES = ("sigma_1", "clamp", "own")
 SEARCH_STEPS = range(4, 201)
 SEARCH_SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
 SEARCH_ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above what published recipes set
@@ -54,30 +44,15 @@ def std_table(
 
     Returns: a column by its name. Shape of each: (steps,).
     """
-    if regime not in REGIMES:
-        raise ValueError(f"regime must be one of {', '.join(REGIMES)}, got {regime!r}")
     levels = shifted_levels(num_steps, shift)
     columns = {"sigma": _column(levels[:-1])}
     for sde_type in sde_types:
         if regime == "own":
             columns[sde_type] = _column(step.std for step in schedule(sde_type, levels, eta, last_step))
         else:
-            sigma_max = levels[1] if regime == "sigma_1" else SAGE_SIGMA_MAX
-            columns[sde_type] = _column(_clamped_stds(sde_type, levels, eta, sigma_max))
+            columns[sde_type] = _column(regime_stds(sde_type, levels, eta, regime))
             columns[sde_type][-1] *= last_step == "stochastic"
     return columns
-
-
-def _clamped_stds(sde_type: str, levels: tuple[float, ...], eta: float, sigma_max: float) -> Iterator[float]:
-    """Standard deviations of sage or flow with the pole clamped at ``sigma_max``."""
-    for sigma, sigma_next in zip(levels, levels[1:]):
-        if sde_type == "sage_grpo":
-            variance = sage_variance(sigma, sigma_next, eta, levels[1], sigma_max)
-        elif sde_type == "flow_grpo":
-            variance = left_endpoint_variance(sigma, sigma_next, eta, min(sigma, sigma_max))
-        else:
-            raise ValueError(f"a regime other than own is of sage_grpo and flow_grpo, got {sde_type}")
-        yield math.sqrt(max(variance, 0.0))
 
 
 def grad_norm_table(

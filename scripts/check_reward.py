@@ -66,11 +66,12 @@ def trial_of(args: argparse.Namespace):
 
     is_miniature = (args.clip or args.reward_model) in ("miniature", "videoalign_local")
     trial = miniature_trial() if is_miniature else synthetic_trial()
-    foreign_prompt = args.foreign_prompt or trial.foreign_prompt
-    if args.video is None:
-        return dataclasses.replace(trial, foreign_prompt=foreign_prompt)
-    video, fps = read_video(args.video)
-    return dataclasses.replace(trial, video=video, prompt=args.prompt, fps=fps, foreign_prompt=foreign_prompt)
+    if args.foreign_prompt is not None:
+        trial = dataclasses.replace(trial, foreign_prompt=args.foreign_prompt)
+    if args.video is not None:
+        video, fps = read_video(args.video)
+        trial = dataclasses.replace(trial, video=video, prompt=args.prompt, fps=fps)
+    return trial
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def run(monkeypatch, *arguments):
 def test_a_sound_scorer_ends_with_0_and_a_table(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE) == 0
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 8 and all(line.startswith("ok ") for line in table)
+    assert len(table) == 9 and all(line.startswith("ok ") for line in table)
 
 
 def test_quick_is_short(monkeypatch, capsys):
@@ -39,7 +39,7 @@ def test_a_broken_scorer_ends_with_1(monkeypatch, capsys):
 
 def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE, "--dimensions", "VQ", "beauty") == 1
-    assert "beauty: absent" in capsys.readouterr().out
+    assert "no finite number for beauty" in capsys.readouterr().out
 
 
 def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):

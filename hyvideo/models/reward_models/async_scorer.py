@@ -31,10 +31,9 @@ from hyvideo.models.reward_models.rewards import (
 
 
 class AsyncScorer:
-    """The scorers of a run, in a thread.
+    """The scorers of a run by name, in a thread.
 
     Args:
-        scorers: By name.
         weights: By dimension, in the reward; a dimension may come from any scorer.
         retries: Times that a failed batch is tried again before its videos are scored one by one.
         through_file: Score what an H.264 file keeps of a video, as published numbers were made.
@@ -125,7 +124,8 @@ class AsyncScorer:
                 scorer, [videos[i] for i in rows], [prompts[i] for i in rows], fps=fps, retries=self.retries
             )
             for row, result in zip(rows, new):
-                results[row] = _joined(results[row], result, name)
+                reason = results[row].reason or (result.reason and f"{name}: {result.reason}")
+                results[row] = ScoreResult(results[row].scores | result.scores, reason)
         if self.offload:
             self._move("cpu")
         return [self._reward(result) for result in results]
@@ -170,11 +170,7 @@ def score_safely(
         if isinstance(results, ScorerUnavailable):
             break
         if len(videos) > 1 and attempt == retries:
-            return [
-                result
-                for video, prompt in zip(videos, prompts)
-                for result in score_safely(scorer, [video], [prompt], fps=fps, retries=0)
-            ]
+            return [score_safely(scorer, [v], [p], fps=fps, retries=0)[0] for v, p in zip(videos, prompts)]
     return [ScoreResult({}, f"{type(results).__name__}: {results}")] * len(videos)
 
 
@@ -185,13 +181,7 @@ def try_score(scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: 
         scores = scorer.score(videos, prompts, fps=fps)
     except Exception as error:
         return error
-    is_list = isinstance(scores, list)
-    if not is_list or len(scores) != len(videos) or not all(isinstance(s, (dict, ScoreResult)) for s in scores):
-        given = f"{len(scores)} results" if is_list else type(scores).__name__
+    given = f"{len(scores)} results" if isinstance(scores, list) else type(scores).__name__
+    if given != f"{len(videos)} results" or not all(isinstance(row, (dict, ScoreResult)) for row in scores):
         return RuntimeError(f"the scorer must give a dict for each of {len(videos)} videos, it gave {given}")
     return [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
-
-
-def _joined(before: ScoreResult, new: ScoreResult, name: str) -> ScoreResult:
-    reason = before.reason or (f"{name}: {new.reason}" if new.reason else None)
-    return ScoreResult(before.scores | new.scores, reason)

@@ -20,23 +20,22 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hyvideo.data.videos import check_clip
-from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.models.reward_models.rewards import Scorer, Scores
 
 NUM_FRAMES = 8
 NUM_TOKENS = 77  # of a text, its begin and end among them; the rest is cut off (as published)
 PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
-class FrameTextScorer:
+class FrameTextScorer(Scorer):
     """Cosine of frames and prompt by a CLIP model; subclasses say how it is scaled.
+
+    Raises ValueError for files that are missing, damaged or do not fit, naming them.
 
     Args:
         path: A local folder, from which alone is read, or a name on the hub ("owner/model").
         batch_size: Clips in one forward pass, 8 frames each.
         processor: Folder or hub name of the tokenizer, where it does not lie beside the weights.
-
-    Raises:
-        ValueError: Files are missing, damaged or do not fit, naming them.
     """
 
     label: str
@@ -86,17 +85,11 @@ class FrameTextScorer:
         for prompt in prompts:
             self._tokens(prompt)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """Nothing: these scorers have no such measures."""
-        return {}
-
     @torch.no_grad()
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
         """The mean cosine of each clip and its scalings. Raises ValueError for what is no clip, and as `check_prompts`.
 
-        Args:
-            videos: uint8. Shape of each: (frames, 3, height, width).
-            fps: Not used: the frames are spread over the whole clip.
+        Shape of each clip: uint8 (frames, 3, height, width). ``fps`` is not used: frames are spread over the clip.
         """
         if len(videos) != len(prompts):
             raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")

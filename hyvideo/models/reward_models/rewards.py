@@ -4,15 +4,16 @@ A new reward is one class with the methods of `Scorer` and one line in ``SCORERS
 before torch is loaded: it must not import it.
 """
 
-import importlib
 import inspect
-import json
 import math
+import pkgutil
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from hyvideo.data.outside import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,7 @@ class Scorer(Protocol):
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
         """Scores of each video with the dimensions VQ, MQ and TA; a value that is not finite means "could not score".
 
-        Args:
-            videos: uint8. Shape of each: (frames, channels, height, width).
+        Shape of each video: uint8 (frames, channels, height, width).
         """
 
     def check_prompts(self, prompts: list[str]) -> None:
@@ -57,9 +57,9 @@ class Scorer(Protocol):
     def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> Scores:
         """Measures of a whole set of videos that are never part of the reward, for validation. May be empty.
 
-        What can be measured of a video alone belongs in an optional ``held_out_each(videos, prompts)``, a dict per
-        video of measures of which more is better: validation gathers those of all ranks, and watches them.
+        Those of a video alone, of which more is better, belong in an optional ``held_out_each(videos, prompts)``.
         """
+        return {}
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,14 @@ class Reward:
 def check_options(options: Mapping[str, object]) -> None:
     """Raises ValueError for options that `make_scorer` takes as arguments of its own."""
     if refused := sorted(set(options) & set(NOT_OPTIONS)):
-        raise ValueError(
-            f"a scorer's options cannot have {', '.join(refused)}: its device is that of the run or service; its "
-            "folder is the option path"
-        )
+        raise ValueError(f"a scorer's options cannot have {', '.join(refused)}; its folder is the option path")
 
 
 def parse_options(text: str) -> dict:
     """The scorer's options of a flag --options. Raises ValueError for text that is no JSON object of options."""
     try:
-        options = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        options = parse_json(text)
+    except ValueError:
         options = None
     if not isinstance(options, dict):
         raise ValueError(f"--options must be a JSON object, got {text:.200}")
@@ -114,26 +111,20 @@ def parse_options(text: str) -> dict:
 
 
 def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options) -> Scorer:
-    """The scorer called ``name``, with its files below the checkpoint folder ``root``.
+    """The scorer called ``name``, with its files below the checkpoint folder ``root``, or in that of the option path.
 
-    Args:
-        options: Of the scorer's class; ``path`` names another folder of its files.
-
-    Raises:
-        ValueError: An unknown name, an option that the class does not have, or files that cannot be used.
+    Raises ValueError for an unknown name, an option that the class does not have, and files that cannot be used.
     """
     if name not in SCORERS:
         raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, got {name!r}")
     entry = SCORERS[name]
-    module, _, class_name = entry.class_path.partition(":")
-    cls = getattr(importlib.import_module(module), class_name)
+    cls = pkgutil.resolve_name(entry.class_path)
     parameters = inspect.signature(cls).parameters
     known = set(parameters) - set(NOT_OPTIONS) | {"path"}
     if unknown := sorted(set(options) - known):
         raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    if wrong := {option: value for option, value in options.items() if not _fits(value, parameters.get(option))}:
-        listed = ", ".join(f"{option} {value!r:.60}" for option, value in wrong.items())
-        raise ValueError(f"reward model {name} has options of another type, got {listed}")
+    if wrong := [f"{key} {value!r:.60}" for key, value in options.items() if not _fits(value, parameters.get(key))]:
+        raise ValueError(f"reward model {name} has options of another type, got {', '.join(wrong)}")
     path = options.pop("path", None) or Path(root) / entry.folder
     return cls(path, device=device, **options)
 

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from hyvideo.data.videos import to_uint8
 
-PROMPT = "a bright red ball flies from left to right in front of a grey stone wall"
-FOREIGN_PROMPT = "a bowl of green soup on a wooden table, seen from above"
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -20,7 +17,7 @@ class Trial:
     video: Tensor  # uint8 (frames, 3, height, width)
     prompt: str
     fps: float  # frames per second
-    foreign_prompt: str = FOREIGN_PROMPT  # says something else
+    foreign_prompt: str = "a bowl of green soup on a wooden table, seen from above"  # says something else
 
 
 def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0) -> Trial:
@@ -37,13 +34,15 @@ def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, f
         cover = torch.sigmoid(-distance / 1.5)
         behind = wall.roll(-int(width / 8 * time), dims=-1).expand(3, -1, -1)
         frames.append(behind * (1 - cover) + torch.tensor([0.9, 0.1, 0.1])[:, None, None] * cover)
-    return Trial(to_uint8(torch.stack(frames) * 2 - 1), PROMPT, fps)
+    prompt = "a bright red ball flies from left to right in front of a grey stone wall"
+    return Trial(to_uint8(torch.stack(frames) * 2 - 1), prompt, fps)
 
 
-def noisy(video: Tensor, *, strength: float = 40.0) -> Tensor:
+def noisy(video: Tensor, strength: float = 40.0) -> Tensor:
     """The same clip under Gaussian noise of ``strength`` levels, always the same noise. Shape: that of ``video``."""
     generator = torch.Generator().manual_seed(0)
-    grain = (torch.randn(frame.shape, generator=generator) for frame in video)
-    # Frame by frame: a long clip in float32 would take gigabytes.
-    frames = [(f + strength * g).round().clamp(0, 255).to(torch.uint8) for f, g in zip(video.cpu(), grain)]
-    return torch.stack(frames).to(video.device)
+    noisy_frames = []
+    for frame in video.cpu():  # one by one: a long clip in float32 would take gigabytes
+        noise = strength * torch.randn(frame.shape, generator=generator)
+        noisy_frames.append((frame + noise).round().clamp(0, 255).to(torch.uint8))
+    return torch.stack(noisy_frames).to(video.device)

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import httpx
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import ScoreResult, ScorerUnavailable, Scores
+from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, ScorerUnavailable
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     check_texts,
@@ -21,8 +20,6 @@ from hyvideo.models.reward_models.service.protocol import (
 
 _MAX_ANSWER = 2**24  # bytes
 
-T = TypeVar("T")
-
 
 class RequestRefused(RuntimeError):
     """The service answers that this request is wrong: too large, or of another form."""
@@ -32,15 +29,13 @@ class _Busy(ValueError):
     """The service answers that it is busy; the second argument is after how many seconds to retry."""
 
 
-class RemoteScorer:
-    """Scores by services at several addresses, in turns.
+class RemoteScorer(Scorer):
+    """Scores by services at several addresses, ``http://host:port``, in turns.
 
     A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; a
     busy one is asked again after the seconds that it names.
 
     Args:
-        urls: ``http://host:port`` of each.
-        token: Bearer token, if the services need one.
         timeout: Seconds for one request, from the first byte sent to the last received.
         retries: Times that all services are tried again.
         backoff: Seconds before the first of them, or what a busy one asks for; each later one waits twice as long.
@@ -80,10 +75,6 @@ class RemoteScorer:
         if problem:
             raise ValueError(problem)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """Nothing: such measures need the scorer in this process."""
-        return {}
-
     def _ask(self, path: str, read, **content):
         """Result of ``read`` for the first good answer."""
         problems: dict[str, str] = {}
@@ -116,10 +107,13 @@ class RemoteScorer:
 
     def _post(self, url: str, **content) -> bytes:
         """The body of a good answer, within the timeout however slowly it comes, its headers too."""
+        loop = asyncio.new_event_loop()
         try:
-            response, body = _within(self.timeout, self._exchange(url, **content))
+            response, body = loop.run_until_complete(asyncio.wait_for(self._exchange(url, **content), self.timeout))
         except TimeoutError as error:
             raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
+        finally:
+            loop.close()  # not asyncio.run: it waits for a thread that looks up a name, however long that takes
         if response.status_code == 200:
             return body
         message = body[:500].decode(errors="replace")
@@ -140,15 +134,6 @@ class RemoteScorer:
                 if len(body) > _MAX_ANSWER:
                     raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
         return response, bytes(body)
-
-
-def _within(seconds: float, work: Coroutine[None, None, T]) -> T:
-    """Result of ``work``. Raises TimeoutError when it takes longer; it is cancelled then and its connection closed."""
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(asyncio.wait_for(work, seconds))
-    finally:
-        loop.close()  # not asyncio.run: it waits for a thread that looks up a name, however long that takes
 
 
 def _problem(body: bytes) -> str | None:

@@ -75,14 +75,12 @@ def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
 
 def _header(body: bytes) -> dict:
     length = int.from_bytes(body[:8], "little")
-    if not 0 < length <= min(_MAX_HEADER, len(body) - 8):
-        raise BadRequest("the body must be a safetensors file, got something else")
     try:
-        header = parse_json(body[8 : 8 + length])
-    except ValueError as error:
-        raise BadRequest(f"the header of the body is no JSON: {error}") from error
+        header = parse_json(body[8 : 8 + length]) if length <= min(_MAX_HEADER, len(body) - 8) else None
+    except ValueError:
+        header = None
     if not isinstance(header, dict):
-        raise BadRequest("the header of the body must be a JSON object")
+        raise BadRequest(f"the body must be a safetensors file with a header of at most {_MAX_HEADER} bytes")
     return header
 
 

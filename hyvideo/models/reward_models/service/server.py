@@ -49,11 +49,8 @@ class _QueuedVideo(NamedTuple):
 class Batcher:
     """Scores videos in one thread, in the order of their requests; those that arrive while it works go together.
 
-    A batch has one rate of frames. A request with more videos than fit is scored in several batches.
-
-    Args:
-        max_videos: In one call of the scorer.
-        wait: Seconds to wait for more videos.
+    A batch has one rate of frames and at most ``max_videos``, for which it waits ``wait`` seconds. A request with more
+    videos is scored in several batches.
     """
 
     def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):
@@ -242,10 +239,8 @@ async def _json_prompts(request: Request, limits: Limits) -> list[str]:
     try:
         content = parse_json(await _body(request, limits))
         return check_texts(content["prompts"])
-    except (TypeError, KeyError) as error:
-        raise HTTPException(422, 'the body must be {"prompts": [...]}') from error
-    except ValueError as error:
-        raise HTTPException(422, str(error)) from error
+    except (TypeError, KeyError, ValueError) as error:
+        raise HTTPException(422, f'the body must be {{"prompts": [...]}}: {error}') from error
 
 
 def _prometheus(batcher: Batcher, under_way: anyio.CapacityLimiter) -> str:

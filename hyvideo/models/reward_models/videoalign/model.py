@@ -9,16 +9,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, Settings, Weights
-from hyvideo.models.weight_files import shapes_of, shortened
+from hyvideo.models.reward_models.videoalign.checkpoint import LABEL, Settings, Weights, plain_name
+from hyvideo.models.weight_files import shortened
 
 
 class RewardModel(nn.Module):
-    """The frozen model on one device.
+    """The frozen model on one device; ``config`` is a ``Qwen2VLConfig``, its vocabulary cut to the weights'.
 
     Args:
-        config: ``Qwen2VLConfig``; its vocabulary is cut to the weights'.
-        reward_token_ids: Tokens of VQ, MQ and TA.
         merge_lora: Add the LoRA to the weights: fewer small products, and one more rounding.
         dtype: Precision of weights and arithmetic.
         rope_dtype: Precision that the rotary frequencies are rounded to.
@@ -37,6 +35,8 @@ class RewardModel(nn.Module):
         device: str | torch.device,
     ):
         from accelerate import init_empty_weights
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
         from transformers import Qwen2VLModel
 
         super().__init__()
@@ -44,26 +44,27 @@ class RewardModel(nn.Module):
         # Buffers have memory: no checkpoint holds the rotary frequencies.
         with init_empty_weights(include_buffers=False):
             model = Qwen2VLModel(config)
-        _refuse_misfits(shapes_of(model.state_dict()), weights.model)
-        lora = {name: tensor.to(device, dtype) for name, tensor in weights.lora.items()}
-        state = {name: tensor.to(device, dtype) for name, tensor in weights.model.items()}
-        if lora and merge_lora:
-            _merge(state, lora, settings.lora_scale)
+        if modules := sorted({name.partition(".lora_")[0] for name in weights.model if ".lora_" in name}):
+            rank = settings.lora_rank
+            lora = LoraConfig(r=rank, lora_alpha=settings.lora_scale * rank, target_modules=modules, lora_dropout=0.0)
+            inject_adapter_in_model(lora, model, low_cpu_mem_usage=True)
+        names = {plain_name(name): name for name in model.state_dict()}
+        _refuse_misfits({plain: model.get_parameter(name).shape for plain, name in names.items()}, weights.model)
+        state = {names[plain]: tensor.to(device, dtype) for plain, tensor in weights.model.items()}
         model.load_state_dict(state, strict=True, assign=True)
         model.to(device)
         _round_rotary(model, rope_dtype)
-        if lora and not merge_lora:
-            _inject(model, lora, settings)
+        for layer in model.modules() if merge_lora else ():
+            if isinstance(layer, LoraLayer):
+                layer.merge()
         self.model = model
         self.head = nn.Linear(*reversed(weights.head.shape), bias=False, device="meta")
         self.head.weight = nn.Parameter(weights.head.to(device, dtype))
         self.requires_grad_(False).eval()
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
-    ) -> Tensor:
+    def forward(self, **inputs: Tensor) -> Tensor:
         """Raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
-        return self.head(self.answers(input_ids, attention_mask, pixel_values_videos, video_grid_thw))[..., 0]
+        return self.head(self.answers(**inputs))[..., 0]
 
     def answers(
         self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
@@ -104,42 +105,13 @@ def _round_rotary(model: nn.Module, dtype: torch.dtype) -> None:
         model.visual.rotary_pos_emb = _RoundedVisionRotary(model.visual.rotary_pos_emb, dtype)
 
 
-def _inject(model: nn.Module, lora: Mapping[str, Tensor], settings: Settings) -> None:
-    """The LoRA beside the weights, in their precision, as the original runs it."""
-    from peft import LoraConfig, inject_adapter_in_model
-
-    modules = sorted({name.partition(".lora_")[0] for name in lora})
-    rank, scale = settings.lora_rank, settings.lora_scale
-    config = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=modules, lora_dropout=0.0)
-    inject_adapter_in_model(config, model)
-    parameters = dict(model.named_parameters())
-    adapters = {name for name in parameters if ".lora_" in name}
-    given = {name.replace(".weight", ".default.weight"): tensor for name, tensor in lora.items()}
-    if adapters != given.keys():
-        raise ValueError(f"{LABEL}: the LoRA is not whole: {shortened(sorted(adapters ^ given.keys()))}")
-    for name, tensor in given.items():
-        if parameters[name].shape != tensor.shape:
-            shapes = f"{tuple(tensor.shape)}, not {tuple(parameters[name].shape)}"
-            raise ValueError(f"{LABEL}: tensor {name} of the LoRA has shape {shapes}")
-        parameters[name].data = tensor
-
-
-def _merge(state: dict[str, Tensor], lora: Mapping[str, Tensor], scale: float) -> None:
-    for name, a in lora.items():
-        if ".lora_A." in name:
-            weight = name.replace(".lora_A.weight", ".weight")
-            b = lora[name.replace(".lora_A.", ".lora_B.")]
-            change = scale * (b.float() @ a.float())
-            state[weight] = (state[weight].float() + change).to(state[weight].dtype)
-
-
-def _refuse_misfits(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor]) -> None:
+def _refuse_misfits(expected: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
     problems = [f"tensor {name!r} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [f"tensor {name!r} is unexpected" for name in sorted(given.keys() - expected.keys())]
     problems += [
-        f"tensor {name!r} has shape {tuple(given[name].shape)}, the model needs {shape}"
+        f"tensor {name!r} has shape {tuple(given[name].shape)}, the model needs {tuple(shape)}"
         for name, shape in expected.items()
-        if name in given and tuple(given[name].shape) != shape
+        if name in given and given[name].shape != shape
     ]
     if problems:
         raise ValueError("\n  ".join([f"{LABEL}: the weights do not fit the base model:", *shortened(problems)]))

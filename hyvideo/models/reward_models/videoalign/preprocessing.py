@@ -20,21 +20,12 @@ TEMPORAL_PATCH = 2  # frames
 FACTOR = PATCH * MERGE
 MIN_PIXELS = 128 * FACTOR**2
 MIN_FRAMES, MAX_FRAMES = 4, 768
-# CLIP's, which Qwen2-VL was trained with
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None) -> list[int]:
     """Indices of the frames that are looked at: an even number, spread evenly, the first and the last among them.
 
-    Args:
-        video_fps: Frames per second of the clip.
-        fps: Frames per second to look at.
-        num_sampled: A number of frames, in place of ``fps``.
-
-    Raises:
-        ValueError: The clip has less than two frames, or fps is not positive.
+    Of a clip of ``video_fps`` frames per second ``fps`` are looked at, or ``num_sampled`` in all where that is given.
     """
     if num_frames < TEMPORAL_PATCH:
         raise ValueError(f"a clip needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
@@ -48,24 +39,14 @@ def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sa
     return torch.linspace(0, num_frames - 1, count).round().long().tolist()
 
 
-def resized(height: int, width: int, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
-    """The size nearest to an image's whose sides are multiples of 28 and whose area lies within the bounds.
-
-    The original does not look at the upper bound again after the lower one has enlarged an image; nor does this.
-    """
-    rounded = [max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width)]
-    if math.prod(rounded) > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        rounded = [math.floor(side / shrink / FACTOR) * FACTOR for side in (height, width)]
-    elif math.prod(rounded) < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        rounded = [math.ceil(side * grow / FACTOR) * FACTOR for side in (height, width)]
-    return rounded[0], rounded[1]
-
-
 def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> Tensor:
-    """Frames in a size that the model takes. Shape: uint8 (frames, 3, height, width)."""
-    size = resized(*frames.shape[-2:], max_pixels=max_pixels, min_pixels=min_pixels)
+    """Frames in the nearest size whose sides are multiples of 28 and whose area lies within the bounds.
+
+    Shape: uint8 (frames, 3, height, width). The upper bound is not looked at again after the lower one has enlarged.
+    """
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    size = smart_resize(*frames.shape[-2:], factor=FACTOR, min_pixels=min_pixels, max_pixels=max_pixels)
     if size == tuple(frames.shape[-2:]):
         return frames
     floats = F.interpolate(frames.float(), size, mode="bicubic", align_corners=False, antialias=True)
@@ -92,6 +73,8 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 @functools.cache
 def _normalised_levels() -> Tensor:
     """(level / 255 - mean) / std of each channel in the original's precisions. Shape: (3, 256)."""
+    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD  # which Qwen2-VL was trained with
+
     levels = (np.arange(256) * (1 / 255)).astype(np.float32)
-    rows = [(levels - np.float32(mean)) / np.float32(std) for mean, std in zip(MEAN, STD)]
+    rows = [(levels - np.float32(mean)) / np.float32(std) for mean, std in zip(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)]
     return torch.from_numpy(np.stack(rows))

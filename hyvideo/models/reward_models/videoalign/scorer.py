@@ -7,22 +7,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Scores
-from hyvideo.models.reward_models.videoalign.checkpoint import (
-    CheckpointMode,
-    base_config,
-    find_checkpoint,
-    read_weights,
-)
+from hyvideo.data.videos import check_clip, read_video
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores
+from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, CheckpointMode, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_TOKEN, check_prompt, question
 
-Precision = Literal["bf16", "fp32_math"]
 
-
-class VideoAlignScorer:
+class VideoAlignScorer(Scorer):
     """Scorer by the frozen reward model in the released layout.
+
+    Raises ValueError for files that are missing, damaged or do not fit, naming them.
 
     Args:
         root: Folder with model_config.json and checkpoint-*.
@@ -32,9 +28,6 @@ class VideoAlignScorer:
         merge_lora: Add the LoRA to the weights; a little faster, scores move by bf16's rounding.
         batch_size: Clips in one forward pass.
         base: Folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only.
-
-    Raises:
-        ValueError: Files are missing, damaged or do not fit, naming them.
     """
 
     dimensions = DIMENSIONS
@@ -46,7 +39,7 @@ class VideoAlignScorer:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.bfloat16,
-        precision: Precision | None = None,
+        precision: Literal["bf16", "fp32_math"] | None = None,
         merge_lora: bool = False,
         batch_size: int = 4,
         mode: CheckpointMode = "auto",
@@ -64,12 +57,11 @@ class VideoAlignScorer:
             checkpoint.tokenizer, padding_side="right", local_files_only=True
         )
         self.tokenizer.add_special_tokens({"extra_special_tokens": list(REWARD_TOKENS)})
-        config = Qwen2VLConfig.from_dict(base_config(checkpoint))
-        embedding = "language_model.embed_tokens.weight"
-        if embedding in weights.model:
+        config = Qwen2VLConfig.from_dict(checkpoint.config)
+        if EMBEDDING in weights.model:
             # The original cuts the embedding to the tokenizer's length.
-            weights.model[embedding] = weights.model[embedding][: len(self.tokenizer)]
-            config.text_config.vocab_size = len(weights.model[embedding])
+            weights.model[EMBEDDING] = weights.model[EMBEDDING][: len(self.tokenizer)]
+            config.text_config.vocab_size = len(weights.model[EMBEDDING])
         rounded = precision == "fp32_math" or dtype == torch.bfloat16
         self.model = RewardModel(
             config,
@@ -95,23 +87,13 @@ class VideoAlignScorer:
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True) -> list[Scores]:
         """VQ, MQ, TA and their sum of each clip; normalised to the statistics of the original's validation set.
 
-        Args:
-            videos: uint8. Shape of each: (frames, 3, height, width).
-            fps: Frames per second of the clips: it decides which frames are looked at.
-
-        Raises:
-            ValueError: A clip cannot be scored: too short, of another type, with a reserved prompt.
+        Shape of each clip: uint8 (frames, 3, height, width). ``fps`` decides which frames are looked at. Raises
+        ValueError for a clip that is too short or of another type, and for a reserved prompt.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
     def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
-        """Scores as of `score`, of video files, whose frames per second are in them.
-
-        Raises:
-            ValueError: A file cannot be read or does not say its frames per second.
-        """
-        from hyvideo.data.videos import read_video
-
+        """Scores as of `score`, of video files, whose frames per second are in them."""
         clips, rates = zip(*(read_video(path) for path in paths))
         return self._score(list(clips), prompts, list(rates), normalize)
 
@@ -128,15 +110,17 @@ class VideoAlignScorer:
 
     def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
         """The model's inputs for a batch, padded on the right."""
+        settings = self.settings
         pixels, grids, texts = [], [], []
         for video, prompt, rate in zip(videos, prompts, rates):
-            limits = {"max_pixels": self.settings.max_pixels, "min_pixels": self.settings.min_pixels}
+            check_clip(video)
+            frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
             # Resized where the original does it: a GPU rounds some of the pixels to another level.
-            frames = resize(self.sampled(video, rate), **limits)
-            values, grid = patches(frames.to(self.device))
+            small = resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
+            values, grid = patches(small.to(self.device))
             pixels.append(values)
             grids.append(grid)
-            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
+            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, settings.template))
         tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
         return {
             "input_ids": tokens.input_ids.to(self.device),
@@ -144,13 +128,6 @@ class VideoAlignScorer:
             "pixel_values_videos": torch.cat(pixels),
             "video_grid_thw": torch.tensor(grids, device=self.device),
         }
-
-    def sampled(self, video: Tensor, rate: float) -> Tensor:
-        """The frames that are looked at, on the CPU. Shape: uint8 (frames, 3, height, width)."""
-        if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3:
-            raise ValueError(f"a clip must be uint8 (frames, 3, height, width), got {video.dtype} {tuple(video.shape)}")
-        indices = frame_indices(len(video), rate, fps=self.settings.fps, num_sampled=self.settings.num_frames)
-        return video[indices].cpu()
 
     def doubts(self, num_frames: int, fps: float) -> list[str]:
         """Reasons why the scores of clips of this length may not mean what they should."""
@@ -168,11 +145,6 @@ class VideoAlignScorer:
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(DIMENSIONS, row))
-        constants = self.settings.normalisation
-        if normalize and constants:
+        if normalize and (constants := self.settings.normalisation):
             scores = {name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"] for name, v in scores.items()}
         return scores | {"Overall": sum(scores.values())}
-
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """Nothing: this scorer has no such measures."""
-        return {}

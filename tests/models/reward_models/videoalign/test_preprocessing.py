@@ -16,7 +16,6 @@ from hyvideo.models.reward_models.videoalign.preprocessing import (
     frame_indices,
     patches,
     resize,
-    resized,
 )
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "videoalign"
@@ -28,6 +27,12 @@ def sha(tensor):
     return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
 
 
+def size_of(height, width):
+    """The size that a clip of this size gets."""
+    frames = torch.zeros(1, 3, height, width, dtype=torch.uint8, device="meta")
+    return tuple(resize(frames, max_pixels=MAX_PIXELS).shape[-2:])
+
+
 @pytest.mark.parametrize("total, fps, count, indices", golden["tables"]["smart_nframes"])
 def test_the_frames_are_those_that_the_original_looks_at(total, fps, count, indices):
     chosen = frame_indices(total, fps)
@@ -37,7 +42,7 @@ def test_the_frames_are_those_that_the_original_looks_at(total, fps, count, indi
 
 @pytest.mark.parametrize("height, width, to_height, to_width", golden["tables"]["smart_resize"])
 def test_the_size_is_that_of_the_original(height, width, to_height, to_width):
-    assert resized(height, width, max_pixels=MAX_PIXELS) == (to_height, to_width)
+    assert size_of(height, width) == (to_height, to_width)
 
 
 def test_first_and_last_frame_are_always_looked_at_and_the_order_is_kept():
@@ -56,7 +61,7 @@ def test_sizes_are_multiples_of_28_and_of_a_bounded_area():
         size = rng.randint(28, 2000), rng.randint(28, 2000)
         if max(size) / min(size) > 20:
             continue
-        height, width = resized(*size, max_pixels=MAX_PIXELS)
+        height, width = size_of(*size)
         assert height % FACTOR == width % FACTOR == 0
         assert height * width >= MIN_PIXELS
         assert height * width <= MAX_PIXELS or size[0] * size[1] < MIN_PIXELS

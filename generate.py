@@ -121,7 +121,7 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
 def run(options: argparse.Namespace) -> None:
     check(options)
 
-    from hyvideo.config.run_plan import check_sampling  # what is heavy, only now
+    from hyvideo.config.rules import check_sampling  # what is heavy, only now
     from hyvideo.evaluation import generation
 
     requests = generation.read_or_make_requests(options.valid_video_csv, options.prompt, options.image_path)

@@ -128,8 +128,9 @@ def use_fastest_kernels() -> str:
     Without it torch chooses among its own kernels, which on Hopper include cuDNN's.
     """
     is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    if is_hopper and importlib.util.find_spec("flash_attn_interface"):
-        torch.nn.attention.activate_flash_attention_impl("FA3")
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # since torch 2.10
+    if is_hopper and activate and importlib.util.find_spec("flash_attn_interface"):
+        activate("FA3")
         return "FlashAttention 3"
     return "torch"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
+from tests.test_trainer import Redness
 
 CPU = torch.device("cpu")
 
@@ -41,3 +43,41 @@ def test_all_videos_that_are_to_be_kept_are_there(tmp_path, sp_size):
 def test_a_validation_video_has_its_own_size_or_that_of_a_rollout(tiny_config):
     assert tiny_config.validation_size == (tiny_config.data.height, tiny_config.data.width)
     assert tiny_config.with_settings(validation_height=32).validation_size == (32, tiny_config.data.width)
+
+
+VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
+
+
+def test_the_running_average_is_what_is_validated(tiny_config, mesh):
+    config = tiny_config.with_settings(**VALIDATED, ema_decay=0.9, learning_rate=1e-2)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    trainer.run_iteration()
+    seen = []
+    run = trainer.validation.run
+
+    def watched(iteration):
+        seen.append({name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()})
+        return run(iteration)
+
+    trainer.validation.run = watched
+    average = {name: tensor.clone() for name, tensor in trainer.policy.average.tensors().items()}
+    trainer.validate()
+    assert all(torch.equal(seen[0][name], average[name]) for name in average)
+    policy = trainer.policy.trained
+    assert not all(torch.equal(seen[0][name], policy[name]) for name in policy)  # which is in its place again
+
+
+def test_validation_noise_follows_its_own_seed_and_not_that_of_the_run(tiny_config, mesh):
+    def latents(**settings):
+        config = tiny_config.with_settings(**VALIDATED, validation_steps=2, **settings)
+        validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
+        drawn = []
+        validation.pipeline.sample_ode = lambda conditions, noise: drawn.append(noise) or noise
+        validation.videos(validation.rows())
+        return torch.cat(drawn)
+
+    first = latents()
+    assert torch.equal(latents(seed=7), first)
+    assert not torch.equal(latents(validation_seed=7), first)
+    assert len({row.sum().item() for row in first}) == len(first)  # each video has noise of its own

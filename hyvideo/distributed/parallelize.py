@@ -52,7 +52,8 @@ def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
     if how.compile:
         if how.compile_backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
             raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(how.compile_backend)}")
-        torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
+        limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+        setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)  # the second until torch 2.6
         for block in transformer.transformer_blocks:
             block.compile(backend=how.compile_backend)  # in one graph, unless the texts of a batch are unequal
     if how.shard:

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
@@ -36,19 +36,26 @@ def preflight(
     try:
         store = open_store(mesh, timeout_s=timeout_s)
         report = inspect_node(expected, mesh.rank, device, problem)
-        agree(store, mesh, "checks of the node", report, judge, timeout_s)
+        agree(store, mesh, "checks of the node", asdict(report), judge, timeout_s)
         if mesh.world_size > 1:
             failure = try_all_reduce(mesh, device, timeout_s, collective_timeout=collective_timeout)
             outcome = replace(report, problems=[failure] if failure else [])
-            agree(store, mesh, "all-reduce", outcome, problems_of, timeout_s)
+            agree(
+                store, mesh, "all-reduce", asdict(outcome), lambda answers: problems_of(reports_of(answers)), timeout_s
+            )
     except dist.DistError as error:
         raise ValueError(f"rank 0 did not answer within {timeout_s:g} s; see the log of its node") from error
 
 
-def judge(reports: list[NodeReport]) -> list[str]:
-    """What keeps these ranks from one run, in sentences; prints the table of the nodes."""
+def judge(answers: list[dict]) -> list[str]:
+    """What keeps the ranks of these reports from one run, in sentences; prints the table of the nodes."""
+    reports = reports_of(answers)
     print(table(reports), flush=True)
     return problems_of(reports)
+
+
+def reports_of(answers: list[dict]) -> list[NodeReport]:
+    return [NodeReport(**answer) for answer in answers]
 
 
 def problems_of(reports: list[NodeReport]) -> list[str]:

@@ -3,20 +3,17 @@
 No process group is needed, so this works before there is one, and where a collective would hang.
 """
 
+import json
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from typing import TypeVar
 
 import torch.distributed as dist
 
 from hyvideo.distributed.mesh import Mesh
-
-T = TypeVar("T")
 
 
 def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
@@ -42,19 +39,20 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
 
 
 def agree(
-    store: dist.Store, mesh: Mesh, stage: str, answer: T, judge: Callable[[list[T]], list[str]], timeout_s: float
+    store: dist.Store, mesh: Mesh, stage: str, answer: dict, judge: Callable[[list[dict]], list[str]], timeout_s: float
 ) -> None:
     """Raises ValueError on every rank where the main rank finds problems in the answers, with them on the main rank.
 
     Args:
         stage: Name of this agreement; each may be used once.
+        answer: Of this rank, as JSON can say it.
         judge: Gives the problems in the answers, which come in the order of the ranks; called on the main rank.
 
     Raises: DistError where the main rank does not answer.
     """
     keys = [f"{stage}/{rank}" for rank in range(mesh.world_size)]
     verdict, read = f"{stage}/verdict", [f"{key}/read" for key in keys]
-    store.set(keys[mesh.rank], pickle.dumps(answer))
+    store.set(keys[mesh.rank], json.dumps(answer))
     if not mesh.is_main:
         store.wait([verdict], timedelta(seconds=2 * timeout_s))  # the main rank may have come later, and waits then
         is_sound = store.get(verdict) == b"sound"
@@ -72,7 +70,7 @@ def agree(
             "for where it hangs"
         ]
     else:
-        problems = judge([pickle.loads(store.get(key)) for key in keys])
+        problems = judge([json.loads(store.get(key)) for key in keys])
     store.set(verdict, "problems" if problems else "sound")
     with suppress(dist.DistError):  # the store stays until the others have read it
         store.wait(read[1:], timedelta(seconds=5))

@@ -13,12 +13,10 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
-from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_without_effect, settings_without_effect
 from hyvideo.data.outside import brief
-from hyvideo.evaluation.reward_hacking.rule import MARKER, RewardHacking
-from hyvideo.records.run_folder import check_run_folder
+from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
 def main() -> int:
@@ -31,7 +29,7 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
     """The exit code: 2 for what is refused, 3 for reward hacking, that of `Stopped` after a signal, else 0."""
     try:
         check(config, processes.world_size())
-        check_folder(config.record)
+        check_output_dir(config.record)
         if print_config:
             plan = make_plan(config, processes.world_size())
             print(yaml.safe_dump(config.flat(), sort_keys=False))
@@ -68,12 +66,6 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     ranks.stop()
     return code
-
-
-def check_folder(record: RecordSettings) -> None:
-    """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
-    end_marker = MARKER if record.on_reward_hacking != "warn" else None
-    check_run_folder(record.output_dir, resumes=bool(record.resume_from_checkpoint), end_marker=end_marker)
 
 
 def build(config: Config, at_end: ExitStack):

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def read_measured(path: Path) -> dict:
-    """What measure_gradient_norms wrote. Raises ValueError for another file."""
+    """Content of the file of measure_gradient_norms. Raises ValueError for another file."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not {"sde_type", "num_steps", "steps"} <= content.keys():

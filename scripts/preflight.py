@@ -14,7 +14,7 @@ from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
-from post_train import check_folder
+from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 
 
 @refusals("preflight")
@@ -32,7 +32,7 @@ def main() -> int:
     device, problem = torch.device("cpu"), ""
     try:  # reported by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
-        check_folder(config.record)
+        check_output_dir(config.record)
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)

@@ -24,7 +24,7 @@ THINGS = {thing: number for number, floor in enumerate(FLOORS) for thing in floo
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_CONFIG_TAKERS = 30  # signatures with the whole Config; others take sections or numbers
-MAX_PRODUCT_LINES = 22_000
+MAX_PRODUCT_LINES = 18_000  # what is added raises it, to 22,000 in the end
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")
 
 
@@ -180,7 +180,7 @@ def test_the_product_stays_small():
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():
-    fragments = "of as from to on by for in at under after before whether where when how why which".split()
+    fragments = "of as from to on by for in at under after before whether where when how why which what".split()
     documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     beginnings = {
         f"{name_of(file)}.{node.name}": docstring.split()[0].strip(",.:").lower()

@@ -30,7 +30,7 @@ class Unused(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a setting beside name, type and default. A number is not negative but where it says so."""
+    """Facts of a setting beside name, type and default. A number is not negative but where it says so."""
 
     sentence: str
     decides: Decides

@@ -48,7 +48,7 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
         is_tolerance = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
         yield (
             f"clip_range {loss.clip_range:g}: with num_updates_per_rollout 1 every ratio is 1, and a clip never binds"
-            + ("; it is the gate's tolerance only" if is_tolerance else "")
+            + ("; it is the on-policy check's tolerance only" if is_tolerance else "")
         )
         steps = config.kl_strategy == "stepwise" or config.kl_strategy.startswith("dual")
         if steps and settings.kl_velocity == "log_ratio":

@@ -68,6 +68,7 @@ def _read_rows(path: str | Path) -> list[dict[str, str | None]]:
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
     try:
+        csv.field_size_limit(MAX_CSV_BYTES)  # a prompt has a limit of its own, other columns need none
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)  # else a quote that is not closed swallows the rows after it
             columns = list(reader.fieldnames or [])

@@ -112,6 +112,9 @@ def drop_after(output_dir: Path, iteration: int) -> None:
     """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(output_dir / "spool", ignore_errors=True)  # of earlier versions
+    for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
+        partial.unlink(missing_ok=True)
     for parent in (FOLDER, "samples", "rollouts"):
         for path in (output_dir / parent).glob("[0-9]*"):
             if path.name.isdigit() and int(path.name) > iteration:

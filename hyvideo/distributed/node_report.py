@@ -25,7 +25,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class NodeExpectations:
-    """What a run asks of every node."""
+    """Requirements of a run on every node."""
 
     settings: Mapping[str, object]  # by flag
     files: Mapping[str, str]  # paths, by the flag that names them: a prompt more would give a rank other prompts

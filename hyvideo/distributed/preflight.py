@@ -30,7 +30,7 @@ def preflight(
 
     Args:
         collective_timeout: Of the process group that it joins, in seconds.
-        timeout_s: For which it waits for a rank, and for an all-reduce.
+        timeout_s: For which it waits for a rank; five times that for the first all-reduce.
         problem: Of the caller on this rank; reported with the rest.
     """
     try:
@@ -38,17 +38,16 @@ def preflight(
         report = inspect_node(expected, mesh.rank, device, problem)
         agree(store, mesh, "checks of the node", asdict(report), judge, timeout_s)
         if mesh.world_size > 1:
-            failure = try_all_reduce(mesh, device, timeout_s, collective_timeout=collective_timeout)
+            limit = min(collective_timeout, 5 * timeout_s)  # the first collective sets all connections up
+            failure = try_all_reduce(mesh, device, limit, collective_timeout=collective_timeout)
             outcome = replace(report, problems=[failure] if failure else [])
-            agree(
-                store, mesh, "all-reduce", asdict(outcome), lambda answers: problems_of(reports_of(answers)), timeout_s
-            )
+            agree(store, mesh, "all-reduce", asdict(outcome), lambda sent: problems_of(reports_of(sent)), limit)
     except dist.DistError as error:
         raise ValueError(f"rank 0 did not answer within {timeout_s:g} s; see the log of its node") from error
 
 
 def judge(answers: list[dict]) -> list[str]:
-    """What keeps the ranks of these reports from one run, in sentences; prints the table of the nodes."""
+    """Problems that keep the ranks of these reports from one run; prints the table of the nodes."""
     reports = reports_of(answers)
     print(table(reports), flush=True)
     return problems_of(reports)
@@ -59,7 +58,7 @@ def reports_of(answers: list[dict]) -> list[NodeReport]:
 
 
 def problems_of(reports: list[NodeReport]) -> list[str]:
-    """What keeps these ranks from one run, in sentences."""
+    """Problems that keep these ranks from one run, in sentences."""
     by_problem = _grouped((problem, report) for report in reports for problem in report.problems)
     by_gpu = _grouped((report.gpu_id, report) for report in reports if report.gpu_id)
     keys = dict.fromkeys(key for report in reports for key in report.compared)

@@ -63,8 +63,9 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
     missing = set(targets)
     for name, weight in weights:
         target = targets[name]
-        full = torch.empty(weight.shape, dtype=target.dtype, device=device)
-        if not weight.is_meta:  # on the rank that reads
+        if weight.is_meta:  # on the ranks that do not read
+            full = torch.empty(weight.shape, dtype=target.dtype, device=device)
+        else:
             full = weight.to(device, target.dtype)
         if isinstance(target, DTensor):
             shard = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)

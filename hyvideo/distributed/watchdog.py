@@ -95,9 +95,10 @@ class Watchdog:
             store = dist.PrefixStore("watchdog", open_store(self.mesh, timeout_s=_CONNECT_S))
         except dist.DistError:
             store = None
-        is_last = False
+        is_last, pause = False, 0.0  # the first heartbeat at once
         while not is_last:
-            is_last = self._stopped.wait(self.beat_s)
+            is_last = self._stopped.wait(pause)
+            pause = self.beat_s
             stay = Stay(ENDED, self._stay.iteration, time.monotonic()) if is_last else self._stay
             heartbeat = self._heartbeat(stay)
             self._show_stack(stay, heartbeat)

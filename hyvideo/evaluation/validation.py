@@ -28,7 +28,7 @@ from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.records.contact_sheet import before_after
-from hyvideo.records.run_files import evenly_spaced, score_entry, told_if_unwritable, write_json, write_videos
+from hyvideo.records.run_files import evenly_spaced, reported_if_unwritable, score_entry, write_json, write_videos
 
 FOLDER = "samples"
 
@@ -84,7 +84,7 @@ class Validation:
         stats = ValidationStats(iteration, measures, spreads | reward_spread(rewards))
         hacking = self.watch.look(stats)
         names = self._keep(iteration, videos)
-        with told_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
+        with reported_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
                 self._record(iteration, rewards, names)
                 write_validation(self.folder(iteration), stats, self.watch.shifts, self.made_with)
@@ -151,7 +151,7 @@ class Validation:
         rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # one done twice kept once
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
-        with told_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
+        with reported_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
             names = write_videos(self.folder(iteration), kept, self.fps)
         return {row: name for part in all_objects(names, self.mesh) for row, name in part.items()}
 

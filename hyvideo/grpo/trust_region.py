@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from torch import Tensor
 
 STRATEGIES = ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")
-SCHEDULES = ("constant", "two_stage", "adaptive")
-FEEDBACKS = ("paper", "lagrangian")
 
 
 def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hyvideo.data.outside import replacing
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward
 
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
@@ -38,7 +38,7 @@ def score_entry(
     prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
 ) -> dict:
     """One object of scores.json; ``number`` is the video's among all. A number that is not there is null."""
-    scores = dict.fromkeys(("VQ", "MQ", "TA")) | {name: _or_none(value) for name, value in reward.scores.items()}
+    scores = dict.fromkeys(DIMENSIONS) | {name: _or_none(value) for name, value in reward.scores.items()}
     return {
         "number": number,
         "prompt": prompt,
@@ -64,7 +64,7 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 
 @contextmanager
-def told_if_unwritable(what: str) -> Iterator[None]:
+def reported_if_unwritable(what: str) -> Iterator[None]:
     """Context for records that training can do without: a full disk is reported, and is no end."""
     try:
         yield

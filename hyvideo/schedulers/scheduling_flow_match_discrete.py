@@ -170,6 +170,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
         """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""
+        if not self._levels:
+            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
             raise ValueError(f"timestep must be one number or one for each of {batch} samples, got {len(values)}")

@@ -1,4 +1,4 @@
-"""Going on with a run: which of its settings may be others now, and which would make it another run.
+"""The state of a run: what a checkpoint holds, and which settings may differ where it is taken up.
 
 What is about the machine, the records or the layout may change. What the rollouts, rewards, loss or updates depend on
 may not, unless ``allow_changed_settings`` is set.

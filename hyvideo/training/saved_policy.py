@@ -21,7 +21,7 @@ LORA_FOLDER = "lora"
 
 
 def write_model_file(transformer: nn.Module, folder: Path) -> None:
-    """What the transformer is, beside its tensors."""
+    """Writes what the transformer is, beside its tensors."""
     settings = {name: value for name, value in transformer.config.items() if name != "_name_or_path"}
     (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
@@ -78,8 +78,9 @@ def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -
 
 def _transformer_folder(folder: Path) -> Path:
     """Folder of a transformer as ``save_pretrained`` writes it, in a folder or that itself."""
-    if candidate := loading.find_transformer(folder):
-        return candidate
+    for candidate in (loading.find_transformer(folder), folder):
+        if candidate and (candidate / "config.json").is_file():
+            return candidate
     raise ValueError(
         f"a policy is a checkpoint of a run, or a transformer's own folder with a config.json; {folder} is neither"
     )

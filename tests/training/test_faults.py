@@ -43,7 +43,7 @@ RUN = SETTINGS | {
     "save_asynchronously": "false",
     "kl_strategy": "dual_moving",
     "update_ref_model_step": 6,
-    "lora_rank": 2,  # small checkpoints; tests/test_resuming.py has the other kinds
+    "lora_rank": 2,  # small checkpoints; test_run_state.py has the other kinds
     "ema_decay": 0.0,
     "resume_from_checkpoint": "latest",
 }

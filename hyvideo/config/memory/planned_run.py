@@ -45,7 +45,7 @@ class PlannedRun:
 
     @property
     def checkpointing(self) -> str:
-        """What the backward pass computes again: ``none``, ``selective`` (all but attention), ``full``."""
+        """Recomputation in the backward pass: ``none``, ``selective`` (all but attention), ``full``."""
         return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
 
     @property

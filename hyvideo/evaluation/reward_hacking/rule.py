@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from hyvideo.config.sections import RecordSettings
+from hyvideo.records.run_folder import check_run_folder
+
 MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
 REWARD = "reward"
 REWARD_RISE = 0.25  # base spreads: less is no success that could have been bought
@@ -140,3 +143,9 @@ def _standard_error(name: str, base: ValidationStats, now: ValidationStats) -> f
     if before <= 3 or after == 0:
         return math.inf
     return math.sqrt((1 / before + 1 / after) * before / (before - 3))
+
+
+def check_output_dir(settings: RecordSettings) -> None:
+    """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
+    end_marker = MARKER if settings.on_reward_hacking != "warn" else None
+    check_run_folder(settings.output_dir, resumes=bool(settings.resume_from_checkpoint), end_marker=end_marker)

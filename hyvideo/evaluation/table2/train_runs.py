@@ -12,6 +12,7 @@ from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.data.prompts import read_requests
+from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
 from hyvideo.models.reward_models.rewards import SCORERS
 
@@ -39,6 +40,7 @@ def plan_run(study: Study, run: TableRun) -> RunPlan:
     config = study.config(run)
     world_size = max(1, study.num_gpus)
     check(config, world_size)
+    check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name the held-out prompts that the table is measured on, got nothing")
     plan = make_plan(config, world_size)

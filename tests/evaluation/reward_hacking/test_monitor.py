@@ -16,7 +16,7 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import run_summary
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_history, read_validation, write_validation
-from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats
+from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats, check_output_dir
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -99,8 +99,8 @@ def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
     # A launcher that starts what has failed again must not train on; who has looked may.
     again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
     with pytest.raises(ValueError, match="ended for reward hacking .*delete .*reward_hacking.json or take"):
-        post_train.check_folder(again.record)
-    post_train.check_folder(again.with_settings(on_reward_hacking="warn").record)
+        check_output_dir(again.record)
+    check_output_dir(again.with_settings(on_reward_hacking="warn").record)
     # The history survives the resume: the next validation is judged against the base of the first run.
     with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
         trainer_of(again, mesh).train()

@@ -42,6 +42,15 @@ LAYOUTS = {
         "gradient_sync": "last",
         "reshard_after_forward": False,
     },
+    "fsdp 4, reduced once, kept gathered, anchor in training, selective": {
+        "batch_size": 2,
+        **FSDP,
+        "gradient_sync": "last",
+        "reshard_after_forward": False,
+        "kl_compute_mode": "training_phase",
+        "enable_gradient_checkpointing": True,
+        "activation_checkpointing": "selective",
+    },
     "fsdp 4, anchor in training, selective": {
         "batch_size": 2,
         **FSDP,
@@ -54,8 +63,7 @@ LAYOUTS = {
 ESSENTIAL = (
     "dp 4, half the batch twice",
     "fsdp 2 x sp 2, two copies",
-    "fsdp 4, gradients reduced once, kept gathered",
-    "fsdp 4, anchor in training, selective",
+    "fsdp 4, reduced once, kept gathered, anchor in training, selective",
 )
 COMPARED = (
     "reward/mean",

@@ -54,36 +54,52 @@ def metrics(folder):
     return [{name: v for name, v in line.items() if not name.startswith(("time/", "memory/"))} for line in lines]
 
 
-@pytest.mark.parametrize(
-    "kind, later", [({}, (1,)), pytest.param(LORA, (2, 1), marks=pytest.mark.slow)], ids=["full", "lora"]
-)
-def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, kind, later):
-    run, again = str(tmp_path / "run"), {number: tmp_path / f"again{number}" for number in (4, *later)}
-    first = str(tmp_path / "run" / "checkpoints" / "000001")
-    of_four = LAYOUTS["4"] | kind
-    launch(f"{MODULE}:train_each", 4, [[run, of_four, 2, ""], [str(again[4]), of_four, 2, first]])
-    for number in later:
-        launch(f"{MODULE}:train", number, str(again[number]), LAYOUTS[str(number)] | kind, 2, first)
-    unbroken = load_file(tmp_path / "run" / "tensors.safetensors")
-    for number, folder in again.items():
-        found = load_file(folder / "tensors.safetensors")
-        assert found.keys() == unbroken.keys()
-        worst = max((found[name] - tensor).abs().max().item() for name, tensor in unbroken.items())
-        assert worst == 0 if number == 4 else worst <= 1e-6, (number, worst)
-    assert [line["iteration"] for line in metrics(again[1])] == [2]
-    assert metrics(again[4]) == metrics(tmp_path / "run")[1:]
+@pytest.fixture(scope="module")
+def run_of_four(tmp_path_factory):
+    """Folder of an unbroken run of four ranks, and that of one which goes on from its first checkpoint."""
+    run, again = (tmp_path_factory.mktemp(name) for name in ("run", "again"))
+    first = str(run / "checkpoints" / "000001")
+    launch(f"{MODULE}:train_each", 4, [[str(run), LAYOUTS["4"], 2, ""], [str(again), LAYOUTS["4"], 2, first]])
+    return run, again
 
 
-def test_the_policy_of_a_sharded_run_is_read_by_one_process(tmp_path):
+def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, run_of_four):
+    run, again = run_of_four
+    first = str(run / "checkpoints" / "000001")
+    launch(f"{MODULE}:train", 1, str(tmp_path), LAYOUTS["1"], 2, first)
+    assert worst_difference(run, again) == 0 and worst_difference(run, tmp_path) <= 1e-6
+    assert [line["iteration"] for line in metrics(tmp_path)] == [2]
+    assert metrics(again) == metrics(run)[1:]
+
+
+@pytest.mark.slow
+def test_a_lora_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path):
+    run, again = tmp_path / "run", {number: tmp_path / f"again{number}" for number in (4, 2, 1)}
+    first = str(run / "checkpoints" / "000001")
+    of_four = LAYOUTS["4"] | LORA
+    launch(f"{MODULE}:train_each", 4, [[str(run), of_four, 2, ""], [str(again[4]), of_four, 2, first]])
+    for number in (2, 1):
+        launch(f"{MODULE}:train", number, str(again[number]), LAYOUTS[str(number)] | LORA, 2, first)
+    assert worst_difference(run, again[4]) == 0
+    assert max(worst_difference(run, again[number]) for number in (2, 1)) <= 1e-6
+
+
+def worst_difference(one, other):
+    """Largest difference of two numbers that the runs hold."""
+    expected, tensors = (load_file(folder / "tensors.safetensors") for folder in (one, other))
+    assert expected.keys() == tensors.keys()
+    return max((tensors[name] - tensor).abs().max().item() for name, tensor in expected.items())
+
+
+def test_the_policy_of_a_sharded_run_is_read_by_one_process(run_of_four):
     """Of the running average too, which then is the policy."""
     import torch
 
     from hyvideo.training import saved_policy
 
-    run = tmp_path / "run"
-    launch(f"{MODULE}:train", 2, str(run), LAYOUTS["2"], 1, "")
+    run, _ = run_of_four
     tensors = load_file(run / "tensors.safetensors")
-    folder = run / "checkpoints" / "000001"
+    folder = run / "checkpoints" / "000002"
     saved_policy.check_policy("assets/miniature", "miniature", folder)
     model = saved_policy.load(folder, root=Path("assets/miniature"), version="miniature", dtype=torch.float32)
     for name, tensor in model.state_dict().items():

@@ -200,11 +200,8 @@ class PolicyUpdate:
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
             if is_checked and number in (0, len(passes) - 1):  # soon, and before anything is changed
                 self.on_policy_check(rollouts, passes, deviations, iteration)
-        num_steps = rollouts.trained_steps.shape[1]
-        num_rows = sum(len(rows) for rows, _ in passes) // num_steps
-        self.cost.forwards += (
-            num_rows * num_steps * self.config.num_branches * training_forwards(self.config.distributed)
-        )
+        num_pairs = sum(len(rows) for rows, _ in passes)
+        self.cost.forwards += num_pairs * self.config.num_branches * training_forwards(self.config.distributed)
         return sums, torch.stack(deviations)
 
     def terms(self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None) -> LossTerms:

@@ -39,6 +39,12 @@ class DataSettings:
 
     prompts_csv: str = learning("", "CSV with a column `prompt`, and perhaps `ref_image_path`: what to train on.")
     valid_video_csv: str = records("", "CSV of the same kind: what to validate on; none by default.", measured=True)
+    negative_prompt: str = learning(
+        "",
+        "Prompt of the branch that guidance leads away from, in training and validation.",
+        no.GUIDANCE,
+        measured=True,
+    )
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
     sample_n_frames: int = learning(81, "Frames of a rollout; 4n + 1.", at_least=1, measured=True)
@@ -198,6 +204,7 @@ class OptimizerSettings:
     )
     lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
+    pretrained_lora_path: str = learning("", "File or folder of a LoRA that the run starts from.")
     lora_target_modules: str = learning(
         "", "Regular expression of the modules that get a LoRA; all matrices of the blocks by default."
     )
@@ -260,6 +267,19 @@ class RecordSettings:
     validation_seed: int = records(930, "Seed of the validation noise, always the same.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
     validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
+    validation_num_frames: int = records(
+        0, "Frames of a validation video, 4n + 1; 0 is a rollout's.", no.VALIDATION, measured=True
+    )
+    validation_shift: float | None = records(
+        None,
+        "Shift of the schedule in validation; that of the rollouts by default.",
+        no.VALIDATION,
+        above=0,
+        measured=True,
+    )
+    validate_at_step0: bool = records(
+        True, "Validate the base policy before the first iteration; else there is no before and after.", no.VALIDATION
+    )
     validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION, measured=True)
     validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION, measured=True)
     on_reward_hacking: Literal["warn", "stop"] = records(

@@ -96,6 +96,6 @@ def _strength_of_kl(
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
     steps = stochastic_transitions(rollout)
     norms = [log_prob_grad_norm(rollout.sde_type, step) for step in steps]
-    balance = [statistics.median(norms) / norm if is_balanced else 1.0 for norm in norms]
+    balance = [statistics.median_low(norms) / norm if is_balanced else 1.0 for norm in norms]
     scales = [2 * step.std**2 if rollout.sde_type == "cps" else 1.0 for step in steps]
     return settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))

@@ -11,7 +11,8 @@ from torch import Tensor
 def balancing_factors(grad_norms: Tensor, *, eps: float = 1e-8) -> Tensor:
     """``S_t = median(N) / (N_t + eps)``, the median over the stochastic steps; 0 where N_t is 0.
 
-    Of an even number of steps the median is the mean of the two in the middle.
+    Of an even number of steps the median is the lower of the two in the middle, as ``torch.median`` takes it in the
+    code that made the paper's numbers.
 
     Args:
         grad_norms: Gradient norm of each step, 0 at deterministic ones. Shape: (steps,).
@@ -19,5 +20,5 @@ def balancing_factors(grad_norms: Tensor, *, eps: float = 1e-8) -> Tensor:
     is_stochastic = grad_norms > 0
     if not is_stochastic.any():
         return torch.zeros_like(grad_norms)
-    median = grad_norms[is_stochastic].quantile(0.5)
+    median = grad_norms[is_stochastic].median()
     return torch.where(is_stochastic, median / (grad_norms + eps), 0.0)

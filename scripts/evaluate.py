@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, config: Config) -> None:
         options.out / "scores.json", evaluation, identity | {"settings": evaluation_settings(config.flat())}
     )
     write_scores_csv(options.out / "scores.csv", evaluation)
-    print(f"{len(evaluation.videos)} videos; mean and 95 % bootstrap interval over prompts")
+    print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
     print(as_text(summarise(evaluation)))
     print(f"written to {options.out}")
 

@@ -7,8 +7,9 @@
     python -m scripts.reproduce_table2 ... --only_table                                 of what is finished by now
 
 A cell that has begun goes on where it stopped; a finished one is not run again. Cells are <setting>-<method>-<kl>-eq|
-noeq-seed<k>. Leaves cells/, scores/, logs/, results.json, table2.md, table2.csv and table2.tex in --out. Ends with 1
-when a cell failed.
+noeq-seed<k>. Leaves cells/, scores/, logs/, results.json, table2.md, .csv and .tex, and paired differences between its
+rows, comparisons.md and .csv, in --out. A verdict takes two seeds at least, and five to be worth much. Ends with 1 when
+a cell failed.
 """
 
 import argparse
@@ -83,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
         evaluate_runs(study, runs)
     else:
         write_results(study, runs)
-        print((study.out / "table2.md").read_text(encoding="utf-8"))
+        for name in ("table2.md", "comparisons.md"):
+            print((study.out / name).read_text(encoding="utf-8"))
     for run, log in failed.items():
         print(f"failed: {run.name}, see {log}", file=sys.stderr)
     return 1 if failed else 0

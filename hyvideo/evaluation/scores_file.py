@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
-from hyvideo.evaluation.table2.bootstrap import Interval, bootstrap_interval
+from hyvideo.evaluation.table2.intervals import Interval, t_interval
 from hyvideo.grpo.metrics import DIMENSIONS
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import write_json, write_text
@@ -61,15 +61,15 @@ class Evaluation:
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Interval]:
-    """Mean and bootstrap interval over the prompts of every score, and the measures that only the set has."""
+    """Mean and t interval over the prompts of every score, and the measures that only the set has, without one."""
     entries = [entry.items() for entry in evaluation.videos]
     names = dict.fromkeys(name for items in entries for name, value in items if isinstance(value, (int, float)))
     summary = {}
     for name in (name for name in names if name not in NOT_SCORES):
         values = by_prompt(evaluation.videos, lambda entry, name=name: entry.get(name))
-        summary[name] = bootstrap_interval(np.array([list(values.values())]))
+        summary[name] = t_interval(np.array([list(values.values())]))
     of_set = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
-    return summary | {name: Interval(value, value, value) for name, value in of_set.items()}
+    return summary | {name: t_interval(np.array([[value]])) for name, value in of_set.items()}
 
 
 def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) -> dict[int, float]:
@@ -94,7 +94,7 @@ def as_text(summary: dict[str, Interval]) -> str:
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:
     """Writes one JSON file; ``identity`` says what was evaluated, and under which settings."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    summary = {name: asdict(value) for name, value in summarise(evaluation).items()}
+    summary = {name: value.as_json() for name, value in summarise(evaluation).items()}
     content = {"of": identity, "summary": summary, "measures": evaluation.measures, "videos": evaluation.videos}
     write_json(path, content)
 

@@ -9,7 +9,7 @@ import torch
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.scores_file import Evaluation, summarise
-from hyvideo.evaluation.table2.table import true_reward
+from hyvideo.evaluation.table2.table import weighted_reward
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from scripts import evaluate
 
@@ -61,7 +61,7 @@ def test_the_measured_truth_stands_beside_the_learned_scores(score):
     flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
     _, scores = score(*flags, "--reward_model", "videoalign_local")
     assert all({"true/VQ", "true/MQ", "true/TA", "all_correct"} <= entry.keys() for entry in scores["videos"])
-    assert all(true_reward(entry, "A") is not None for entry in scores["videos"])
+    assert all(weighted_reward(entry, "A", "true/") is not None for entry in scores["videos"])
 
 
 def test_videos_are_scored_with_the_prompts_beside_them(score, folder):

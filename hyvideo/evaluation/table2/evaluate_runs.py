@@ -1,10 +1,9 @@
-"""Evaluates the finished runs and the base model, and writes Table 2 from their scores.
+"""Evaluates the finished runs and the base model, and writes Table 2 and its comparisons from their scores.
 
 <out>/cells/<run>/         runs of post_train.py         <out>/logs/<run>.log    their output
-<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, table2.csv, table2.tex
+<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, .csv, .tex, comparisons.md, .csv
 """
 
-import math
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from hyvideo.config.identity import evaluation_settings
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
+from hyvideo.evaluation.table2.comparisons import Comparison, compare, write_comparisons
 from hyvideo.evaluation.table2.runs import Study, TableRun, progress
 from hyvideo.evaluation.table2.table import Table, make_table
 from hyvideo.evaluation.table2.table_files import write_table
@@ -48,15 +48,23 @@ def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[
 
 
 def write_results(study: Study, runs: list[TableRun]) -> None:
-    """Evaluates what is finished and writes the table and results.json."""
+    """Evaluates what is finished and writes the table, the comparisons and results.json."""
     base, evaluations = evaluate_runs(study, runs)
     table = make_table(base, runs, evaluations)
+    comparisons = compare(runs, evaluations)
     write_table(table, study.out)
-    write_json(study.out / "results.json", _results(study, base, evaluations, table))
+    write_comparisons(comparisons, study.out)
+    write_json(study.out / "results.json", _results(study, base, evaluations, table, comparisons))
 
 
-def _results(study: Study, base: Evaluation, evaluations: dict[TableRun, Evaluation], table: Table) -> dict:
-    """Content of results.json: the table's numbers and the scores of every video, for programs."""
+def _results(
+    study: Study,
+    base: Evaluation,
+    evaluations: dict[TableRun, Evaluation],
+    table: Table,
+    comparisons: list[Comparison],
+) -> dict:
+    """Content of results.json: numbers of the table and the comparisons, and the scores of every video, for programs."""
     return {
         "config": study.config_file,
         "extra": study.extra,
@@ -69,9 +77,15 @@ def _results(study: Study, base: Evaluation, evaluations: dict[TableRun, Evaluat
                 "setting": setting,
                 "measure": column,
                 "seeds": table.num_seeds[row, setting],
-                **{name: number if math.isfinite(number) else None for name, number in asdict(value).items()},
+                **value.as_json(),
             }
             for (row, setting, column), value in table.values.items()
+        ],
+        "comparisons": [
+            asdict(comparison)
+            | {"differences": {name: value.as_json() for name, value in comparison.differences.items()}}
+            | {"reading": comparison.reading}
+            for comparison in comparisons
         ],
         "base": {"measures": base.measures, "videos": base.videos},
         "cells": {

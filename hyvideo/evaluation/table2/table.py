@@ -1,7 +1,7 @@
 """Table 2 from evaluations: rows sampler x trust region (x equalizer), columns per reward setting, mean and interval.
 
-Measures of a video (Overall, VQ, ..., the true reward) get a bootstrap interval over prompts x training seeds; measures
-of a whole set (the Frechet distance) have one value a seed, and get the smallest and the largest.
+Measures of a video (Overall, VQ, ..., the true reward) get a t interval over training seeds and prompts; measures of a
+whole set (the Frechet distance) have one value a seed, and get one over seeds.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import numpy as np
 
 from hyvideo.config.settings import REWARD_PRESETS
 from hyvideo.evaluation.scores_file import Evaluation, by_prompt
-from hyvideo.evaluation.table2.bootstrap import Interval, bootstrap_interval
+from hyvideo.evaluation.table2.intervals import Interval, t_interval
 from hyvideo.evaluation.table2.runs import METHODS, SETTINGS, TableRun
 
 
@@ -24,21 +24,28 @@ class Column:
     higher_is_better: bool = True
 
     def of_video(self, entry: dict, setting: str) -> float | None:
-        return true_reward(entry, setting) if self.name == TRUE_REWARD else entry.get(self.name)
+        if self in (REWARD, TRUE_REWARD):
+            return weighted_reward(entry, setting, "true/" if self == TRUE_REWARD else "")
+        return entry.get(self.name)
+
+    def by_prompt(self, evaluation: Evaluation, setting: str) -> dict[int, float]:
+        """Mean of each prompt that has a value; a measure of a whole set is as one of a single prompt."""
+        if not self.of_set:
+            return by_prompt(evaluation.videos, lambda entry: self.of_video(entry, setting))
+        value = evaluation.measures.get(self.of_set)
+        return {} if value is None else {0: value}
 
 
-def true_reward(entry: dict, setting: str) -> float | None:
-    """The reward with the measured truth in the place of the scorer's opinion."""
+def weighted_reward(entry: dict, setting: str, prefix: str = "") -> float | None:
+    """The reward of a setting; with ``true/`` as prefix, of the measured truth in place of the scorer's opinion."""
     weights = REWARD_PRESETS[SETTINGS[setting]]
-    values = [entry.get(f"true/{name}") for name in weights]
+    values = [entry.get(f"{prefix}{name}") for name in weights]
     return None if None in values else sum(weight * value for weight, value in zip(weights.values(), values))
 
 
-TRUE_REWARD = "True reward"
-COLUMNS = (
-    *map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore", TRUE_REWARD)),
-    Column("Frechet distance", of_set="frechet_distance", higher_is_better=False),
-)
+REWARD, TRUE_REWARD = Column("Reward"), Column("True reward")
+FRECHET = Column("Frechet distance", of_set="frechet_distance", higher_is_better=False)
+COLUMNS = (*map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore")), TRUE_REWARD, FRECHET)
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,8 @@ def make_table(base: Evaluation, runs: list[TableRun], evaluations: dict[TableRu
         of_row = of_row if row.method else [base]
         num_seeds[row, setting] = len(of_row)
         for column in COLUMNS if of_row else ():
-            interval = _interval(column, setting, of_row)
-            if interval is not None and np.isfinite(interval.mean):
+            interval = over_seeds([column.by_prompt(evaluation, setting) for evaluation in of_row])
+            if np.isfinite(interval.mean):
                 values[row, setting, column.name] = interval
     present = {name for _, _, name in values}
     return Table(
@@ -108,11 +115,7 @@ def make_table(base: Evaluation, runs: list[TableRun], evaluations: dict[TableRu
     )
 
 
-def _interval(column: Column, setting: str, evaluations: list[Evaluation]) -> Interval | None:
-    if column.of_set:
-        values = [evaluation.measures.get(column.of_set) for evaluation in evaluations]
-        finite = [value for value in values if value is not None]
-        return Interval(float(np.mean(finite)), min(finite), max(finite)) if finite else None
-    tables = [by_prompt(e.videos, lambda entry: column.of_video(entry, setting)) for e in evaluations]
+def over_seeds(tables: list[dict[int, float]]) -> Interval:
+    """Mean and interval of values by prompt, a table for each seed."""
     prompts = sorted(set().union(*tables))
-    return bootstrap_interval(np.array([[table.get(prompt, np.nan) for prompt in prompts] for table in tables]))
+    return t_interval(np.array([[table.get(prompt, np.nan) for prompt in prompts] for table in tables]))

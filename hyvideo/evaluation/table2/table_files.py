@@ -2,13 +2,14 @@
 
 import csv
 import io
+import math
 from pathlib import Path
 
+from hyvideo.evaluation.table2.intervals import Interval
 from hyvideo.evaluation.table2.runs import SETTINGS
 from hyvideo.evaluation.table2.table import Column, RowKey, Table
 from hyvideo.records.run_files import write_text
 
-FEW_SEEDS = 5  # of fewer the bootstrap misses much of their variance: a factor (seeds - 1) / seeds
 KL_LABELS = {"none": "none", "fixed": "fixed", "dual_moving": "dual moving", "dual_fixed": "dual fixed"}
 
 
@@ -22,16 +23,16 @@ def write_table(table: Table, folder: Path) -> list[Path]:
 
 
 def as_markdown(table: Table) -> str:
-    heads = _row_heads(table) + [f"{setting}: {column.name}" for setting, column in _columns(table)]
+    heads = _row_heads(table) + ["Seeds"] + [f"{setting}: {column.name}" for setting, column in _columns(table)]
     rows = [heads, ["---"] * len(heads)]
     for row in table.rows:
         cells = [_cell(table, row, *place, bold="**{}**", minus="-") for place in _columns(table)]
-        rows.append(_row_labels(table, row) + cells)
+        rows.append(_row_labels(table, row) + [_seeds(table, row)] + cells)
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes(table)]) + "\n"
 
 
 def as_csv(table: Table) -> str:
-    """Mean, low and high of each column; empty where there is nothing."""
+    """Number of seeds, then mean, low and high of each column; empty where there is nothing."""
     heads = _row_heads(table)
     for setting in table.settings:
         heads.append(f"{setting} seeds")
@@ -46,16 +47,17 @@ def as_csv(table: Table) -> str:
             cells.append(table.num_seeds[row, setting] if row.method else "")
             for column in table.columns:
                 value = table.values.get((row, setting, column.name))
-                cells += [f"{n:.6g}" for n in (value.mean, value.low, value.high)] if value else [""] * 3
+                cells += numbers(value) if value else [""] * 3
         writer.writerow(cells)
     return text.getvalue()
 
 
 def as_latex(table: Table) -> str:
     """A tabular with the rules of booktabs."""
-    num_heads, per_setting = len(_row_heads(table)), len(table.columns)
+    row_heads, per_setting = [*_row_heads(table), "Seeds"], len(table.columns)
+    num_heads = len(row_heads)
     groups = [rf"\multicolumn{{{per_setting}}}{{c}}{{Setting {s} ({SETTINGS[s]})}}" for s in table.settings]
-    heads = _row_heads(table) + [column.name for _, column in _columns(table)]
+    heads = row_heads + [column.name for _, column in _columns(table)]
     lines = [
         *[f"% {note}" for note in notes(table)],
         rf"\begin{{tabular}}{{{'l' * num_heads}{'c' * per_setting * len(table.settings)}}}",
@@ -66,7 +68,7 @@ def as_latex(table: Table) -> str:
     ]
     for row in table.rows:
         cells = [_cell(table, row, *place, bold=r"\textbf{{{}}}", minus="$-$") for place in _columns(table)]
-        lines.append(" & ".join(_row_labels(table, row) + cells) + r" \\")
+        lines.append(" & ".join([*_row_labels(table, row), _seeds(table, row), *cells]) + r" \\")
         if row.method is None:
             lines.append(r"\midrule")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
@@ -79,14 +81,15 @@ def notes(table: Table) -> list[str]:
     trained = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
     lines = [
         f"Reward settings: {settings}. {table.num_videos} held-out videos a policy, same prompts and noise for all; "
-        f"means over {trained} training seed(s), 95 % bootstrap interval over prompts and seeds.",
+        f"means over {trained} training seed(s), 95 % interval of Student's t over seeds and prompts. A prompt that "
+        "lacks a score in one of a row's seeds is left out of the row.",
     ]
     if seeds and seeds[0] == 1:
-        lines.append("Of one seed the interval is over prompts alone: what another seed would change is not in it.")
-    elif seeds and seeds[0] < FEW_SEEDS:
-        lines.append(f"Of {seeds[0]} seeds it is too narrow where most of the variance is between them.")
+        lines.append("One seed: the interval is over prompts alone; what another seed would change is not in it.")
     if any(column.of_set for column in table.columns):
-        lines.append("Measures of a whole set (Frechet distance; lower is better): smallest and largest of the seeds.")
+        lines.append(
+            "Measures of a whole set (Frechet distance; lower is better): interval over seeds, none for one seed."
+        )
     if table.unfinished:
         names = ", ".join(run.name for run in table.unfinished)
         lines.append(f"Without a finished run, and not in the means: {names}.")
@@ -106,10 +109,26 @@ def _row_labels(table: Table, row: RowKey) -> list[str]:
     return [row.label, KL_LABELS.get(row.kl, row.kl), *([equalizer] if table.shows_equalizer else [])]
 
 
+def _seeds(table: Table, row: RowKey) -> str:
+    """Number of training seeds, of each setting where they differ."""
+    counts = dict.fromkeys(table.num_seeds[row, setting] for setting in table.settings)
+    return " / ".join("one seed" if count == 1 else str(count) for count in counts) if row.method else ""
+
+
+def numbers(interval: Interval) -> list[str]:
+    """Mean, low and high for programs; empty for NaN."""
+    return ["" if number is None else f"{number:.6g}" for number in interval.as_json().values()]
+
+
+def in_words(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:
+    """The mean, and the interval in brackets; empty for a mean of one value."""
+    mean, low, high = (f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high))
+    return mean, f" [{low}, {high}]" if math.isfinite(interval.low) else ""
+
+
 def _cell(table: Table, row: RowKey, setting: str, column: Column, *, bold: str, minus: str) -> str:
     value = table.values.get((row, setting, column.name))
     if value is None:
         return "-"
-    mean, low, high = (f"{x:.3f}".replace("-", minus) for x in (value.mean, value.low, value.high))
-    text = bold.format(mean) if table.best(setting, column) == row else mean
-    return f"{text} [{low}, {high}]" if value.low < value.high else text
+    mean, interval = in_words(value, minus=minus)
+    return (bold.format(mean) if table.best(setting, column) == row else mean) + interval

@@ -1,0 +1,153 @@
+"""Answers of a study: paired differences between rows of Table 2 that differ in one thing.
+
+SAGE-GRPO against each sampler, the equalizer on against off, and the trust regions against each other, the other two
+the same. Two runs of one seed share rollout noise, and all share the evaluation's prompts and noise: the interval is of
+the differences by seed and prompt, over the seeds that both rows have.
+"""
+
+import csv
+import io
+import itertools
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.evaluation.scores_file import Evaluation, by_prompt
+from hyvideo.evaluation.table2.intervals import Interval
+from hyvideo.evaluation.table2.runs import KL_FLAGS, TableRun
+from hyvideo.evaluation.table2.table import FRECHET, REWARD, TRUE_REWARD, Column, RowKey, over_seeds
+from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, numbers
+from hyvideo.records.run_files import write_text
+
+MEASURES = (REWARD, TRUE_REWARD, FRECHET)
+VIDEO = ("number", "prompt", "seed", "group")  # what says which video an entry is of
+NOTES = (
+    "Differences are of the first named against the second, paired by training seed, prompt and noise, over the seeds "
+    "that both have; 95 % interval of Student's t over seeds and prompts (Frechet distance: over seeds).",
+    '"Shows" is said of the reward, from two seeds on, where the interval excludes 0. Each interval is of its own '
+    "question: of 20 without an effect, one would show by chance.",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A question to two rows, and the first less the second by measure, where both have it."""
+
+    question: str
+    setting: str
+    first: RowKey
+    second: RowKey
+    seeds: list[int]  # that both have
+    differences: dict[str, Interval]
+
+    @property
+    def reading(self) -> str:
+        if len(self.seeds) < 2:
+            return "one seed: no verdict" if self.seeds else "no common seed: no verdict"
+        reward = self.differences.get(REWARD.name)
+        if reward is None or not reward.excludes_zero:
+            return "not seen"
+        return "shows: more" if reward.mean > 0 else "shows: less"
+
+
+def compare(runs: list[TableRun], evaluations: dict[TableRun, Evaluation]) -> list[Comparison]:
+    """Comparisons of all rows that have evaluations. Raises ValueError where runs were measured on other videos."""
+    by_row: dict[tuple[str, RowKey], dict[int, TableRun]] = {}
+    for run in runs:
+        if run in evaluations:
+            by_row.setdefault((run.setting, RowKey.of(run)), {})[run.seed] = run
+    found = []
+    for setting in dict.fromkeys(setting for setting, _ in by_row):
+        for question, first, second in questions([row for of, row in by_row if of == setting]):
+            firsts, seconds = by_row[setting, first], by_row[setting, second]
+            seeds = sorted(firsts.keys() & seconds.keys())
+            for seed in seeds:
+                check_same_videos(firsts[seed], seconds[seed], evaluations)
+            pairs = [(evaluations[firsts[seed]], evaluations[seconds[seed]]) for seed in seeds]
+            intervals = {
+                column.name: over_seeds([difference(column, setting, *pair) for pair in pairs]) for column in MEASURES
+            }
+            there = {name: interval for name, interval in intervals.items() if np.isfinite(interval.mean)}
+            found.append(Comparison(question, setting, first, second, seeds, there))
+    return found
+
+
+def questions(rows: list[RowKey]) -> list[tuple[str, RowKey, RowKey]]:
+    """Pairs of rows that differ in one thing, with the question that they answer, kind by kind."""
+    by_kind: dict[str, list] = {"method": [], "has_equalizer": [], "kl": []}
+    strength = list(KL_FLAGS).index
+    for first, second in itertools.permutations(rows, 2):
+        differing = [f.name for f in fields(RowKey) if getattr(first, f.name) != getattr(second, f.name)]
+        kl, without = KL_LABELS.get(first.kl, first.kl), "" if first.has_equalizer else ", no equalizer"
+        if differing == ["method"] and first.method == "sage_grpo":
+            question = f"{first.label} against {second.label}, KL {kl}{without}"
+        elif differing == ["has_equalizer"] and first.has_equalizer:
+            question = f"equalizer against none, {first.label}, KL {kl}"
+        elif differing == ["kl"] and strength(first.kl) > strength(second.kl):
+            question = f"KL {kl} against {KL_LABELS.get(second.kl, second.kl)}, {first.label}{without}"
+        else:
+            continue
+        by_kind[differing[0]].append((question, first, second))
+    return list(itertools.chain(*by_kind.values()))
+
+
+def check_same_videos(first: TableRun, second: TableRun, evaluations: dict[TableRun, Evaluation]) -> None:
+    """Raises ValueError where the evaluations of two runs have other videos, which cannot be paired."""
+    videos = [[[entry.get(name) for name in VIDEO] for entry in evaluations[run].videos] for run in (first, second)]
+    if videos[0] != videos[1]:
+        raise ValueError(
+            f"{first.name} and {second.name} must be measured on the same prompts and noise to be compared, and are "
+            "not; remove their files in scores/, and they are evaluated anew"
+        )
+
+
+def difference(column: Column, setting: str, first: Evaluation, second: Evaluation) -> dict[int, float]:
+    """Difference of each prompt, from the videos that both have a value of."""
+    if column.of_set:
+        values, others = column.by_prompt(first, setting), column.by_prompt(second, setting)
+        return {prompt: values[prompt] - others[prompt] for prompt in values.keys() & others.keys()}
+    entries = []
+    for entry, other in zip(first.videos, second.videos, strict=True):
+        values = column.of_video(entry, setting), column.of_video(other, setting)
+        entries.append({"group": entry["group"], "value": None if None in values else values[0] - values[1]})
+    return by_prompt(entries, lambda entry: entry["value"])
+
+
+def write_comparisons(comparisons: list[Comparison], folder: Path) -> None:
+    """Writes comparisons.md and comparisons.csv."""
+    write_text(folder / "comparisons.md", as_markdown(comparisons))
+    write_text(folder / "comparisons.csv", as_csv(comparisons))
+
+
+def as_markdown(comparisons: list[Comparison]) -> str:
+    columns = _present(comparisons)
+    rows = [["Question", "Setting", "Seeds", *columns, "Reading"]]
+    rows.append(["---"] * len(rows[0]))
+    for answer in comparisons:
+        cells = [
+            "".join(in_words(answer.differences[c], sign="+")) if c in answer.differences else "-" for c in columns
+        ]
+        rows.append([answer.question, answer.setting, _seeds(answer), *cells, answer.reading])
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *NOTES]) + "\n"
+
+
+def as_csv(comparisons: list[Comparison]) -> str:
+    """Difference, low and high of each measure; empty where there is nothing."""
+    columns = _present(comparisons)
+    heads = [f"{column}{end}" for column in columns for end in ("", " low", " high")]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["Question", "Setting", "Seeds", *heads, "Reading"])
+    for answer in comparisons:
+        cells = [numbers(answer.differences[c]) if c in answer.differences else [""] * 3 for c in columns]
+        writer.writerow([answer.question, answer.setting, _seeds(answer), *itertools.chain(*cells), answer.reading])
+    return text.getvalue()
+
+
+def _present(comparisons: list[Comparison]) -> list[str]:
+    return [column.name for column in MEASURES if any(column.name in c.differences for c in comparisons)]
+
+
+def _seeds(comparison: Comparison) -> str:
+    return " ".join(map(str, comparison.seeds))

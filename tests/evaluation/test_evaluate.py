@@ -8,7 +8,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
-from hyvideo.evaluation.scores_file import Evaluation, summarise
+from hyvideo.evaluation.scores_file import Evaluation, as_text, summarise
 from hyvideo.evaluation.table2.table import weighted_reward
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from scripts import evaluate
@@ -125,5 +125,8 @@ def test_a_summary_counts_prompts_once_and_leaves_missing_scores_out():
         {"group": 2, "VQ": 4.5, "missing": False, "reason": None},
     ]
     summary = summarise(Evaluation(videos, {"frechet_distance": 0.1, "VQ": 7.0}))
-    assert summary["VQ"].mean == pytest.approx(3.0) and summary["frechet_distance"].mean == 0.1
+    assert summary["VQ"].mean == pytest.approx(3.0)
+    assert summary["VQ"].high == pytest.approx(3.0 + 12.7062 * 1.5)  # Student's t of two prompts, 1.5 and 4.5
+    assert as_text(summary).endswith("frechet_distance        0.1000")
+    assert summary["frechet_distance"].mean == 0.1
     assert list(summary) == ["VQ", "frechet_distance"]

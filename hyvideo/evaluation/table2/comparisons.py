@@ -17,7 +17,7 @@ from hyvideo.evaluation.scores_file import Evaluation, by_prompt
 from hyvideo.evaluation.table2.intervals import Interval
 from hyvideo.evaluation.table2.runs import KL_FLAGS, TableRun
 from hyvideo.evaluation.table2.table import FRECHET, REWARD, TRUE_REWARD, Column, RowKey, over_seeds
-from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, numbers
+from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, numbers, seeds_in_words
 from hyvideo.records.run_files import write_text
 
 MEASURES = (REWARD, TRUE_REWARD, FRECHET)
@@ -46,7 +46,9 @@ class Comparison:
         if len(self.seeds) < 2:
             return "one seed: no verdict" if self.seeds else "no common seed: no verdict"
         reward = self.differences.get(REWARD.name)
-        if reward is None or not reward.excludes_zero:
+        if reward is None:
+            return "not measured"
+        if not reward.excludes_zero:
             return "not seen"
         return "shows: more" if reward.mean > 0 else "shows: less"
 
@@ -83,7 +85,7 @@ def questions(rows: list[RowKey]) -> list[tuple[str, RowKey, RowKey]]:
         if differing == ["method"] and first.method == "sage_grpo":
             question = f"{first.label} against {second.label}, KL {kl}{without}"
         elif differing == ["has_equalizer"] and first.has_equalizer:
-            question = f"equalizer against none, {first.label}, KL {kl}"
+            question = f"equalizer on against off, {first.label}, KL {kl}"
         elif differing == ["kl"] and strength(first.kl) > strength(second.kl):
             question = f"KL {kl} against {KL_LABELS.get(second.kl, second.kl)}, {first.label}{without}"
         else:
@@ -128,7 +130,7 @@ def as_markdown(comparisons: list[Comparison]) -> str:
         cells = [
             "".join(in_words(answer.differences[c], sign="+")) if c in answer.differences else "-" for c in columns
         ]
-        rows.append([answer.question, answer.setting, _seeds(answer), *cells, answer.reading])
+        rows.append([answer.question, answer.setting, seeds_in_words(len(answer.seeds)), *cells, answer.reading])
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *NOTES]) + "\n"
 
 
@@ -141,13 +143,9 @@ def as_csv(comparisons: list[Comparison]) -> str:
     writer.writerow(["Question", "Setting", "Seeds", *heads, "Reading"])
     for answer in comparisons:
         cells = [numbers(answer.differences[c]) if c in answer.differences else [""] * 3 for c in columns]
-        writer.writerow([answer.question, answer.setting, _seeds(answer), *itertools.chain(*cells), answer.reading])
+        writer.writerow([answer.question, answer.setting, len(answer.seeds), *itertools.chain(*cells), answer.reading])
     return text.getvalue()
 
 
 def _present(comparisons: list[Comparison]) -> list[str]:
     return [column.name for column in MEASURES if any(column.name in c.differences for c in comparisons)]
-
-
-def _seeds(comparison: Comparison) -> str:
-    return " ".join(map(str, comparison.seeds))

@@ -64,7 +64,7 @@ def _results(
     table: Table,
     comparisons: list[Comparison],
 ) -> dict:
-    """Content of results.json: numbers of the table and the comparisons, and the scores of every video, for programs."""
+    """Content of results.json: numbers of the table and the comparisons, scores of every video; for programs."""
     return {
         "config": study.config_file,
         "extra": study.extra,

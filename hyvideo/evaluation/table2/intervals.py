@@ -42,14 +42,11 @@ class Interval:
 
 
 def t_interval(values: np.ndarray) -> Interval:
-    """The mean and its 95 % interval; all NaN where no prompt has a value of every seed that has values.
+    """The mean over the prompts that have a value of every seed, and its 95 % interval; all NaN without such a prompt.
 
     Args:
-        values: One number for each training seed and prompt, NaN where it is missing: seeds without any are left out,
-            then prompts that lack one. Shape: (seeds, prompts).
+        values: One number for each training seed and prompt, NaN where it is missing. Shape: (seeds, prompts).
     """
-    is_there = np.isfinite(values)
-    values = values[is_there.any(1)]
     values = values[:, np.isfinite(values).all(0)]
     if not values.size:
         return Interval(math.nan, math.nan, math.nan)

@@ -118,4 +118,5 @@ def make_table(base: Evaluation, runs: list[TableRun], evaluations: dict[TableRu
 def over_seeds(tables: list[dict[int, float]]) -> Interval:
     """Mean and interval of values by prompt, a table for each seed."""
     prompts = sorted(set().union(*tables))
-    return t_interval(np.array([[table.get(prompt, np.nan) for prompt in prompts] for table in tables]))
+    values = [[table.get(prompt, np.nan) for prompt in prompts] for table in tables]
+    return t_interval(np.array(values, dtype=float).reshape(len(tables), len(prompts)))

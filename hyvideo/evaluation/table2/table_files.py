@@ -112,7 +112,11 @@ def _row_labels(table: Table, row: RowKey) -> list[str]:
 def _seeds(table: Table, row: RowKey) -> str:
     """Number of training seeds, of each setting where they differ."""
     counts = dict.fromkeys(table.num_seeds[row, setting] for setting in table.settings)
-    return " / ".join("one seed" if count == 1 else str(count) for count in counts) if row.method else ""
+    return " / ".join(map(seeds_in_words, counts)) if row.method else ""
+
+
+def seeds_in_words(count: int) -> str:
+    return "one seed" if count == 1 else str(count)
 
 
 def numbers(interval: Interval) -> list[str]:

@@ -36,6 +36,7 @@ def test_two_cells_are_trained_evaluated_as_validation_does_and_not_run_again(re
     assert reproduce("--out", out, *methods, "--jobs", 2) == 0
     said = capfd.readouterr().out
     assert said.count("seed0: trained") == 2 and "| Base model |" in said
+    assert "| SAGE-GRPO against FlowGRPO, KL none | B | one seed |" in said
     scores = json.loads((out / "scores/B-sage_grpo-none-eq-seed0.json").read_text())
     recorded = out / "cells/B-sage_grpo-none-eq-seed0/samples/000001"
     validated = json.loads((recorded / "scores.json").read_text())
@@ -46,6 +47,9 @@ def test_two_cells_are_trained_evaluated_as_validation_does_and_not_run_again(re
     assert scores["measures"]["frechet_distance"] == frechet
     results = json.loads((out / "results.json").read_text())
     base = [v["Overall"] for v in results["base"]["videos"]]
+    (compared,) = results["comparisons"]
+    assert compared["seeds"] == [0] and compared["reading"] == "one seed: no verdict"
+    assert compared["differences"]["Frechet distance"]["low"] is None
     assert len(results["cells"]) == 2 and base != [v["Overall"] for v in scores["videos"]]
 
     assert reproduce("--out", out, *methods) == 0

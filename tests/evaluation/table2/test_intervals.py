@@ -59,12 +59,12 @@ def test_it_is_never_narrower_than_the_narrower_of_those_over_seeds_and_over_pro
     assert 0 < min(over_seeds, over_prompts) == pytest.approx(half_widths(values))
 
 
-def test_a_prompt_that_lacks_a_seed_is_left_out_and_so_is_a_seed_without_values():
+def test_a_prompt_that_lacks_a_seed_is_left_out():
     nan = np.nan
     whole = np.array([[1.0, 3.0, 2.0], [2.0, 5.0, 3.0]])
-    gaps = np.array([[1.0, 3.0, 9.0, 2.0], [2.0, 5.0, nan, 3.0], [nan] * 4])
+    gaps = np.array([[1.0, 3.0, 9.0, 2.0], [2.0, 5.0, nan, 3.0]])
     assert t_interval(gaps) == t_interval(whole)
-    for nothing in (np.full((2, 2), nan), np.array([[1.0, nan], [nan, 1.0]]), np.empty((2, 0))):
+    for nothing in (np.array([[1.0, 2.0], [nan, nan]]), np.empty((2, 0)), np.empty((0, 0))):
         assert np.isnan(t_interval(nothing).mean)
 
 

@@ -1,0 +1,132 @@
+"""Paired differences between rows of Table 2, and what they are said to show."""
+
+import csv
+import io
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from hyvideo.evaluation.scores_file import Evaluation
+from hyvideo.evaluation.table2.comparisons import as_csv, as_markdown, compare, questions
+from hyvideo.evaluation.table2.intervals import t_quantile
+from hyvideo.evaluation.table2.runs import TableRun
+from hyvideo.evaluation.table2.table import RowKey
+
+SAGE, FLOW = (TableRun("B", method, "dual_moving", True, 0) for method in ("sage_grpo", "flow_grpo"))
+DIFFICULTY = (0.0, 5.0, -3.0, 1.0)  # of the prompts, much larger than any difference between policies
+LUCK = (0.3, -0.4, 0.2)  # of the seeds, as large in both policies
+
+
+def evaluation(seed, gain=0.0, *, frechet=None, missing=()):
+    """A video of each prompt, and a gain in alignment, whose weight in setting B is 1."""
+    ta = {group: level + LUCK[seed] + gain for group, level in enumerate(DIFFICULTY)}
+    videos = [
+        {"number": group, "prompt": f"prompt {group}", "group": group, "VQ": 0.2, "MQ": 0.4, "TA": value}
+        for group, value in ta.items()
+    ]
+    for group in missing:
+        videos[group]["TA"] = None
+    return Evaluation(videos, {} if frechet is None else {"frechet_distance": frechet})
+
+
+def of_seeds(run, evaluations):
+    return {replace(run, seed=seed): e for seed, e in evaluations.items()}
+
+
+def sage_against_flow(sage, flow):
+    evaluations = of_seeds(FLOW, flow) | of_seeds(SAGE, sage)
+    (comparison,) = compare(list(evaluations), evaluations)
+    return comparison
+
+
+def test_pairing_takes_away_what_both_runs_share():
+    gains = (0.10, 0.12, 0.11)
+    found = sage_against_flow(
+        {seed: evaluation(seed, gain, frechet=0.1 * seed) for seed, gain in enumerate(gains)},
+        {seed: evaluation(seed, frechet=0.0) for seed in range(3)},
+    )
+    reward, half_width = found.differences["Reward"], t_quantile(2) * 0.01 / math.sqrt(3)
+    assert (reward.mean, reward.high - reward.mean) == pytest.approx((0.11, half_width))
+    frechet = found.differences["Frechet distance"]
+    assert (frechet.mean, frechet.high - frechet.mean) == pytest.approx((0.1, 10 * half_width))
+    assert found.question == "SAGE-GRPO against FlowGRPO, KL dual moving" and found.seeds == [0, 1, 2]
+    assert found.reading == "shows: more" and "True reward" not in found.differences
+
+
+@pytest.mark.parametrize(
+    "gains, reading",
+    [
+        ((-0.10, -0.12, -0.11), "shows: less"),
+        ((0.03, 0.12, -0.02), "not seen"),
+        ((0.5,), "one seed: no verdict"),
+    ],
+)
+def test_an_effect_shows_only_from_two_seeds_on_and_beyond_the_interval(gains, reading):
+    found = sage_against_flow(
+        {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)}, {seed: evaluation(seed) for seed in range(3)}
+    )
+    assert found.reading == reading and f"| {reading} |" in as_markdown([found])
+
+
+def test_only_seeds_of_both_and_videos_of_both_are_compared():
+    found = sage_against_flow(
+        {0: evaluation(0, 0.1), 1: evaluation(1, 0.3, missing=[1])}, {1: evaluation(1, missing=[2]), 2: evaluation(2)}
+    )
+    assert found.seeds == [1] and found.differences["Reward"].mean == pytest.approx(0.3)
+    none = sage_against_flow({0: evaluation(0)}, {1: evaluation(1)})
+    assert none.reading == "no common seed: no verdict" and not none.differences
+
+
+def test_a_seed_without_a_score_leaves_no_verdict_to_the_others():
+    unscored = evaluation(1, missing=range(4))
+    found = sage_against_flow({0: evaluation(0, 0.1), 1: unscored}, {0: evaluation(0), 1: evaluation(1)})
+    assert found.reading == "not measured" and not found.differences
+
+
+def test_runs_that_were_measured_on_other_videos_are_refused():
+    other = evaluation(0)
+    other.videos[2]["prompt"] = "another"
+    with pytest.raises(ValueError, match="B-sage_grpo-dual_moving-eq-seed0 .* must be measured on the same prompts"):
+        sage_against_flow({0: evaluation(0)}, {0: other})
+
+
+def test_the_questions_are_to_rows_that_differ_in_one_thing():
+    rows = [RowKey(*cell) for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))]
+    asked = [question for question, _, _ in questions([*rows, RowKey("dance_grpo", "dual_moving")])]
+    assert asked == [
+        "SAGE-GRPO against CPS, KL none",
+        "SAGE-GRPO against CPS, KL none, no equalizer",
+        "SAGE-GRPO against CPS, KL fixed",
+        "SAGE-GRPO against CPS, KL fixed, no equalizer",
+        "equalizer on against off, CPS, KL none",
+        "equalizer on against off, CPS, KL fixed",
+        "equalizer on against off, SAGE-GRPO, KL none",
+        "equalizer on against off, SAGE-GRPO, KL fixed",
+        "KL fixed against none, CPS",
+        "KL fixed against none, CPS, no equalizer",
+        "KL fixed against none, SAGE-GRPO",
+        "KL fixed against none, SAGE-GRPO, no equalizer",
+    ]
+
+
+def test_settings_are_compared_each_for_itself_and_by_its_own_weights():
+    evaluations = {}
+    for setting in "AB":
+        for run, vq in ((SAGE, 1.2), (FLOW, 0.2)):
+            scored = evaluation(0)
+            for entry in scored.videos:
+                entry["VQ"] = vq
+            evaluations[replace(run, setting=setting)] = scored
+    found = {c.setting: c.differences["Reward"].mean for c in compare(list(evaluations), evaluations)}
+    assert found == pytest.approx({"A": 1.0, "B": 0.5})
+
+
+def test_the_files_hold_the_differences():
+    found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
+    (row,) = csv.DictReader(io.StringIO(as_csv([found])))
+    assert row["Seeds"] == "1" and float(row["Reward"]) == pytest.approx(0.5) and row["Frechet distance low"] == ""
+    heads, _, line, *_ = as_markdown([found]).splitlines()
+    assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Reading |"
+    assert line.endswith("| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |")

@@ -8,8 +8,8 @@
 
 A cell that has begun goes on where it stopped; a finished one is not run again. Cells are <setting>-<method>-<kl>-eq|
 noeq-seed<k>. Leaves cells/, scores/, logs/, results.json, table2.md, .csv and .tex, and paired differences between its
-rows, comparisons.md and .csv, in --out. A verdict takes two seeds at least, and five to be worth much. Ends with 1 when
-a cell failed.
+rows, comparisons.md, in --out. A verdict takes two seeds at least, and five to be worth much. Ends with 1 when a cell
+failed.
 """
 
 import argparse

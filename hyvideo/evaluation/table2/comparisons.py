@@ -5,11 +5,8 @@ the same. Two runs of one seed share rollout noise, and all share the evaluation
 the differences by seed and prompt, over the seeds that both rows have.
 """
 
-import csv
-import io
 import itertools
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 
@@ -17,8 +14,7 @@ from hyvideo.evaluation.scores_file import Evaluation, by_prompt
 from hyvideo.evaluation.table2.intervals import Interval
 from hyvideo.evaluation.table2.runs import KL_FLAGS, TableRun
 from hyvideo.evaluation.table2.table import FRECHET, REWARD, TRUE_REWARD, Column, RowKey, over_seeds
-from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, numbers, seeds_in_words
-from hyvideo.records.run_files import write_text
+from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, seeds_in_words
 
 MEASURES = (REWARD, TRUE_REWARD, FRECHET)
 VIDEO = ("number", "prompt", "seed", "group")  # what says which video an entry is of
@@ -116,14 +112,8 @@ def difference(column: Column, setting: str, first: Evaluation, second: Evaluati
     return by_prompt(entries, lambda entry: entry["value"])
 
 
-def write_comparisons(comparisons: list[Comparison], folder: Path) -> None:
-    """Writes comparisons.md and comparisons.csv."""
-    write_text(folder / "comparisons.md", as_markdown(comparisons))
-    write_text(folder / "comparisons.csv", as_csv(comparisons))
-
-
 def as_markdown(comparisons: list[Comparison]) -> str:
-    columns = _present(comparisons)
+    columns = [column.name for column in MEASURES if any(column.name in c.differences for c in comparisons)]
     rows = [["Question", "Setting", "Seeds", *columns, "Reading"]]
     rows.append(["---"] * len(rows[0]))
     for answer in comparisons:
@@ -132,20 +122,3 @@ def as_markdown(comparisons: list[Comparison]) -> str:
         ]
         rows.append([answer.question, answer.setting, seeds_in_words(len(answer.seeds)), *cells, answer.reading])
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *NOTES]) + "\n"
-
-
-def as_csv(comparisons: list[Comparison]) -> str:
-    """Difference, low and high of each measure; empty where there is nothing."""
-    columns = _present(comparisons)
-    heads = [f"{column}{end}" for column in columns for end in ("", " low", " high")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["Question", "Setting", "Seeds", *heads, "Reading"])
-    for answer in comparisons:
-        cells = [numbers(answer.differences[c]) if c in answer.differences else [""] * 3 for c in columns]
-        writer.writerow([answer.question, answer.setting, len(answer.seeds), *itertools.chain(*cells), answer.reading])
-    return text.getvalue()
-
-
-def _present(comparisons: list[Comparison]) -> list[str]:
-    return [column.name for column in MEASURES if any(column.name in c.differences for c in comparisons)]

@@ -1,7 +1,7 @@
 """Evaluates the finished runs and the base model, and writes Table 2 and its comparisons from their scores.
 
 <out>/cells/<run>/         runs of post_train.py         <out>/logs/<run>.log    their output
-<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, .csv, .tex, comparisons.md, .csv
+<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, .csv, .tex, comparisons.md
 """
 
 from contextlib import closing
@@ -12,11 +12,11 @@ from hyvideo.config.identity import evaluation_settings
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
-from hyvideo.evaluation.table2.comparisons import Comparison, compare, write_comparisons
+from hyvideo.evaluation.table2.comparisons import Comparison, as_markdown, compare
 from hyvideo.evaluation.table2.runs import Study, TableRun, progress
 from hyvideo.evaluation.table2.table import Table, make_table
 from hyvideo.evaluation.table2.table_files import write_table
-from hyvideo.records.run_files import write_json
+from hyvideo.records.run_files import write_json, write_text
 
 
 def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[TableRun, Evaluation]]:
@@ -53,7 +53,7 @@ def write_results(study: Study, runs: list[TableRun]) -> None:
     table = make_table(base, runs, evaluations)
     comparisons = compare(runs, evaluations)
     write_table(table, study.out)
-    write_comparisons(comparisons, study.out)
+    write_text(study.out / "comparisons.md", as_markdown(comparisons))
     write_json(study.out / "results.json", _results(study, base, evaluations, table, comparisons))
 
 

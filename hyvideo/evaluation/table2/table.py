@@ -92,7 +92,7 @@ class Table:
 def make_table(base: Evaluation, runs: list[TableRun], evaluations: dict[TableRun, Evaluation]) -> Table:
     """The table of all planned runs; those without an evaluation are named, and take no part in the means."""
     settings = list(dict.fromkeys(run.setting for run in runs))
-    rows = [RowKey(None), *dict.fromkeys(RowKey.of(run) for run in runs)]
+    rows = [RowKey(None), *dict.fromkeys(RowKey.of(run) for run in runs if run in evaluations)]
     values: dict[tuple[RowKey, str, str], Interval] = {}
     num_seeds: dict[tuple[RowKey, str], int] = {}
     for row, setting in itertools.product(rows, settings):

@@ -47,7 +47,8 @@ def as_csv(table: Table) -> str:
             cells.append(table.num_seeds[row, setting] if row.method else "")
             for column in table.columns:
                 value = table.values.get((row, setting, column.name))
-                cells += numbers(value) if value else [""] * 3
+                numbers = value.as_json().values() if value else [None] * 3
+                cells += ["" if number is None else f"{number:.6g}" for number in numbers]
         writer.writerow(cells)
     return text.getvalue()
 
@@ -117,11 +118,6 @@ def _seeds(table: Table, row: RowKey) -> str:
 
 def seeds_in_words(count: int) -> str:
     return "one seed" if count == 1 else str(count)
-
-
-def numbers(interval: Interval) -> list[str]:
-    """Mean, low and high for programs; empty for NaN."""
-    return ["" if number is None else f"{number:.6g}" for number in interval.as_json().values()]
 
 
 def in_words(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:

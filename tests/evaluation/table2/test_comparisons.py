@@ -1,7 +1,5 @@
 """Paired differences between rows of Table 2, and what they are said to show."""
 
-import csv
-import io
 import itertools
 import math
 from dataclasses import replace
@@ -9,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hyvideo.evaluation.scores_file import Evaluation
-from hyvideo.evaluation.table2.comparisons import as_csv, as_markdown, compare, questions
+from hyvideo.evaluation.table2.comparisons import as_markdown, compare, questions
 from hyvideo.evaluation.table2.intervals import t_quantile
 from hyvideo.evaluation.table2.runs import TableRun
 from hyvideo.evaluation.table2.table import RowKey
@@ -123,10 +121,8 @@ def test_settings_are_compared_each_for_itself_and_by_its_own_weights():
     assert found == pytest.approx({"A": 1.0, "B": 0.5})
 
 
-def test_the_files_hold_the_differences():
+def test_the_table_says_one_seed_and_gives_no_interval_of_one_number():
     found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
-    (row,) = csv.DictReader(io.StringIO(as_csv([found])))
-    assert row["Seeds"] == "1" and float(row["Reward"]) == pytest.approx(0.5) and row["Frechet distance low"] == ""
     heads, _, line, *_ = as_markdown([found]).splitlines()
     assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Reading |"
     assert line.endswith("| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |")

@@ -67,6 +67,8 @@ def test_columns_that_nothing_measures_are_left_out_and_gaps_are_dashes(table):
 
 def test_cells_without_a_run_are_named(table):
     assert "not in the means: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
+    nothing = make_table(evaluation([0.0]), SAGE, {})
+    assert nothing.rows == [RowKey(None)] and nothing.unfinished == SAGE
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])

@@ -1,0 +1,103 @@
+"""Length of the whole run before it begins: hours where a GPU's rate can be predicted, else transformer forwards."""
+
+import math
+from dataclasses import dataclass
+
+from hyvideo.config.memory.cost import EXPECTED_RATE, cost, seconds, validation_seconds
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import read_requests
+
+_WEEK = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """Iterations and validations of a run, and the seconds of each. Scoring and communication are not counted."""
+
+    iterations: int
+    iteration_seconds: float
+    validations: int
+    validation_videos: int
+    validation_seconds: float
+    num_gpus: int
+
+    @property
+    def seconds(self) -> float:
+        return self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.num_gpus * self.seconds / 3600
+
+
+def whole_run(run: PlannedRun, rate: float = EXPECTED_RATE) -> WholeRun:
+    """Length of a run at ``rate`` TFLOP/s of a GPU. Raises ValueError for validation prompts that cannot be read."""
+    settings, videos = run.settings, 0
+    if run.validation:
+        videos = len(read_requests(settings.valid_video_csv)) * settings.validation_repeats
+    return WholeRun(
+        iterations=settings.max_steps,
+        iteration_seconds=seconds(run, rate),
+        validations=num_validations(run.config),
+        validation_videos=videos,
+        validation_seconds=validation_seconds(run, videos, rate),
+        num_gpus=run.world_size,
+    )
+
+
+def num_validations(config: Config) -> int:
+    """Validations of a whole run: before the first iteration, at every interval, and after the last iteration."""
+    if not config.data.valid_video_csv:
+        return 0
+    record = config.record
+    return record.validate_at_step0 + math.ceil(config.optimizer.max_steps / record.validation_interval)
+
+
+def start_lines(config: Config, world_size: int, device: str) -> list[str]:
+    """Lines about the length of a run, for its start; ``device`` is ``cuda``, ``cpu`` or, not known yet, ``auto``.
+
+    Empty for a transformer that is not there and was never released: what is wrong with it is told when it is loaded.
+    """
+    try:
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    except ValueError:
+        return []
+    return length_lines(PlannedRun(config, world_size, architecture), device=device, label_width=23)
+
+
+def length_lines(
+    run: PlannedRun, *, rate: float = EXPECTED_RATE, device: str = "auto", label_width: int = 17
+) -> list[str]:
+    """Lines about the length of a run: hours of a released model on GPUs, forwards of another; warns of a long one."""
+    length, indent = whole_run(run, rate), " " * label_width
+    label = "whole run".ljust(label_width)
+    validations = f"{length.validations} validations of {length.validation_videos} videos"
+    if device.startswith("cpu") or not run.architecture.is_released:
+        spent, steps = cost(run), run.settings.validation_steps * run.config.num_branches
+        forwards = length.iterations * spent.rollouts * spent.forwards_per_rollout
+        forwards += length.validations * length.validation_videos * steps
+        counted = f"{label}{length.iterations:,} iterations of {spent.rollouts} rollouts"
+        counted += f" + {validations}" if length.validations else ""
+        return [f"{counted} = {forwards:,.0f} transformer forwards; their time here is not known"]
+    terms = f"{length.iterations:,} iterations x {length.iteration_seconds:,.0f} s"
+    terms += f" + {validations} x {length.validation_seconds:,.0f} s" if length.validations else ""
+    lines = [
+        f"{label}{terms} = {_duration(length.seconds)} on {length.num_gpus} GPU{'s' * (length.num_gpus > 1)}, "
+        f"{length.gpu_hours:,.0f} GPU-hours",
+        f"{indent}predicted at {rate:g} TFLOP/s a GPU{' (H100, H800)' * (rate == EXPECTED_RATE)}, not measured; rewards "
+        "and communication come on top",
+    ]
+    if length.seconds > _WEEK:
+        in_a_week = math.floor(_WEEK / length.seconds * length.iterations)
+        lines.append(
+            f"{indent}WARNING: longer than a week, which is {in_a_week:,} iterations; lower max_steps, now "
+            f"{length.iterations}"
+        )
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -70,32 +70,35 @@ def start_lines(config: Config, world_size: int, device: str) -> list[str]:
 def length_lines(
     run: PlannedRun, *, rate: float = EXPECTED_RATE, device: str = "auto", label_width: int = 17
 ) -> list[str]:
-    """Lines about the length of a run: hours of a released model on GPUs, forwards of another; warns of a long one."""
-    length, indent = whole_run(run, rate), " " * label_width
-    label = "whole run".ljust(label_width)
-    validations = f"{length.validations} validations of {length.validation_videos} videos"
+    """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
+    length, label = whole_run(run, rate), "whole run".ljust(label_width)
+    validations = f" + {length.validations} validations of {length.validation_videos} videos"
     if device.startswith("cpu") or not run.architecture.is_released:
-        spent, steps = cost(run), run.settings.validation_steps * run.config.num_branches
-        forwards = length.iterations * spent.rollouts * spent.forwards_per_rollout
-        forwards += length.validations * length.validation_videos * steps
-        counted = f"{label}{length.iterations:,} iterations of {spent.rollouts} rollouts"
-        counted += f" + {validations}" if length.validations else ""
-        return [f"{counted} = {forwards:,.0f} transformer forwards; their time here is not known"]
-    terms = f"{length.iterations:,} iterations x {length.iteration_seconds:,.0f} s"
-    terms += f" + {validations} x {length.validation_seconds:,.0f} s" if length.validations else ""
+        rollouts = f"{length.iterations:,} iterations of {cost(run).rollouts} rollouts"
+        counted = f"{label}{rollouts}{validations if length.validations else ''}"
+        return [f"{counted} = {_forwards(run, length):,.0f} transformer forwards, whose time is not known"]
+    validated = f"{validations} x {length.validation_seconds:,.0f} s" if length.validations else ""
+    source = f"predicted at {rate:g} TFLOP/s a GPU{' (H100, H800)' if rate == EXPECTED_RATE else ''}, not measured"
     lines = [
-        f"{label}{terms} = {_duration(length.seconds)} on {length.num_gpus} GPU{'s' * (length.num_gpus > 1)}, "
+        f"{label}{length.iterations:,} iterations x {length.iteration_seconds:,.0f} s{validated} = "
+        f"{_duration(length.seconds)} on {length.num_gpus} GPU{'s' if length.num_gpus > 1 else ''}, "
         f"{length.gpu_hours:,.0f} GPU-hours",
-        f"{indent}predicted at {rate:g} TFLOP/s a GPU{' (H100, H800)' * (rate == EXPECTED_RATE)}, not measured; rewards "
-        "and communication come on top",
+        f"{' ' * label_width}{source}; rewards and communication come on top",
     ]
     if length.seconds > _WEEK:
         in_a_week = math.floor(_WEEK / length.seconds * length.iterations)
         lines.append(
-            f"{indent}WARNING: longer than a week, which is {in_a_week:,} iterations; lower max_steps, now "
-            f"{length.iterations}"
+            f"{' ' * label_width}WARNING: longer than a week, in which {in_a_week:,} iterations are made; lower "
+            f"max_steps, now {length.iterations}"
         )
     return lines
+
+
+def _forwards(run: PlannedRun, length: WholeRun) -> float:
+    """Transformer evaluations of the whole run, a training forward-backward counted as 3 to 4."""
+    training = cost(run).rollouts * cost(run).forwards_per_rollout
+    validation = length.validation_videos * run.settings.validation_steps * run.config.num_branches
+    return length.iterations * training + length.validations * validation
 
 
 def _duration(seconds: float) -> str:

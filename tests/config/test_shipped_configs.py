@@ -1,7 +1,6 @@
 """The configurations that ship: legal on the number of GPUs that they name, within their memory, and the paper's."""
 
 import re
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,12 +36,12 @@ def test_a_config_can_be_printed_with_its_length_and_fits_80_gigabytes(path, tmp
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("WORLD_SIZE", str(num_gpus(path)))
     flags = ["--config", str(path), "--pretrained_model_root", str(tmp_path), "--output_dir", str(tmp_path / "out")]
-    config = parse(flags).config
-    assert post_train.run(config, ExitStack(), print_config=True) == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["post_train.py", *flags, "--print_config"])
+    code, printed = post_train.main(), capsys.readouterr().out
+    assert code == 0, printed
     assert f"on {num_gpus(path)} GPUs, " in printed and "GPU-hours" in printed
     assert ("longer than a week" in printed) == (path not in PAPER)
-    assert memory(PlannedRun(config, num_gpus(path), Architecture())).fits(80.0)
+    assert memory(PlannedRun(config_of(path), num_gpus(path), Architecture())).fits(80.0)
 
 
 def test_there_are_two_settings_on_two_numbers_of_gpus():

@@ -77,7 +77,7 @@ class PlannedRun:
 
     @cached_property
     def validation(self) -> "PlannedRun | None":
-        """What a validation samples, as if it were the rollouts of a run; None where nothing is validated."""
+        """The sampling of a validation as if it were that of rollouts; None where nothing is validated."""
         record, data = self.config.record, self.config.data
         if not data.valid_video_csv:
             return None

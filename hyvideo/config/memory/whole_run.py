@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hyvideo.config.memory.cost import EXPECTED_RATE, cost, seconds, validation_seconds
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 
@@ -34,25 +35,23 @@ class WholeRun:
 
 def whole_run(run: PlannedRun, rate: float = EXPECTED_RATE) -> WholeRun:
     """Length of a run at ``rate`` TFLOP/s of a GPU. Raises ValueError for validation prompts that cannot be read."""
-    settings, videos = run.settings, 0
+    settings, videos, validations = run.settings, 0, 0
     if run.validation:
         videos = len(read_requests(settings.valid_video_csv)) * settings.validation_repeats
+        validations = num_validations(run.config.record, settings.max_steps)
     return WholeRun(
         iterations=settings.max_steps,
         iteration_seconds=seconds(run, rate),
-        validations=num_validations(run.config),
+        validations=validations,
         validation_videos=videos,
         validation_seconds=validation_seconds(run, videos, rate),
         num_gpus=run.world_size,
     )
 
 
-def num_validations(config: Config) -> int:
+def num_validations(record: RecordSettings, max_steps: int) -> int:
     """Validations of a whole run: before the first iteration, at every interval, and after the last iteration."""
-    if not config.data.valid_video_csv:
-        return 0
-    record = config.record
-    return record.validate_at_step0 + math.ceil(config.optimizer.max_steps / record.validation_interval)
+    return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)
 
 
 def start_lines(config: Config, world_size: int, device: str) -> list[str]:

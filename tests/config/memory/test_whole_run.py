@@ -46,10 +46,9 @@ def test_ranks_that_share_a_batch_share_its_decoding():
 @pytest.mark.parametrize("at_step0", [True, False])
 @pytest.mark.parametrize("max_steps, interval", [(100, 10), (60, 20), (5, 10), (101, 10), (1, 1)])
 def test_validations_are_those_that_the_trainer_makes(max_steps, interval, at_step0):
-    changes = {"max_steps": max_steps, "validation_interval": interval, "validate_at_step0": at_step0}
+    record = planned(validation_interval=interval, validate_at_step0=at_step0).config.record
     due = [i for i in range(1, max_steps + 1) if i % interval == 0 or i == max_steps]
-    assert num_validations(planned(**changes).config) == at_step0 + len(due)
-    assert num_validations(planned(**changes, valid_video_csv="").config) == 0
+    assert num_validations(record, max_steps) == at_step0 + len(due)
 
 
 def test_the_whole_run_is_its_iterations_and_its_validations():
@@ -60,6 +59,7 @@ def test_the_whole_run_is_its_iterations_and_its_validations():
     assert length.gpu_hours == pytest.approx(8 * length.seconds / 3600)
     assert whole_run(run, 200.0).seconds == pytest.approx(2 * length.seconds)
     without = planned(valid_video_csv="")
+    assert whole_run(without).validations == 0 and "validation" not in length_lines(without)[0]
     assert whole_run(without, 400.0).seconds == 100 * seconds(without, 400.0)
 
 

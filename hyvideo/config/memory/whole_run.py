@@ -71,23 +71,22 @@ def length_lines(
 ) -> list[str]:
     """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
     length, label = whole_run(run, rate), "whole run".ljust(label_width)
-    validations = f" + {length.validations} validations of {length.validation_videos} videos"
+    iterations = _counted(length.iterations, "iteration")
+    validations = f"{_counted(length.validations, 'validation')} of {_counted(length.validation_videos, 'video')}"
     if device.startswith("cpu") or not run.architecture.is_released:
-        rollouts = f"{length.iterations:,} iterations of {cost(run).rollouts} rollouts"
-        counted = f"{label}{rollouts}{validations if length.validations else ''}"
-        return [f"{counted} = {_forwards(run, length):,.0f} transformer forwards, whose time is not known"]
-    validated = f"{validations} x {length.validation_seconds:,.0f} s" if length.validations else ""
+        terms = [f"{iterations} of {_counted(cost(run).rollouts, 'rollout')}", validations][: 1 + bool(run.validation)]
+        return [f"{label}{' + '.join(terms)} = {_forwards(run, length):,.0f} transformer forwards, in a time not known"]
+    terms = [f"{iterations} x {length.iteration_seconds:,.0f} s", f"{validations} x {length.validation_seconds:,.0f} s"]
     source = f"predicted at {rate:g} TFLOP/s a GPU{' (H100, H800)' if rate == EXPECTED_RATE else ''}, not measured"
     lines = [
-        f"{label}{length.iterations:,} iterations x {length.iteration_seconds:,.0f} s{validated} = "
-        f"{_duration(length.seconds)} on {length.num_gpus} GPU{'s' if length.num_gpus > 1 else ''}, "
-        f"{length.gpu_hours:,.0f} GPU-hours",
+        f"{label}{' + '.join(terms[: 1 + bool(run.validation)])} = {_duration(length.seconds)} on "
+        f"{_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours",
         f"{' ' * label_width}{source}; rewards and communication come on top",
     ]
     if length.seconds > _WEEK:
         in_a_week = math.floor(_WEEK / length.seconds * length.iterations)
         lines.append(
-            f"{' ' * label_width}WARNING: longer than a week, in which {in_a_week:,} iterations are made; lower "
+            f"{' ' * label_width}WARNING: longer than a week, which is {_counted(in_a_week, 'iteration')}; lower "
             f"max_steps, now {length.iterations}"
         )
     return lines
@@ -98,6 +97,10 @@ def _forwards(run: PlannedRun, length: WholeRun) -> float:
     training = cost(run).rollouts * cost(run).forwards_per_rollout
     validation = length.validation_videos * run.settings.validation_steps * run.config.num_branches
     return length.iterations * training + length.validations * validation
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _duration(seconds: float) -> str:

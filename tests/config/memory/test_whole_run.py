@@ -75,7 +75,7 @@ def test_a_run_of_more_than_a_week_is_warned_of_with_the_iterations_of_a_week():
     run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="")
     *_, warning = length_lines(run)
     assert "WARNING: longer than a week" in warning and "max_steps, now 10000" in warning
-    in_a_week = int(warning.split("in which ")[1].split()[0].replace(",", ""))
+    in_a_week = int(warning.split("which is ")[1].split()[0].replace(",", ""))
     assert in_a_week * seconds(run, 400.0) <= 7 * 24 * 3600 < (in_a_week + 1) * seconds(run, 400.0)
     assert len(length_lines(run.with_settings(max_steps=in_a_week))) == 2
 

@@ -11,6 +11,7 @@ import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
+from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.settings import Config
@@ -33,7 +34,8 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
         if print_config:
             plan = make_plan(config, processes.world_size())
             print(yaml.safe_dump(config.flat(), sort_keys=False))
-            print(describe(config, plan))
+            length = start_lines(config, processes.world_size(), config.model.device)
+            print("\n".join([describe(config, plan), *length]))
             print_without_effect(settings_without_effect(config, plan, processes.world_size()))
             return 0
         trainer = build(config, at_end)

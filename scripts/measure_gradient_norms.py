@@ -73,7 +73,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
     trainer = Trainer(config, mesh, device)
     rounds = [norms_per_visit(trainer.update, scored_round(trainer)) for _ in range(num_rounds)]
     if mesh.is_main:
-        result = summarise(config, trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
+        result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
         write_json(out, result | {"rollouts": rollouts})
         print(table(result))
         print(f"written to {out}")

@@ -11,6 +11,7 @@ import math
 import sys
 
 from hyvideo.config.command_line import parse
+from hyvideo.config.memory.cost import EXPECTED_RATE
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
@@ -27,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--world_size", type=int, default=8, help="number of GPUs; 8")
     parser.add_argument("--gpu_memory", type=float, default=80.0, help="GiB of one GPU; 80")
-    parser.add_argument("--rate", type=float, default=400.0, help="TFLOP/s that one GPU reaches; 400")
+    parser.add_argument(
+        "--rate", type=float, default=EXPECTED_RATE, help=f"TFLOP/s that one GPU reaches; {EXPECTED_RATE:g}"
+    )
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt; 300")
     parser.add_argument("--table", action="store_true", help="only a table of memory over numbers of GPUs and sp_size")
     options, settings = parser.parse_known_args(argv)

@@ -4,6 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
+from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.run_plan import Plan, describe
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_without_effect, settings_without_effect
@@ -21,13 +22,13 @@ def print_start(
     resumed_iteration: int | None,
     changed_settings: list[str],
 ) -> None:
-    """Prints the arithmetic of the run, what it trains, settings without effect, and where it begins.
+    """Prints the arithmetic of the run, its length, what it trains, settings without effect, and where it begins.
 
     Args:
         resumed_iteration: Iteration of the checkpoint that the run goes on from; None for a new run.
         changed_settings: A sentence for each setting that differs from that checkpoint's.
     """
-    print(describe(config, plan))
+    print("\n".join([describe(config, plan), *start_lines(config, world_size, str(device))]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
     print_without_effect(settings_without_effect(config, plan, world_size))
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"

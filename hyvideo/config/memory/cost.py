@@ -1,4 +1,4 @@
-"""Floating-point operations of an iteration, and the seconds they take at a given rate.
+"""Floating-point operations of an iteration and a validation, and the seconds they take at a given rate.
 
     forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
 
@@ -15,6 +15,8 @@ from hyvideo.config.memory.planned_run import PlannedRun
 
 # Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
 _DECODE_FLOPS = 25.1e6
+# TFLOP/s of bf16 that an H100 or H800 is taken to reach, half of what matrix products alone do there. Not measured.
+EXPECTED_RATE = 400.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,27 @@ def decode_flops(run: PlannedRun) -> float:
 
 def seconds(run: PlannedRun, tflops_per_second: float) -> float:
     """Seconds of one iteration at a GPU's rate. The ranks of a sequence-parallel group share its decoding."""
-    spent, sp_size = cost(run), run.settings.sp_size
-    replicated = spent.forwards_per_rollout * spent.forward.text * (sp_size - 1)
-    transformer = (spent.forwards_per_rollout * spent.forward.total + replicated) / sp_size
-    decoded = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
-    flops = run.rollouts_per_replica * transformer + decoded * spent.decode_flops
+    spent = cost(run)
+    decoded = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+    flops = run.rollouts_per_replica * spent.forwards_per_rollout * _forward_of_a_rank(run)
+    return (flops + decoded * spent.decode_flops) / (tflops_per_second * 1e12)
+
+
+def validation_seconds(run: PlannedRun, num_videos: int, tflops_per_second: float) -> float:
+    """Seconds of one validation of so many videos, which the replicas share; 0 where nothing is validated."""
+    if not (sampling := run.validation):
+        return 0.0
+    videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
+    decoded = sum(math.ceil(min(batch, videos - done) / run.settings.sp_size) for done in range(0, videos, batch))
+    forwards = videos * sampling.settings.grpo_sampling_steps * run.config.num_branches
+    flops = forwards * _forward_of_a_rank(sampling) + decoded * decode_flops(sampling)
     return flops / (tflops_per_second * 1e12)
+
+
+def _forward_of_a_rank(run: PlannedRun) -> float:
+    """FLOPs of a rank in a forward: its part of the image's and attention's, and all of the text's."""
+    forward, sp_size = forward_flops(run.image_tokens, run.text_tokens, run.architecture), run.settings.sp_size
+    return (forward.image + forward.attention) / sp_size + forward.text
 
 
 def _tiled(side: int, tile: int, overlap: float) -> int:

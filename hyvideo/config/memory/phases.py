@@ -1,6 +1,6 @@
 """Bytes on one GPU in every phase of an iteration: what all phases hold, and what each holds on top.
 
-    rollout -> decode -> anchor -> update: forward, backward, many times -> optimizer
+    rollout -> decode -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
 In the update memory has two summits, when the backward pass begins (all kept activations) and when it ends (all
 gradients). From the second backward pass of an update on, the first summit has the gradients as well.
@@ -72,4 +72,9 @@ def memory(run: PlannedRun) -> Memory:
     }
     if not run.config.needs_anchor:
         del phases["anchor"]
+    if validation := run.validation:
+        sampling = activations.inference_bytes(validation, validation.settings.batch_size)
+        decoding = states.decoding_bytes(validation)
+        is_larger = sampling + sum(gathered.values()) > decoding
+        phases["validation"] = {"activations": sampling} | gathered if is_larger else {"decoding": decoding}
     return Memory({phase: resident | items for phase, items in phases.items()})

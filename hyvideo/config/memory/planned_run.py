@@ -75,6 +75,21 @@ class PlannedRun:
         sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
         return sum(sizes.get(name, 0.0) for name in reward.reward_model)
 
+    @cached_property
+    def validation(self) -> "PlannedRun | None":
+        """The sampling of a validation as if it were that of rollouts; None where nothing is validated."""
+        record, data = self.config.record, self.config.data
+        if not data.valid_video_csv:
+            return None
+        *_, height, width = self.config.validation_size
+        return self.with_settings(
+            sample_n_frames=record.validation_num_frames or data.sample_n_frames,
+            height=height,
+            width=width,
+            grpo_sampling_steps=record.validation_steps,
+            batch_size=record.validation_batch_size,
+        )
+
     @property
     def rollouts_per_replica(self) -> int:
         return self.settings.batch_size * self.settings.gradient_accumulation_steps

@@ -8,6 +8,7 @@ from hyvideo.config.memory.cost import cost, seconds
 from hyvideo.config.memory.persistent import anchor_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.whole_run import length_lines
 
 _COMBINATIONS = 12
 _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
@@ -58,7 +59,7 @@ def memory_lines(counted: Memory) -> list[str]:
 
 
 def cost_lines(run: PlannedRun, rate: float) -> list[str]:
-    """FLOPs of a forward, a rollout and an iteration, and the seconds of an iteration."""
+    """FLOPs of a forward, a rollout and an iteration, the seconds of an iteration, and the length of the run."""
     spent = cost(run)
     forward = spent.forward
     return [
@@ -69,6 +70,7 @@ def cost_lines(run: PlannedRun, rate: float) -> list[str]:
         f"branches), decoding {_number(spent.decode_flops / 1e15)} PFLOP",
         f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP, "
         f"{_number(seconds(run, rate))} s at {rate:g} TFLOP/s per GPU, without rewards and communication",
+        *length_lines(run, rate=rate, device=run.settings.device),
     ]
 
 

@@ -23,7 +23,9 @@ The JSON that `summarise` makes and ``scripts/measure_gradient_norms.py`` writes
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,16 +97,19 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 
 
 def summarise(
-    config: Config, scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
+    settings: Mapping[str, Any],
+    scheduler: FlowMatchDiscreteScheduler,
+    step_weights: Tensor,
+    rounds: list[list[float]],
 ) -> dict:
     """Content of the JSON, but for ``rollouts``.
 
     Args:
+        settings: Of the run, by name.
         step_weights: The equalizer's. Shape: (steps,).
         rounds: Of each round the norms with weights, one for each stochastic step.
     """
-    rollout, model = config.rollout, config.model
-    sampler = {"eta": rollout.eta, "sde_type": rollout.sde_type}
+    sampler = {name: settings[name] for name in ("eta", "sde_type")}
     theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()
     stds, weights, sigmas = scheduler.std_devs(**sampler).tolist(), step_weights.tolist(), scheduler.sigmas.tolist()
     steps = []
@@ -128,13 +133,9 @@ def summarise(
     measured = [step["norm"] for step in steps]
     return {
         **sampler,
-        "num_steps": rollout.grpo_sampling_steps,
-        "shift": rollout.shift,
-        "last_step": rollout.last_step,
-        "cfg_scale": rollout.cfg_scale,
-        "seed": config.data.seed,
-        "transformer_version": model.transformer_version,
-        "checkpoint": config.record.resume_from_checkpoint or None,
+        "num_steps": settings["grpo_sampling_steps"],
+        **{name: settings[name] for name in ("shift", "last_step", "cfg_scale", "seed", "transformer_version")},
+        "checkpoint": settings["resume_from_checkpoint"] or None,
         "rounds": len(rounds),
         "steps": steps,
         "rank_correlation": {

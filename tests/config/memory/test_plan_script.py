@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.config.command_line import load_config
+from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.phases import GIB, memory
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.whole_run import whole_run
 from scripts.plan import main
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
 
@@ -83,6 +88,27 @@ def test_the_tables_in_the_documentation_are_the_ones_that_are_made(plan):
     rows = ((world, *(gib(world_size=world, sp_size=sp) for sp in (1, 2, 4, 8))) for world in (8, 16, 64))
     assert f"\n{table(rows)}\n\n" in document
     assert f"\n{table((name, gib(**changes)) for name, changes in VARIANTS.items())}\n\n" in document
+
+
+def test_the_times_in_the_documentation_are_the_ones_that_are_predicted(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    def row(name, gpus):
+        run = PlannedRun(load_config(f"configs/{name}.yaml"), gpus, Architecture())
+        length = whole_run(run)
+        times = (length.iteration_seconds, length.validation_seconds, length.seconds / 3600, length.gpu_hours)
+        return (
+            f"`{name}`",
+            gpus,
+            length.iterations,
+            *(f"{time:,.0f}" for time in times),
+            f"{memory(run).peak() / GIB:.1f}",
+        )
+
+    paper = [(f"paper/table2_{setting}_{gpus}gpu", gpus) for setting in "ab" for gpus in (8, 64)]
+    general = [(f"hunyuanvideo15_480p_{gpus}gpu", gpus) for gpus in (8, 64)]
+    rows = table(row(name, gpus) for name, gpus in paper + general)
+    assert f"\n{rows}\n\n" in (ROOT / "docs" / "memory.md").read_text(), rows
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_norms_with_weights_over_the_weights_are_norms_without(measured, mesh):
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     weighted = norms_under(trainer, rollouts, weights)
     without = norms_under(trainer, rollouts, torch.ones_like(weights))
-    result = summarise(measured, trainer.pipeline.scheduler, weights, [weighted, weighted])
+    result = summarise(measured.flat(), trainer.pipeline.scheduler, weights, [weighted, weighted])
     assert [step["norm"] for step in result["steps"]] == pytest.approx(without, rel=1e-5)
     assert [step["norm_weighted"] for step in result["steps"]] == pytest.approx(weighted)
     assert [step["step"] for step in result["steps"]] == [0, 1, 2] and min(without) > 0

@@ -1,0 +1,108 @@
+"""Length of the whole run before it begins: hours where a GPU's rate can be predicted, else transformer forwards."""
+
+import math
+from dataclasses import dataclass
+
+from hyvideo.config.memory.cost import EXPECTED_RATE, cost, seconds, validation_seconds
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.sections import RecordSettings
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import read_requests
+
+_WEEK = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """Iterations and validations of a run, and the seconds of each. Scoring and communication are not counted."""
+
+    iterations: int
+    iteration_seconds: float
+    validations: int
+    validation_videos: int
+    validation_seconds: float
+    num_gpus: int
+
+    @property
+    def seconds(self) -> float:
+        return self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.num_gpus * self.seconds / 3600
+
+
+def whole_run(run: PlannedRun, rate: float = EXPECTED_RATE) -> WholeRun:
+    """Length of a run at ``rate`` TFLOP/s of a GPU. Raises ValueError for validation prompts that cannot be read."""
+    settings, videos, validations = run.settings, 0, 0
+    if run.validation:
+        videos = len(read_requests(settings.valid_video_csv)) * settings.validation_repeats
+        validations = num_validations(run.config.record, settings.max_steps)
+    return WholeRun(
+        iterations=settings.max_steps,
+        iteration_seconds=seconds(run, rate),
+        validations=validations,
+        validation_videos=videos,
+        validation_seconds=validation_seconds(run, videos, rate),
+        num_gpus=run.world_size,
+    )
+
+
+def num_validations(record: RecordSettings, max_steps: int) -> int:
+    """Validations of a whole run: before the first iteration, at every interval, and after the last iteration."""
+    return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)
+
+
+def start_lines(config: Config, world_size: int, device: str) -> list[str]:
+    """Lines about the length of a run, for its start; ``device`` is ``cuda``, ``cpu`` or, not known yet, ``auto``.
+
+    Empty for a transformer that is not there and was never released: what is wrong with it is told when it is loaded.
+    """
+    try:
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    except ValueError:
+        return []
+    return length_lines(PlannedRun(config, world_size, architecture), device=device, label_width=23)
+
+
+def length_lines(
+    run: PlannedRun, *, rate: float = EXPECTED_RATE, device: str = "auto", label_width: int = 17
+) -> list[str]:
+    """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
+    length, label = whole_run(run, rate), "whole run".ljust(label_width)
+    iterations = _counted(length.iterations, "iteration")
+    validations = f"{_counted(length.validations, 'validation')} of {_counted(length.validation_videos, 'video')}"
+    if device.startswith("cpu") or not run.architecture.is_released:
+        terms = [f"{iterations} of {_counted(cost(run).rollouts, 'rollout')}", validations][: 1 + bool(run.validation)]
+        return [f"{label}{' + '.join(terms)} = {_forwards(run, length):,.0f} transformer forwards, in a time not known"]
+    terms = [f"{iterations} x {length.iteration_seconds:,.0f} s", f"{validations} x {length.validation_seconds:,.0f} s"]
+    source = f"predicted at {rate:g} TFLOP/s a GPU{' (H100, H800)' if rate == EXPECTED_RATE else ''}, not measured"
+    lines = [
+        f"{label}{' + '.join(terms[: 1 + bool(run.validation)])} = {_duration(length.seconds)} on "
+        f"{_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours",
+        f"{' ' * label_width}{source}; rewards and communication come on top",
+    ]
+    if length.seconds > _WEEK:
+        in_a_week = math.floor(_WEEK / length.seconds * length.iterations)
+        lines.append(
+            f"{' ' * label_width}WARNING: longer than a week, which is {_counted(in_a_week, 'iteration')}; lower "
+            f"max_steps, now {length.iterations}"
+        )
+    return lines
+
+
+def _forwards(run: PlannedRun, length: WholeRun) -> float:
+    """Transformer evaluations of the whole run, a training forward-backward counted as 3 to 4."""
+    training = cost(run).rollouts * cost(run).forwards_per_rollout
+    validation = length.validation_videos * run.settings.validation_steps * run.config.num_branches
+    return length.iterations * training + length.validations * validation
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

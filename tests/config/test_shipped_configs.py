@@ -1,0 +1,86 @@
+"""The configurations that ship: legal on the number of GPUs that they name, within their memory, and the paper's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import post_train
+from hyvideo.config.command_line import parse
+from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.phases import memory
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.run_plan import make_plan
+from hyvideo.config.settings import Config
+
+ROOT = Path(__file__).parents[2]
+LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted((ROOT / "configs" / "paper").glob("*.yaml"))
+PAPER = [path for path in LARGE if path.parent.name == "paper"]
+
+
+def named(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+def num_gpus(path: Path) -> int:
+    """The number of GPUs in a file's first line."""
+    return int(re.search(r"(\d+) GPUs", path.read_text().splitlines()[0])[1])
+
+
+def config_of(path: Path) -> Config:
+    return parse(["--config", str(path)]).config
+
+
+@named(LARGE)
+def test_a_config_can_be_printed_with_its_length_and_fits_80_gigabytes(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("WORLD_SIZE", str(num_gpus(path)))
+    flags = ["--config", str(path), "--pretrained_model_root", str(tmp_path), "--output_dir", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["post_train.py", *flags, "--print_config"])
+    code, printed = post_train.main(), capsys.readouterr().out
+    assert code == 0, printed
+    assert f"on {num_gpus(path)} GPUs, " in printed and "GPU-hours" in printed
+    assert ("longer than a week" in printed) == (path not in PAPER)
+    assert memory(PlannedRun(config_of(path), num_gpus(path), Architecture())).fits(80.0)
+
+
+def test_there_are_two_settings_on_two_numbers_of_gpus():
+    assert [path.stem for path in PAPER] == [f"table2_{x}_{n}gpu" for x in "ab" for n in (64, 8)]
+
+
+@named(PAPER)
+def test_a_config_of_the_paper_makes_its_batches_and_updates(path):
+    config, gpus = config_of(path), num_gpus(path)
+    plan = make_plan(config, gpus)
+    assert (plan.replicas, plan.rollouts, plan.groups) == {8: (4, 32, 8), 64: (32, 256, 64)}[gpus]
+    assert f"{plan.groups} prompts, {plan.rollouts} rollouts" in path.read_text().splitlines()[0]
+    assert config.num_updates == 100 and plan.num_trained_steps == 20
+    assert config.kl_strategy == "dual_moving"
+
+
+@named(PAPER)
+def test_a_config_of_the_paper_has_its_settings(path):
+    config, setting = config_of(path), path.stem[7]
+    weights = {"a": (1.0, 1.0, 1.0), "b": (0.5, 0.5, 1.0)}[setting]
+    assert config.reward_weights == dict(zip(("VQ", "MQ", "TA"), weights))
+    assert config.record.output_dir == f"outputs/paper/{path.stem}"
+    values = config.flat()
+    constants = {
+        "sample_n_frames": 81, "height": 352, "width": 624, "fps": 24, "grpo_sampling_steps": 20, "shift": 5,
+        "cfg_scale": 6, "eta": 0.5, "sde_type": "sage_grpo", "last_step": "stochastic", "clip_range": 1e-4,
+        "learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1, "use_muon": True, "kl_weight": 1e-5,
+        "kl_coef": 1e-7, "kl_min_coef": 1e-7, "update_ref_model_step": 10, "validation_interval": 10,
+        "validation_steps": 40, "validation_num_frames": 121, "validation_shift": 5, "validation_height": 480,
+        "validation_width": 864, "validation_seed": 930, "validate_at_step0": True,
+    }  # fmt: skip
+    assert {name: values[name] for name in constants} == constants
+
+
+def test_configs_of_the_paper_differ_in_the_reward_the_sharding_and_their_folder_alone():
+    def differing(one: Path, other: Path) -> set[str]:
+        first, second = (config_of(path).flat() for path in (one, other))
+        return {name for name in first if first[name] != second[name]} - {"output_dir"}
+
+    a64, a8, b64, b8 = PAPER
+    assert differing(a8, b8) == differing(a64, b64) == {"reward_weights"}
+    assert differing(a8, a64) == {"dp_replicate"}

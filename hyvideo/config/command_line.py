@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config.sections import RewardSettings
-from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config
-from hyvideo.data.outside import BriefErrors, file_problem, shown
+from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, is_json
+from hyvideo.data.outside import BriefErrors, file_problem, parse_json, shown
 
 MAX_BYTES = 2**20  # of a YAML file
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
     """Arguments for argparse to read a setting, with its help."""
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
-    sentence = TRAITS[name].sentence + ("" if default in (None, "") else f" ({words})")
+    sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
     options = {"type": partial(_value, name), "help": sentence.replace("%", "%%")}
     if kind is bool:
         return options | {"nargs": "?", "const": True, "metavar": "BOOL"}
@@ -224,7 +224,7 @@ def _value_of_yaml(name: str, value: object) -> Any:
         if strangers := [word for word in words if not isinstance(word, str)]:
             raise TypeError(f"takes a list of words, got {shown(strangers[0], 80)} in it; put it in quotes")
         return words
-    if isinstance(value, dict) and name == "reward_weights":
+    if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
         return json.dumps(value)
     if not isinstance(value, (str, bool, int, float)):
         got = {list: "a list", dict: "a mapping", type(None): "nothing"}.get(type(value), type(value).__name__)
@@ -240,17 +240,17 @@ def _value_of_yaml(name: str, value: object) -> Any:
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
-    """Options of each scorer, of the settings and of ``reward_config``, which wins. Raises ValueError for that file."""
+    """Options of each scorer, of the settings and of ``reward_config``, which wins. Raises ValueError for that one."""
     options: dict[str, dict] = {name: {} for name in reward.reward_model}
     if "videoalign" in options:
         options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
     if not reward.reward_config:
         return options
-    path = Path(reward.reward_config)
+    path = reward.reward_config
     try:
-        content = read_yaml(path)
+        content = parse_json(path) if is_json(path) else read_yaml(path)
     except ValueError as error:
-        raise ValueError(f"reward_config {error}") from error
+        raise ValueError(f"reward_config {error}{f', got {path}' if is_json(path) else ''}") from error
     for name, given in (content if isinstance(content, dict) else {"": None}).items():
         if name not in options or not isinstance(given, dict):
             raise ValueError(

@@ -252,6 +252,8 @@ def the_anchor_does_not_move_in_every_pass(trust: TrustRegionSettings) -> Proble
 
 
 def scorers_are_known(reward: RewardSettings) -> Problems:
+    if not reward.reward_model:
+        yield f"reward_model must name a scorer, of {', '.join(SCORERS)}, got nothing"
     if unknown := [name for name in reward.reward_model if name not in SCORERS]:
         hint = nearest(unknown[0], SCORERS)
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
@@ -292,7 +294,7 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: str) -> Problems:
+def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: list[str]) -> Problems:
     if action != "warn" and not valid_video_csv:
         yield (
             f"on_reward_hacking {action} needs validations, which alone show it: name a valid_video_csv, or take warn"
@@ -333,10 +335,10 @@ def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
 # --- files and folders ------------------------------------------------------------------------------------------------
 
 
-def prompts_are_readable(prompts_csv: str, valid_video_csv: str) -> Problems:
+def prompts_are_readable(prompts_csv: list[str], valid_video_csv: list[str]) -> Problems:
     if not prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
-    for path in filter(None, (prompts_csv, valid_video_csv)):
+    for path in dict.fromkeys([*prompts_csv, *valid_video_csv]):
         yield from _problem_of(lambda path=path: _read_prompts(path))
 
 

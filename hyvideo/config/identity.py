@@ -31,7 +31,10 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
         if decides == "start" or name not in saved or in_form(name, saved[name]) == value:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
-        (free if is_free else of_the_method).append(f"{name} is {value!r} and was {saved[name]!r}")
+        sentence = f"{name} is {value!r} and was {saved[name]!r}"
+        if name == "reward_model" and "videoalign_local" in saved[name] and "miniature_videoalign" in value:
+            sentence += ", an older name of the same scorer: set allow_changed_settings to go on"
+        (free if is_free else of_the_method).append(sentence)
     return Changes(free, of_the_method)
 
 

@@ -6,6 +6,7 @@ mistake is told in the first second.
 
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -25,7 +26,7 @@ from hyvideo.config.sections import (
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.images import check_image
-from hyvideo.data.outside import file_problem, folder_problem, parse_json, shown, unwritable
+from hyvideo.data.outside import file_problem, folder_problem, located, parse_json, shown, unwritable
 from hyvideo.data.prompts import read_requests
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.schedulers.transitions import SDE_TYPES
@@ -35,12 +36,23 @@ REPORTS = ("tensorboard", "wandb")
 
 
 def check(config: Config, world_size: int = 1) -> None:
-    """Raises ValueError that lists every rule the settings break."""
+    """Raises ValueError that lists every rule the settings break, and what this machine lacks for them."""
     check_ranges(config.flat())  # what follows calculates with the numbers
+    _raise(settings_problems(config, world_size), machine_problems(config))
+
+
+def check_settings(config: Config, world_size: int) -> None:
+    """Raises ValueError as `check`, for what is so on every machine."""
+    check_ranges(config.flat())
+    _raise(settings_problems(config, world_size))
+
+
+def settings_problems(config: Config, world_size: int) -> Problems:
+    """Rules that the settings break on every machine."""
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
-    resumes, strategy = record.resume_from_checkpoint, config.kl_strategy
-    _raise(
+    strategy = config.kl_strategy
+    yield from chain(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
         noise_is_matched_or_has_a_window(rollout),
@@ -48,19 +60,30 @@ def check(config: Config, world_size: int = 1) -> None:
         coefficients_are_in_order(trust) if strategy != "none" else (),
         the_anchor_is_refreshed_between_rounds(trust, loss) if config.anchor_moves else (),
         some_step_is_stochastic(rollout),
-        reports_are_known_and_installed(record.report_to),
+        reports_are_known(record.report_to),
         scorers_are_known(reward),
         _problem_of(lambda: reward_options(reward)),
         weights_are_numbers(reward.reward_weights),
-        eight_bit_adam_can_run(optimizer, resumes),
+        eight_bit_adam_begins_anew(optimizer, record.resume_from_checkpoint),
         the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
         weights_in_bf16_can_be_trained(model, optimizer),
         lora_modules_are_a_pattern(optimizer),
         copies_are_sharded(distributed),
         a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
-        prompts_are_readable(config.data.prompts_csv, config.data.valid_video_csv),
+        prompts_are_named(config.data.prompts_csv),
+        prompts_are_readable([path for path in prompts_of(config) if os.path.isfile(located(path))]),
+    )
+
+
+def machine_problems(config: Config) -> Problems:
+    """Lacks of this machine that keep the run from it: packages, files, room."""
+    model, record = config.model, config.record
+    yield from chain(
+        reports_are_installed(record.report_to),
+        eight_bit_adam_is_installed(config.optimizer.use_8bit_adam),
+        prompts_are_readable([path for path in prompts_of(config) if not os.path.isfile(located(path))]),
         checkpoints_are_there(model.pretrained_model_root),
-        a_checkpoint_to_go_on_from_is_there(resumes),
+        a_checkpoint_to_go_on_from_is_there(record.resume_from_checkpoint),
         folders_can_be_written("output_dir", record.output_dir),
         folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
     )
@@ -280,9 +303,12 @@ def weights_are_numbers(text: str) -> Problems:
         )
 
 
-def reports_are_known_and_installed(report_to: list[str]) -> Problems:
+def reports_are_known(report_to: list[str]) -> Problems:
     if unknown := set(report_to) - {*REPORTS, "none"}:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
+
+
+def reports_are_installed(report_to: list[str]) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
             yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
@@ -304,10 +330,13 @@ def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: list[
 # --- optimizer --------------------------------------------------------------------------------------------------------
 
 
-def eight_bit_adam_can_run(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
+def eight_bit_adam_begins_anew(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
     if optimizer.use_8bit_adam and resume_from_checkpoint:
         yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
-    if optimizer.use_8bit_adam and not is_installed("torchao"):
+
+
+def eight_bit_adam_is_installed(use_8bit_adam: bool) -> Problems:
+    if use_8bit_adam and not is_installed("torchao"):
         yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
 
 
@@ -335,10 +364,18 @@ def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
 # --- files and folders ------------------------------------------------------------------------------------------------
 
 
-def prompts_are_readable(prompts_csv: list[str], valid_video_csv: list[str]) -> Problems:
+def prompts_are_named(prompts_csv: list[str]) -> Problems:
     if not prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
-    for path in dict.fromkeys([*prompts_csv, *valid_video_csv]):
+
+
+def prompts_of(config: Config) -> list[str]:
+    """Files of the prompts to train and to validate on."""
+    return list(dict.fromkeys([*config.data.prompts_csv, *config.data.valid_video_csv]))
+
+
+def prompts_are_readable(paths: Iterable[str]) -> Problems:
+    for path in paths:
         yield from _problem_of(lambda path=path: _read_prompts(path))
 
 

@@ -105,7 +105,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def take_reference_forms(options: argparse.Namespace) -> None:
-    """Changes flags to their forms here: no image for ``none``, and height and width of a fixed size."""
+    """Changes options to their forms here: no image for ``none``, and height and width of a fixed size."""
     if options.image_path and options.image_path.lower() == "none":
         options.image_path = None
     if options.fixed_size is None:

@@ -11,7 +11,7 @@ import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
-from hyvideo.config.rules import check, check_settings
+from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_sentences, print_without_effect, settings_without_effect
@@ -30,7 +30,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     config = command.config
     try:
         if command.print_config:
-            show(config, command.world_size)
+            show(command)
             return 0
         check(config, processes.world_size())
         check_output_dir(config.record)
@@ -66,10 +66,11 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     return code
 
 
-def show(config: Config, world_size: int) -> None:
+def show(command: CommandLine) -> None:
     """Prints settings, arithmetic and what this machine lacks for the run. Raises ValueError for settings alone."""
+    config, world_size = command.config, command.world_size
     try:
-        check_settings(config, world_size)
+        check(config, world_size, on_this_machine=False)
     except ValueError as error:
         hint = "; --world_size N with --print_config shows a run of N processes" if world_size == 1 else ""
         raise ValueError(f"{error}{hint}") from error

@@ -69,7 +69,7 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
     for flag, row in flags_in(given, rows).items():
         words = given[flag] or ["true"]
         text = f"{flag} {' '.join(words)}"
-        if row.needs and not _is_on(row.needs, given):
+        if row.needs and not (row.needs in given and _is(given[row.needs] or ["true"], True)):
             if row.needs not in given and not known.get(row.sets[0]):
                 raise ValueError(f"{text} does nothing in the reference without {row.needs}; add {row.needs} true")
             if row.needs in given:
@@ -103,10 +103,6 @@ def _parts(row: Row, text: str, words: list[str]) -> list[list[str]]:
     if len(words) != 1 or not (size := size_of_text(words[0])):
         raise ValueError(f"{shown(text)[1:-1]} is no size; write height x width, such as 480x864")
     return [[side] for side in size]
-
-
-def _is_on(flag: str, given: Mapping[str, list[str]]) -> bool:
-    return flag in given and _is(given[flag] or ["true"], True)
 
 
 def _is(words: list[str], value: object) -> bool:

@@ -4,16 +4,23 @@ A rule takes the sections or numbers that it is about. Neither torch nor a model
 mistake is told in the first second.
 """
 
-import importlib.util
 import math
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hyvideo.config.command_line import nearest, reward_options
+from hyvideo.config.machine_rules import (
+    REPORTS,
+    Problems,
+    checkpoints_are_there,
+    folders_can_be_written,
+    machine_problems,
+    problem_of,
+    prompts_are_readable,
+)
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
     DistributedSettings,
@@ -25,34 +32,18 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.images import check_image
-from hyvideo.data.outside import file_problem, folder_problem, located, parse_json, shown, unwritable
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.outside import parse_json, shown
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.schedulers.transitions import SDE_TYPES
 
-Problems = Iterator[str]
-REPORTS = ("tensorboard", "wandb")
 
-
-def check(config: Config, world_size: int = 1) -> None:
-    """Raises ValueError that lists every rule the settings break, and what this machine lacks for them."""
+def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
+    """Raises ValueError that lists every rule the settings break, and what this machine lacks where they are to run."""
     check_ranges(config.flat())  # what follows calculates with the numbers
-    _raise(settings_problems(config, world_size), machine_problems(config))
-
-
-def check_settings(config: Config, world_size: int) -> None:
-    """Raises ValueError as `check`, for what is so on every machine."""
-    check_ranges(config.flat())
-    _raise(settings_problems(config, world_size))
-
-
-def settings_problems(config: Config, world_size: int) -> Problems:
-    """Rules that the settings break on every machine."""
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
     strategy = config.kl_strategy
-    yield from chain(
+    _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
         noise_is_matched_or_has_a_window(rollout),
@@ -62,7 +53,7 @@ def settings_problems(config: Config, world_size: int) -> Problems:
         some_step_is_stochastic(rollout),
         reports_are_known(record.report_to),
         scorers_are_known(reward),
-        _problem_of(lambda: reward_options(reward)),
+        problem_of(lambda: reward_options(reward)),
         weights_are_numbers(reward.reward_weights),
         eight_bit_adam_begins_anew(optimizer, record.resume_from_checkpoint),
         the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
@@ -71,21 +62,8 @@ def settings_problems(config: Config, world_size: int) -> Problems:
         copies_are_sharded(distributed),
         a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
         prompts_are_named(config.data.prompts_csv),
-        prompts_are_readable([path for path in prompts_of(config) if os.path.isfile(located(path))]),
-    )
-
-
-def machine_problems(config: Config) -> Problems:
-    """Lacks of this machine that keep the run from it: packages, files, room."""
-    model, record = config.model, config.record
-    yield from chain(
-        reports_are_installed(record.report_to),
-        eight_bit_adam_is_installed(config.optimizer.use_8bit_adam),
-        prompts_are_readable([path for path in prompts_of(config) if not os.path.isfile(located(path))]),
-        checkpoints_are_there(model.pretrained_model_root),
-        a_checkpoint_to_go_on_from_is_there(record.resume_from_checkpoint),
-        folders_can_be_written("output_dir", record.output_dir),
-        folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
+        prompts_are_readable(config.data, that_are_there=True),
+        machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
     )
 
 
@@ -109,13 +87,6 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 def _raise(*problems: Iterable[str]) -> None:
     if message := "\n".join(chain.from_iterable(problems)):
         raise ValueError(message)
-
-
-def _problem_of(check: Callable[[], object]) -> Problems:
-    try:
-        check()
-    except ValueError as error:
-        yield str(error)
 
 
 # --- one setting ------------------------------------------------------------------------------------------------------
@@ -223,7 +194,7 @@ def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
             "leave out match_noise"
         )
     elif rollout.match_noise and rollout.sde_type in SDE_TYPES:
-        yield from _problem_of(lambda: eta_of(rollout))
+        yield from problem_of(lambda: eta_of(rollout))
 
 
 def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
@@ -308,18 +279,6 @@ def reports_are_known(report_to: list[str]) -> Problems:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
 
 
-def reports_are_installed(report_to: list[str]) -> Problems:
-    for name in REPORTS:
-        if name in report_to and not is_installed(name):
-            yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
-
-
-def is_installed(package: str) -> bool:
-    """Claims that a package can be imported; a folder of its name, as ./wandb of an earlier run, is none."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
 def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: list[str]) -> Problems:
     if action != "warn" and not valid_video_csv:
         yield (
@@ -333,11 +292,6 @@ def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: list[
 def eight_bit_adam_begins_anew(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
     if optimizer.use_8bit_adam and resume_from_checkpoint:
         yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
-
-
-def eight_bit_adam_is_installed(use_8bit_adam: bool) -> Problems:
-    if use_8bit_adam and not is_installed("torchao"):
-        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
 
 
 def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSettings) -> Problems:
@@ -361,46 +315,6 @@ def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
         yield f"lora_target_modules must be a regular expression, got {shown(optimizer.lora_target_modules)}: {error}"
 
 
-# --- files and folders ------------------------------------------------------------------------------------------------
-
-
 def prompts_are_named(prompts_csv: list[str]) -> Problems:
     if not prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
-
-
-def prompts_of(config: Config) -> list[str]:
-    """Files of the prompts to train and to validate on."""
-    return list(dict.fromkeys([*config.data.prompts_csv, *config.data.valid_video_csv]))
-
-
-def prompts_are_readable(paths: Iterable[str]) -> Problems:
-    for path in paths:
-        yield from _problem_of(lambda path=path: _read_prompts(path))
-
-
-def _read_prompts(path: str) -> None:
-    for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
-        check_image(image)
-
-
-def checkpoints_are_there(root: str) -> Problems:
-    if problem := folder_problem(root):
-        reason = "which is not there" if problem == "it is not there" else problem
-        yield (
-            f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
-            "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
-        )
-
-
-def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
-    if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
-        yield (
-            f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}, of whose "
-            f"state.json is to say: {problem}"
-        )
-
-
-def folders_can_be_written(name: str, folder: str | Path) -> Problems:
-    if problem := unwritable(folder):
-        yield f"{name} must be a folder that can be written to, got {shown(folder)}: {problem}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.command_line import reward_options
-from hyvideo.config.rules import machine_problems, prompts_of
+from hyvideo.config.machine_rules import machine_problems
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, located
@@ -18,13 +18,14 @@ from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint
 
 def lacks(config: Config, world_size: int) -> Iterator[str]:
     """Packages, files, room and GPUs that a run of ``world_size`` processes would not find here."""
-    yield from machine_problems(config)
+    yield from machine_problems(config.model, config.data, config.optimizer, config.record)
     if problem := gpu_problem(config.model.device, world_size):
         yield problem
     root = config.model.pretrained_model_root
     if folder_problem(root):
         return
-    requests = read_requests(*(path for path in prompts_of(config) if os.path.isfile(located(path))))
+    named = [*config.data.prompts_csv, *config.data.valid_video_csv]
+    requests = read_requests(*(path for path in named if os.path.isfile(located(path))))
     try:
         check_checkpoint(config, RequiredEncoders.of(requests), [config.rollout_size])
     except ValueError as error:

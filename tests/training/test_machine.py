@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from hyvideo.config.rules import check, check_settings
+from hyvideo.config.rules import check
 from hyvideo.training.machine import gpu_problem, lacks
 
 
@@ -30,8 +30,9 @@ def test_files_that_are_not_there_are_named(tiny_config, tmp_path):
 def test_a_mistake_in_the_settings_is_one_on_every_machine(tiny_config, tmp_path):
     (tmp_path / "prompts.csv").write_text("text\na cat\n")
     with pytest.raises(ValueError, match="a column named `prompt`"):
-        check_settings(tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")), 1)
-    check_settings(tiny_config.with_settings(prompts_csv="nowhere.csv", pretrained_model_root="nowhere"), 1)
+        check(tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")), on_this_machine=False)
+    config = tiny_config.with_settings(prompts_csv="nowhere.csv", pretrained_model_root="nowhere")
+    check(config, on_this_machine=False)
 
 
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):

@@ -7,7 +7,8 @@ a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
     torchrun --nproc_per_node=8 generate.py --resolution 480p --valid_video_csv prompts.csv
 
-Every mp4 has a JSON file of its settings beside it.
+Every mp4 has a JSON file of its settings beside it. Flags of the public reference that do nothing here are understood:
+docs/reference_flags.md.
 """
 
 import argparse
@@ -15,6 +16,9 @@ import math
 import sys
 from pathlib import Path
 
+from hyvideo.config import processes
+from hyvideo.config.command_line import truth
+from hyvideo.config.reference_flags import flags_in, meanings, size_of_text, table
 from hyvideo.data.outside import BriefErrors, brief, shown, unusable
 
 MOST_VIDEOS = 100_000  # of one call
@@ -28,9 +32,12 @@ class Parser(BriefErrors, argparse.ArgumentParser):
 def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to make")
-    what.add_argument("--prompt", nargs="+", help="one or more prompts")
-    what.add_argument("--image_path", help="first frame of the videos, for image-to-video")
-    what.add_argument("--valid_video_csv", help="CSV with a column `prompt`, perhaps `ref_image_path`, for --prompt")
+    what.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
+    what.add_argument("--image_path", help="first frame of the videos of --prompt, for image-to-video")
+    what.add_argument(
+        "--valid_video_csv", nargs="+", default=[], help="CSV files with a column `prompt`, perhaps `ref_image_path`"
+    )
+    what.add_argument("--negative_prompt", help="prompt that guidance leads away from")
     what.add_argument("--num_videos", type=int, default=1, help="videos of each prompt")
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder, or one mp4")
@@ -41,6 +48,9 @@ def parse() -> argparse.Namespace:
     model.add_argument("--model_path", help="folder of the checkpoints; ./ckpts by default")
     model.add_argument("--resolution", choices=["480p", "720p"], help="picks the version with the task")
     model.add_argument("--transformer_version", help="a version by name, such as 480p_i2v_step_distilled")
+    boolean = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
+    model.add_argument("--cfg_distilled", **boolean, help="picks the version for one branch, with --resolution")
+    model.add_argument("--enable_step_distill", **boolean, help="picks the version of few steps, with --resolution")
     model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; the base model by default")
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     model.add_argument("--lora_scale", type=float, default=1.0)
@@ -54,16 +64,23 @@ def parse() -> argparse.Namespace:
     how.add_argument("--aspect_ratio", help="width:height, such as 16:9; the shape of the image by default")
     how.add_argument("--height", type=int, help="pixels, with --width")
     how.add_argument("--width", type=int, help="pixels, with --height")
+    how.add_argument("--fixed_size", help="both as height x width, such as 480x864")
     how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, flow_grpo, ...")
     how.add_argument("--eta", type=float, help="exploration scale, with --stochastic")
-    return parser.parse_args()
+    names = (word[2:].partition("=")[0] for word in sys.argv[1:] if word.startswith("--"))
+    for name in (renamed := flags_in(names, table("generate"))):
+        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.of_reference = {name: getattr(options, name) for name in renamed}
+    return options
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises ValueError for flags that cannot go together."""
-    if (options.prompt is None) == (options.valid_video_csv is None):
-        raise ValueError("give the prompts by --prompt or by --valid_video_csv, one of the two")
-    if options.image_path and options.valid_video_csv:
+    meanings(options.of_reference, table("generate"), {})
+    if not options.prompt and not options.valid_video_csv:
+        raise ValueError("give prompts by --prompt, by --valid_video_csv, or by both")
+    if options.image_path and not options.prompt:
         raise ValueError("--image_path goes with --prompt; a CSV names its images in a column ref_image_path")
     limits = {
         "num_videos": (1, MOST_VIDEOS),
@@ -79,10 +96,29 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--lora_scale must be a finite number, got {options.lora_scale}")
     if (options.height is None) != (options.width is None):
         raise ValueError(f"--height and --width go together, got {options.height} and {options.width}")
+    if options.aspect_ratio and options.height is not None and processes.rank() == 0:
+        print(f"no effect here: aspect_ratio {options.aspect_ratio}; the size is given", file=sys.stderr)
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: without it no noise is added")
     if options.lora_scale != 1.0 and not options.lora_path:
         raise ValueError("--lora_scale needs --lora_path")
+
+
+def take_reference_forms(options: argparse.Namespace) -> None:
+    """Changes options to their forms here: no image for ``none``, and height and width of a fixed size."""
+    if options.image_path and options.image_path.lower() == "none":
+        options.image_path = None
+    if options.fixed_size is None:
+        return
+    if not (size := size_of_text(options.fixed_size)):
+        raise ValueError(f"--fixed_size must be height x width, such as 480x864, got {shown(options.fixed_size)}")
+    height, width = map(int, size)
+    if (options.height or height, options.width or width) != (height, width):
+        raise ValueError(
+            f"--fixed_size {options.fixed_size} and --height {options.height} --width {options.width} are names of one "
+            "size; give one of them"
+        )
+    options.height, options.width = height, width
 
 
 def config_of(options: argparse.Namespace, has_images: bool):
@@ -96,6 +132,7 @@ def config_of(options: argparse.Namespace, has_images: bool):
         "cfg_scale": options.guidance_scale,
         "shift": options.shift,
         "sample_n_frames": options.video_length,
+        "negative_prompt": options.negative_prompt,
         "sde_type": options.stochastic,
         "eta": options.eta,
         "match_noise": None if options.eta is None else "",
@@ -103,7 +140,8 @@ def config_of(options: argparse.Namespace, has_images: bool):
         "device": options.device,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    return sampling_config(options.config, given, options.resolution, has_images)
+    kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
+    return sampling_config(options.config, given, options.resolution, has_images, kinds)
 
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
@@ -119,12 +157,13 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
 
 
 def run(options: argparse.Namespace) -> None:
+    take_reference_forms(options)
     check(options)
 
     from hyvideo.config.rules import check_sampling  # what is heavy, only now
     from hyvideo.evaluation import generation
 
-    requests = generation.read_or_make_requests(options.valid_video_csv, options.prompt, options.image_path)
+    requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
     if len(requests) * options.num_videos > MOST_VIDEOS:
         raise ValueError(
             f"one call makes at most {MOST_VIDEOS:,} videos, got {len(requests):,} prompts with --num_videos "

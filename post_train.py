@@ -10,12 +10,12 @@ from contextlib import ExitStack
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import parse
+from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import print_without_effect, settings_without_effect
+from hyvideo.config.without_effect import print_sentences, print_without_effect, settings_without_effect
 from hyvideo.data.outside import brief
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
@@ -23,21 +23,18 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 def main() -> int:
     command = parse()
     with ExitStack() as at_end:
-        return run(command.config, at_end, print_config=command.print_config)
+        return run(command, at_end)
 
 
-def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
+def run(command: CommandLine, at_end: ExitStack) -> int:
     """The exit code: 2 for what is refused, 3 for reward hacking, that of `Stopped` after a signal, else 0."""
+    config = command.config
     try:
+        if command.print_config:
+            show(command)
+            return 0
         check(config, processes.world_size())
         check_output_dir(config.record)
-        if print_config:
-            plan = make_plan(config, processes.world_size())
-            print(yaml.safe_dump(config.flat(), sort_keys=False))
-            length = start_lines(config, processes.world_size(), config.model.device)
-            print("\n".join([describe(config, plan), *length]))
-            print_without_effect(settings_without_effect(config, plan, processes.world_size()))
-            return 0
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
         print(f"post_train.py: {brief(str(error))}", file=sys.stderr)
@@ -68,6 +65,27 @@ def run(config: Config, at_end: ExitStack, *, print_config: bool) -> int:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     ranks.stop()
     return code
+
+
+def show(command: CommandLine) -> None:
+    """Prints settings, arithmetic and what this machine lacks for the run. Raises ValueError for settings alone."""
+    config, world_size = command.config, command.world_size
+    try:
+        check(config, world_size, on_this_machine=False)
+    except ValueError as error:
+        hint = "; --world_size N with --print_config shows a run of N processes" if world_size == 1 else ""
+        raise ValueError(f"{error}{hint}") from error
+    if processes.rank() != 0:
+        return
+    check_output_dir(config.record)
+    plan = make_plan(config, world_size)
+    print(yaml.safe_dump(config.flat(), sort_keys=False))
+    print("\n".join([describe(config, plan), *start_lines(config, world_size, config.model.device)]))
+    print_without_effect(settings_without_effect(config, plan, world_size))
+
+    from hyvideo.training.machine import lacks
+
+    print_sentences("this machine lacks", lacks(config, world_size))
 
 
 def build(config: Config, at_end: ExitStack):

@@ -28,7 +28,7 @@ num_gpus="$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true)"
 arguments=("$@")
 if ! has_flag --config "$@"; then
     if [ "$num_gpus" -gt 0 ]; then
-        if [ ! -d ckpts ] && ! has_flag --pretrained_model_root "$@"; then
+        if [ ! -d ckpts ] && ! has_flag --pretrained_model_root "$@" && ! has_flag --print_config "$@"; then
             echo "run_post_train.sh: ./ckpts with the HunyuanVideo-1.5 checkpoints is missing." >&2
             echo "Fetch them, or name their folder with --pretrained_model_root; or train the miniature world, which needs" >&2
             echo "no download: bash run_post_train.sh --config configs/miniature.yaml" >&2

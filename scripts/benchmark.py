@@ -273,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     overhead.add_argument("--config", default=MINIATURE)
     overhead.add_argument("--repeats", type=int, default=9)
     reward.set_defaults(run=benchmark_reward)
-    reward.add_argument("--reward_model", default="videoalign_local")
+    reward.add_argument("--reward_model", default="miniature_videoalign")
     reward.add_argument("--model_path", help="checkpoint folder; the miniature's by default")
     reward.add_argument("--config", default=MINIATURE, help="of the iteration")
     reward.add_argument("--clips", type=int, default=16)

@@ -64,7 +64,7 @@ def trial_of(args: argparse.Namespace):
     from hyvideo.miniature.reward import miniature_trial
     from hyvideo.models.reward_models.trial_clips import synthetic_trial
 
-    is_miniature = (args.clip or args.reward_model) in ("miniature", "videoalign_local")
+    is_miniature = (args.clip or args.reward_model) in ("miniature", "miniature_videoalign")
     trial = miniature_trial() if is_miniature else synthetic_trial()
     if args.foreign_prompt is not None:
         trial = dataclasses.replace(trial, foreign_prompt=args.foreign_prompt)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import generate
+from hyvideo.config.reference_flags import table
 from hyvideo.data.videos import read_video
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
@@ -128,6 +129,64 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypa
         assert not torch.equal(pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4"))
 
 
+def test_the_line_of_the_reference_makes_the_prompts_and_those_of_the_csv(make, tmp_path):
+    (tmp_path / "prompts.csv").write_text("prompt\na dog\na cow\n")
+    line = (
+        "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 --num_inference_steps 2 "
+        "--offloading false --rewrite false --cfg_distilled false --enable_step_distill false --sparse_attn false "
+        "--use_sageattn false --enable_cache false --cache_type deepcache --overlap_group_offloading false --sr false "
+        "--save_pre_sr_video --image_path none --video_length 5 --guidance_scale 1 --device cpu"
+    )
+    code, settings, said = make("--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split())
+    assert code == 0, said.err
+    assert [entry["prompt"] for entry in settings] == ["a cat", "a dog", "a cow"]
+    assert {(entry["height"], entry["width"], entry["seed"], entry["image"]) for entry in settings} == {
+        (32, 48, 930, None)
+    }
+    notes = [note for note in said.err.splitlines() if note.startswith("no effect here: ")]
+    assert notes == [
+        "no effect here: offloading false, rewrite false, sparse_attn false, use_sageattn false, enable_cache false, "
+        "overlap_group_offloading false, sr false; it is off",
+        "no effect here: cache_type deepcache; nothing is cached between steps",
+        "no effect here: save_pre_sr_video true; there is no super-resolution, and the video is kept as it is",
+        "no effect here: aspect_ratio 16:9; the size is given",
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, row in table("generate").items() if row.refused])
+def test_an_acceleration_that_there_is_not_is_refused_by_name(monkeypatch, capsys, name):
+    for on in (["on"], []):
+        monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", f"--{name}", *on])
+        assert generate.main() == 2
+        said = capsys.readouterr().err
+        assert f"{name} {' '.join(on) or 'true'} is refused: {table('generate')[name].refused}" in said
+
+
+@pytest.mark.parametrize(
+    "flags, has_images, version",
+    [
+        ("--resolution 480p --cfg_distilled true", False, "480p_t2v_distilled"),
+        ("--resolution 720p --cfg_distilled --enable_step_distill off", True, "720p_i2v_distilled"),
+        ("--resolution 480p --enable_step_distill true --cfg_distilled false", True, "480p_i2v_step_distilled"),
+        ("--transformer_version 480p_t2v_distilled --cfg_distilled true", False, "480p_t2v_distilled"),
+        ("--resolution 480p --enable_step_distill true", False, None),
+        ("--resolution 480p --enable_step_distill true --cfg_distilled true", True, None),
+        ("--transformer_version 480p_t2v_distilled --cfg_distilled false", False, None),
+        ("--enable_step_distill", False, None),
+    ],
+)
+def test_distillation_picks_the_version_or_there_is_none(monkeypatch, flags, has_images, version):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--negative_prompt", "blurry", *flags.split()])
+    options = generate.parse()
+    if version is None:
+        with pytest.raises(ValueError, match="is not (other than )?(cfg|step)_distilled, as the flags ask"):
+            generate.config_of(options, has_images)
+    else:
+        config = generate.config_of(options, has_images)
+        assert (config.model.transformer_version, config.data.negative_prompt) == (version, "blurry")
+
+
 def test_one_video_may_be_named(make, tmp_path):
     code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4")
     assert code == 0, said.err
@@ -137,7 +196,12 @@ def test_one_video_may_be_named(make, tmp_path):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--prompt", "a", "--valid_video_csv", "x.csv"], "one of the two"),
+        ([], "give prompts by --prompt, by --valid_video_csv, or by both"),
+        (["--prompt", "a", "--valid_video_csv", "x.csv"], "a prompts CSV must be a readable file, got 'x.csv'"),
+        (["--valid_video_csv", "x.csv", "--image_path", "a.png"], "--image_path goes with --prompt"),
+        (["--prompt", "a", "--fixed_size", "480"], "--fixed_size must be height x width, such as 480x864, got '480'"),
+        (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "names of one size; give one of them"),
+        (["--prompt", "a", "--cfg_distilled"], "480p_t2v is not cfg_distilled, as the flags ask; of that kind are"),
         (["--prompt", "a", "--height", "64"], "--height and --width go together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic"),
         (["--prompt", "a", "--stochastic", "euler"], "sde_type must be one of"),

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from hyvideo.data.videos import read_video
-from tests.forked import python
+from tests.config.test_reference_flags import LINE
+from tests.forked import ROOT, python
 
 SMOKE = ["--config", "configs/smoke.yaml"]
 
@@ -18,10 +19,10 @@ SMOKE = ["--config", "configs/smoke.yaml"]
 def program(tmp_path, monkeypatch, tiny_config):
     """Runs a program of the repository in a process of its own, on request in one that has imported nothing."""
 
-    def run(name, *arguments, fresh=False, **variables):
+    def run(name, *arguments, fresh=False, cwd=None, **variables):
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
         command = [sys.executable if fresh else python(), name, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120)
 
     return run
 
@@ -137,13 +138,32 @@ def test_a_prompt_that_the_reward_cannot_judge_is_refused(program, tmp_path):
 
 
 def test_print_config_shows_settings_and_arithmetic_and_stops(program, tmp_path):
-    result = program(
-        "post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config", fresh=True
-    )
+    result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
     assert result.returncode == 0 and "eta: 0.3" in result.stdout
-    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
+    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "this machine lacks" not in result.stdout
     assert "whole run              3 iterations of 8 rollouts + 2 validations of 8 videos = " in result.stdout
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("how", ["flag", "torchrun"])
+def test_print_config_shows_the_line_of_the_reference_on_a_machine_that_lacks_everything(program, tmp_path, how):
+    number = {"WORLD_SIZE": "8", "RANK": "0"} if how == "torchrun" else {}
+    flags = [*LINE, "--print_config", *([] if number else ["--world_size", "8"])]
+    result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **number)
+    assert result.returncode == 0, result.stderr
+    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
+    lacks = result.stdout[result.stdout.index("this machine lacks") :].splitlines()
+    assert "got './ckpts', which is not there" in lacks[0]
+    assert "a GPU for each process: there are 0 GPUs and 8 processes; device auto takes the CPU then" in lacks[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_print_config_the_same_line_is_refused(program, tmp_path):
+    result = program(ROOT / "post_train.py", *LINE, cwd=tmp_path, WORLD_SIZE="8", RANK="0")
+    assert result.returncode == 2 and result.stderr.startswith("post_train.py: pretrained_model_root must be a folder")
+    assert list(tmp_path.iterdir()) == []
+    result = program(ROOT / "post_train.py", *LINE, "--print_config", cwd=tmp_path)
+    assert result.returncode == 2 and "--world_size N with --print_config shows a run of N processes" in result.stderr
 
 
 def test_a_short_run_ends_with_a_summary(program, tmp_path):

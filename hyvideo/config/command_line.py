@@ -17,24 +17,26 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from hyvideo.config import processes
+from hyvideo.config.reference_flags import TASK, flags_in, meanings, table
 from hyvideo.config.sections import RewardSettings
-from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config
-from hyvideo.data.outside import BriefErrors, file_problem, shown
+from hyvideo.config.setting import TRUTHS
+from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
+from hyvideo.data.outside import BriefErrors, file_problem, parse_json, shown
+from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # of a YAML file
-TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
-    ("false", "no", "off", "0", "f", "n"), False
-)
 # Settings of earlier versions that old files may have, and why nothing is lost without them.
 REMOVED = {"spool_rounds": "a restart draws the rollouts of an unfinished iteration again, bit for bit"}
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """The settings that were asked for, and whether to print them and stop."""
+    """The settings that were asked for, and whether to print them and stop, for how many processes."""
 
     config: Config
     print_config: bool
+    world_size: int
 
 
 def parse(argv: list[str] | None = None) -> CommandLine:
@@ -42,36 +44,92 @@ def parse(argv: list[str] | None = None) -> CommandLine:
 
     Ends the program with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
     """
-    parser = _parser()
-    options, strangers = parser.parse_known_args([*map(_as_flag, sys.argv[1:] if argv is None else argv)])
+    words = [*map(_as_flag, sys.argv[1:] if argv is None else argv)]
+    renamed = flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), table("post_train"))
+    parser = _parser(renamed)
+    options, strangers = parser.parse_known_args(words)
     if strangers:
-        flags = [f"--{name}" for name in FIELDS]
+        flags = [f"--{name}" for name in [*FIELDS, *table("post_train")]]
         parser.error(f"unknown flag {strangers[0][:200]}; {nearest(strangers[0], flags) or '--help lists them'}")
     given = vars(options)
-    path, print_config = given.pop("config"), given.pop("print_config")
+    path, print_config, world_size = (given.pop(name) for name in ("config", "print_config", "world_size"))
+    if world_size is not None and not (print_config and world_size > 0):
+        parser.error("--world_size is a number above 0, with --print_config; a run has the processes of torchrun")
     try:
-        asked = Config().with_settings(**_without_removed((read_settings(path) if path else {}) | given))
+        of_file = read_settings(path) if path else {}
     except ValueError as error:
         parser.error(f"--config {error}")
+    try:
+        words_of = {name: given.pop(name) for name in renamed if name in given}
+        asked = Config().with_settings(**_settled(of_file | _understood(given, words_of, of_file)))
+    except ValueError as error:
+        parser.error(str(error))
     config = asked.resolved()
     if asked.rollout.eta != config.rollout.eta and "eta" in given:
         parser.error(
             f"--eta {asked.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which chooses eta "
             f"{config.rollout.eta:.4g}; give one of them, or --match_noise= to match nothing"
         )
-    return CommandLine(config, print_config)
+    return CommandLine(config, print_config, world_size or processes.world_size())
 
 
 def load_config(path: str | Path, **overrides) -> Config:
     """The settings of a YAML file, with some of them changed. Raises ValueError for a file with a mistake."""
-    return Config().with_settings(**_without_removed(read_settings(path)) | overrides).resolved()
+    return Config().with_settings(**_settled(read_settings(path) | overrides)).resolved()
 
 
-def _without_removed(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings that there are; says on stderr what the others did."""
+def _understood(given: dict[str, Any], words_of: dict[str, list[str]], inherited: dict[str, Any]) -> dict[str, Any]:
+    """The settings of one source, flags or a file, that gives some under the reference's names.
+
+    Raises ValueError where two names of a setting have different values, and as `meanings`.
+    """
+    values, names = dict(given), {name: name for name in given}
+    found = meanings(words_of, table("post_train"), inherited | given)
+    for setting, flag, words, unless_set, one in sorted(found, key=lambda meaning: meaning.unless_set):
+        value = words[0] if setting == TASK else _value_of_words(setting, flag, words)
+        if unless_set and value and (values.get(setting) or inherited.get(setting)):
+            continue
+        if setting in values and in_form(setting, values[setting]) != value:
+            both = f"{names[setting]} and {flag} mean {setting} {shown(values[setting])} and {shown(value)}"
+            raise ValueError(f"{both}; {one or 'they are names of one setting'}: give one of them")
+        values[setting], names[setting] = value, flag
+    return values
+
+
+def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
+    kind = FIELDS[name].type
+    try:
+        if get_origin(kind) is list:
+            return in_form(name, [_value(name, word) for word in words])
+        if len(words) != 1:
+            raise argparse.ArgumentTypeError(f"takes one value, got {shown(' '.join(words))}")
+        return _value(name, words[0])
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{flag} {error}") from error
+
+
+def _settled(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings that there are, by their names of today; says on stderr what the others did.
+
+    Raises ValueError for a task that is not the version's, and for a scorer whose name is another's now.
+    """
     for name in values.keys() & REMOVED.keys():
         print(f"the setting {name} does nothing any more: {REMOVED[name]}", file=sys.stderr)
-    return {name: value for name, value in values.items() if name not in REMOVED}
+    values = {name: value for name, value in values.items() if name not in REMOVED}
+    version = values.get("transformer_version", Config().model.transformer_version)
+    task, known = values.pop(TASK, None), version_defaults(version)
+    if known and task not in (None, known.task):
+        raise ValueError(
+            f"task_type {shown(task)} is not the task of transformer_version {version}, {known.task}; take another"
+        )
+    if "videoalign_local" in (scorers := in_form("reward_model", values.get("reward_model", []))):
+        if version == "miniature":
+            raise ValueError(
+                "reward_model videoalign_local is the real VideoAlign, as in the reference; the miniature's own reward "
+                "model is called miniature_videoalign now: write that in its place"
+            )
+        values["reward_model"] = [{"videoalign_local": "videoalign"}.get(name, name) for name in scorers]
+    return values
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -81,17 +139,21 @@ class _Parser(BriefErrors, argparse.ArgumentParser):
     pass
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(renamed: Iterable[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         description="Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
-        "--print_config shows the resolved settings and the arithmetic of the run.",
+        "--print_config shows the resolved settings and the arithmetic of the run. Flags of the public reference that "
+        "have another name here are understood: docs/reference_flags.md.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=36, width=120),
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="settings of a run")
     parser.add_argument("--print_config", action="store_true", default=False, help="show what would be run, and stop")
+    parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes, for --print_config")
+    for name in renamed:
+        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     for name in REMOVED:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     defaults = Config().flat()
@@ -105,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
 def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
     """Arguments for argparse to read a setting, with its help."""
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
-    sentence = TRAITS[name].sentence + ("" if default in (None, "") else f" ({words})")
+    sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
     options = {"type": partial(_value, name), "help": sentence.replace("%", "%%")}
     if kind is bool:
         return options | {"nargs": "?", "const": True, "metavar": "BOOL"}
@@ -139,14 +201,19 @@ def _value(name: str, text: str) -> Any:
             )
         return text
     if kind is bool:
-        if text.lower() not in TRUTHS:
-            raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
-        return TRUTHS[text.lower()]
+        return truth(text)
     number = int if kind is int else float if float in (kind, *get_args(kind)) else str
     try:
         return number(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {shown(text)}") from error
+
+
+def truth(text: str) -> bool:
+    """The truth value of ``true``, ``off`` and their like. Raises argparse.ArgumentTypeError for other text."""
+    if text.lower() not in TRUTHS:
+        raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
+    return TRUTHS[text.lower()]
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -201,10 +268,13 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold `name: value` lines, got {type(content).__name__}")
     content.pop("environment", None)  # of the config.yaml that a run leaves
-    values = {}
+    values, words_of = {}, {}
     for name, value in content.items():
         if name in REMOVED:
             values[name] = value
+            continue
+        if isinstance(name, str) and flags_in([name], table("post_train")):
+            words_of[name] = [str(word) for word in (value if isinstance(value, list) else [value])]
             continue
         if name not in FIELDS:
             hint = nearest(str(name), FIELDS) or "--help lists the settings"
@@ -213,7 +283,10 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             values[name] = _value_of_yaml(name, value)
         except (TypeError, argparse.ArgumentTypeError) as error:
             raise ValueError(f"{path}: setting {name!r} {error}") from error
-    return values
+    try:
+        return _understood(values, words_of, {})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _value_of_yaml(name: str, value: object) -> Any:
@@ -224,7 +297,7 @@ def _value_of_yaml(name: str, value: object) -> Any:
         if strangers := [word for word in words if not isinstance(word, str)]:
             raise TypeError(f"takes a list of words, got {shown(strangers[0], 80)} in it; put it in quotes")
         return words
-    if isinstance(value, dict) and name == "reward_weights":
+    if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
         return json.dumps(value)
     if not isinstance(value, (str, bool, int, float)):
         got = {list: "a list", dict: "a mapping", type(None): "nothing"}.get(type(value), type(value).__name__)
@@ -240,17 +313,17 @@ def _value_of_yaml(name: str, value: object) -> Any:
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
-    """Options of each scorer, of the settings and of ``reward_config``, which wins. Raises ValueError for that file."""
+    """Options of each scorer, of the settings and of ``reward_config``, which wins. Raises ValueError for that one."""
     options: dict[str, dict] = {name: {} for name in reward.reward_model}
     if "videoalign" in options:
         options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
     if not reward.reward_config:
         return options
-    path = Path(reward.reward_config)
+    path = reward.reward_config
     try:
-        content = read_yaml(path)
+        content = parse_json(path) if is_json(path) else read_yaml(path)
     except ValueError as error:
-        raise ValueError(f"reward_config {error}") from error
+        raise ValueError(f"reward_config {error}{f', got {path}' if is_json(path) else ''}") from error
     for name, given in (content if isinstance(content, dict) else {"": None}).items():
         if name not in options or not isinstance(given, dict):
             raise ValueError(

@@ -1,10 +1,12 @@
 """What the settings make the same: a run that goes on, an experiment, an evaluation. All follows from their traits."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hyvideo.config.sections import TrustRegionSettings
-from hyvideo.config.settings import TRAITS, Config
+from hyvideo.config.settings import TRAITS, Config, in_form, is_json
+from hyvideo.data.outside import located
 
 
 class Changes(NamedTuple):
@@ -17,6 +19,8 @@ class Changes(NamedTuple):
 def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
     """Settings of a checkpoint against those of now, both by name; the saved ones as JSON gives them back.
 
+    An older checkpoint may have one word where a setting is a list today.
+
     Args:
         same_rollouts: An iteration has as many rollouts as it had, so that their layout is free.
     """
@@ -24,11 +28,22 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     of_the_method: list[str] = []
     for name, value in now.items():
         decides = TRAITS[name].decides
-        if decides == "start" or name not in saved or saved[name] == value:
+        if decides == "start" or name not in saved or in_form(name, saved[name]) == value:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
-        (free if is_free else of_the_method).append(f"{name} is {value!r} and was {saved[name]!r}")
+        sentence = f"{name} is {value!r} and was {saved[name]!r}"
+        if name == "reward_model" and "videoalign_local" in saved[name] and "miniature_videoalign" in value:
+            sentence += ", an older name of the same scorer: set allow_changed_settings to go on"
+        (free if is_free else of_the_method).append(sentence)
     return Changes(free, of_the_method)
+
+
+def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+    """Files that settings name, by the setting: prompts, and the scorers' options where they are no JSON text."""
+    options = settings["reward_config"]
+    named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv")}
+    named["reward_config"] = [options] if options and not is_json(options) else []
+    return {name: [located(path) for path in paths] for name, paths in named.items() if paths}
 
 
 def experiment_settings(config: Config) -> dict[str, object]:

@@ -4,15 +4,23 @@ A rule takes the sections or numbers that it is about. Neither torch nor a model
 mistake is told in the first second.
 """
 
-import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hyvideo.config.command_line import nearest, reward_options
+from hyvideo.config.machine_rules import (
+    REPORTS,
+    Problems,
+    checkpoints_are_there,
+    folders_can_be_written,
+    machine_problems,
+    problem_of,
+    prompts_are_readable,
+)
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
     DistributedSettings,
@@ -24,22 +32,17 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
-from hyvideo.data.images import check_image
-from hyvideo.data.outside import file_problem, folder_problem, parse_json, shown, unwritable
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.outside import parse_json, shown
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.schedulers.transitions import SDE_TYPES
 
-Problems = Iterator[str]
-REPORTS = ("tensorboard", "wandb")
 
-
-def check(config: Config, world_size: int = 1) -> None:
-    """Raises ValueError that lists every rule the settings break."""
+def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
+    """Raises ValueError that lists every rule the settings break, and what this machine lacks where they are to run."""
     check_ranges(config.flat())  # what follows calculates with the numbers
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
-    resumes, strategy = record.resume_from_checkpoint, config.kl_strategy
+    strategy = config.kl_strategy
     _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
@@ -48,21 +51,19 @@ def check(config: Config, world_size: int = 1) -> None:
         coefficients_are_in_order(trust) if strategy != "none" else (),
         the_anchor_is_refreshed_between_rounds(trust, loss) if config.anchor_moves else (),
         some_step_is_stochastic(rollout),
-        reports_are_known_and_installed(record.report_to),
+        reports_are_known(record.report_to),
         scorers_are_known(reward),
-        _problem_of(lambda: reward_options(reward)),
+        problem_of(lambda: reward_options(reward)),
         weights_are_numbers(reward.reward_weights),
-        eight_bit_adam_can_run(optimizer, resumes),
+        eight_bit_adam_begins_anew(optimizer, record.resume_from_checkpoint),
         the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
         weights_in_bf16_can_be_trained(model, optimizer),
         lora_modules_are_a_pattern(optimizer),
         copies_are_sharded(distributed),
         a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
-        prompts_are_readable(config.data.prompts_csv, config.data.valid_video_csv),
-        checkpoints_are_there(model.pretrained_model_root),
-        a_checkpoint_to_go_on_from_is_there(resumes),
-        folders_can_be_written("output_dir", record.output_dir),
-        folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
+        prompts_are_named(config.data.prompts_csv),
+        prompts_are_readable(config.data, that_are_there=True),
+        machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
     )
 
 
@@ -86,13 +87,6 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 def _raise(*problems: Iterable[str]) -> None:
     if message := "\n".join(chain.from_iterable(problems)):
         raise ValueError(message)
-
-
-def _problem_of(check: Callable[[], object]) -> Problems:
-    try:
-        check()
-    except ValueError as error:
-        yield str(error)
 
 
 # --- one setting ------------------------------------------------------------------------------------------------------
@@ -200,7 +194,7 @@ def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
             "leave out match_noise"
         )
     elif rollout.match_noise and rollout.sde_type in SDE_TYPES:
-        yield from _problem_of(lambda: eta_of(rollout))
+        yield from problem_of(lambda: eta_of(rollout))
 
 
 def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
@@ -252,6 +246,8 @@ def the_anchor_does_not_move_in_every_pass(trust: TrustRegionSettings) -> Proble
 
 
 def scorers_are_known(reward: RewardSettings) -> Problems:
+    if not reward.reward_model:
+        yield f"reward_model must name a scorer, of {', '.join(SCORERS)}, got nothing"
     if unknown := [name for name in reward.reward_model if name not in SCORERS]:
         hint = nearest(unknown[0], SCORERS)
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
@@ -278,21 +274,12 @@ def weights_are_numbers(text: str) -> Problems:
         )
 
 
-def reports_are_known_and_installed(report_to: list[str]) -> Problems:
+def reports_are_known(report_to: list[str]) -> Problems:
     if unknown := set(report_to) - {*REPORTS, "none"}:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
-    for name in REPORTS:
-        if name in report_to and not is_installed(name):
-            yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
 
 
-def is_installed(package: str) -> bool:
-    """Claims that a package can be imported; a folder of its name, as ./wandb of an earlier run, is none."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
-def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: str) -> Problems:
+def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: list[str]) -> Problems:
     if action != "warn" and not valid_video_csv:
         yield (
             f"on_reward_hacking {action} needs validations, which alone show it: name a valid_video_csv, or take warn"
@@ -302,11 +289,9 @@ def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: str) 
 # --- optimizer --------------------------------------------------------------------------------------------------------
 
 
-def eight_bit_adam_can_run(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
+def eight_bit_adam_begins_anew(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
     if optimizer.use_8bit_adam and resume_from_checkpoint:
         yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
-    if optimizer.use_8bit_adam and not is_installed("torchao"):
-        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
 
 
 def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSettings) -> Problems:
@@ -330,38 +315,6 @@ def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
         yield f"lora_target_modules must be a regular expression, got {shown(optimizer.lora_target_modules)}: {error}"
 
 
-# --- files and folders ------------------------------------------------------------------------------------------------
-
-
-def prompts_are_readable(prompts_csv: str, valid_video_csv: str) -> Problems:
+def prompts_are_named(prompts_csv: list[str]) -> Problems:
     if not prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"
-    for path in filter(None, (prompts_csv, valid_video_csv)):
-        yield from _problem_of(lambda path=path: _read_prompts(path))
-
-
-def _read_prompts(path: str) -> None:
-    for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
-        check_image(image)
-
-
-def checkpoints_are_there(root: str) -> Problems:
-    if problem := folder_problem(root):
-        reason = "which is not there" if problem == "it is not there" else problem
-        yield (
-            f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
-            "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
-        )
-
-
-def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
-    if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
-        yield (
-            f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}, of whose "
-            f"state.json is to say: {problem}"
-        )
-
-
-def folders_can_be_written(name: str, folder: str | Path) -> Problems:
-    if problem := unwritable(folder):
-        yield f"{name} must be a folder that can be written to, got {shown(folder)}: {problem}"

@@ -37,8 +37,13 @@ class ModelSettings:
 class DataSettings:
     """Prompts, and the size of the videos."""
 
-    prompts_csv: str = learning("", "CSV with a column `prompt`, and perhaps `ref_image_path`: what to train on.")
-    valid_video_csv: str = records("", "CSV of the same kind: what to validate on; none by default.", measured=True)
+    prompts_csv: list[str] = learning(
+        ["assets/prompts/train.csv"],
+        "CSV files with a column `prompt`, and perhaps `ref_image_path`: what to train on, one file after the other.",
+    )
+    valid_video_csv: list[str] = records(
+        [], "CSV files of the same kind: what to validate on; none by default.", measured=True
+    )
     negative_prompt: str = learning(
         "",
         "Prompt of the branch that guidance leads away from, in training and validation.",
@@ -102,7 +107,10 @@ class RewardSettings:
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
     )
     reward_config: str = learning(
-        "", "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`.", no.SCORERS, measured=True
+        "",
+        "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`; or the same as JSON.",
+        no.SCORERS,
+        measured=True,
     )
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
         "auto", "VideoAlign's names: v1 and v3 as released, v2 of newer transformers.", *no.VIDEOALIGN, measured=True

@@ -20,6 +20,10 @@ from typing import Any, Literal, NamedTuple
 
 Decides = Literal["learning", "layout", "machine", "records", "start"]
 
+TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
+    ("false", "no", "off", "0", "f", "n"), False
+)
+
 
 class Unused(NamedTuple):
     """A condition under which settings do nothing, and its words, which may name settings: ``kl_schedule {x}``."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import get_origin
 
 from hyvideo.config.sections import (
     DataSettings,
@@ -46,7 +47,7 @@ class Config:
     """The settings of a run, by section."""
 
     model: ModelSettings = ModelSettings()
-    data: DataSettings = DataSettings()
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)
     rollout: RolloutSettings = RolloutSettings()
     reward: RewardSettings = dataclasses.field(default_factory=RewardSettings)
     loss: LossSettings = LossSettings()
@@ -64,7 +65,7 @@ class Config:
         owner = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
         by_section: dict[str, dict] = {}
         for name, value in changes.items():
-            by_section.setdefault(owner[name], {})[name] = value
+            by_section.setdefault(owner[name], {})[name] = in_form(name, value)
         sections = {
             section: dataclasses.replace(getattr(self, section), **values) for section, values in by_section.items()
         }
@@ -134,6 +135,18 @@ class Config:
         """Weight of each reward dimension."""
         text = self.reward.reward_weights
         return REWARD_PRESETS[text] if text in REWARD_PRESETS else flat_weights(json.loads(text))
+
+
+def in_form(name: str, value: object) -> object:
+    """A setting's value, where it is a list as a list: a word is a list of one, and an empty word none."""
+    if get_origin(FIELDS[name].type) is not list:
+        return value
+    return [word for word in ([value] if isinstance(value, str) else value) if word]
+
+
+def is_json(text: str) -> bool:
+    """Claims that ``reward_weights`` or ``reward_config`` is a JSON object, not a name."""
+    return text.lstrip().startswith("{")
 
 
 def eta_of(rollout: RolloutSettings) -> float:

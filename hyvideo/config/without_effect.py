@@ -5,7 +5,7 @@ Most of a day can go into a setting that cannot change anything. What is listed 
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
@@ -38,8 +38,13 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
 
 def print_without_effect(sentences: list[str]) -> None:
     """Prints a sentence for each setting that does nothing in this run."""
+    print_sentences("does nothing here", sentences)
+
+
+def print_sentences(title: str, sentences: Iterable[str]) -> None:
+    """Prints a line for each sentence, the first after the title."""
     for number, sentence in enumerate(sentences):
-        print(("does nothing here      " if number == 0 else " " * 23) + sentence)
+        print(f"{'' if number else title:<22} {sentence}")
 
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:

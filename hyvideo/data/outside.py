@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 MAX_PROMPT_BYTES = 100_000  # of UTF-8; the language model reads some 5,000 of them
 MAX_MESSAGE = 4_000  # characters
 
+ROOT = Path(__file__).resolve().parents[2]  # of the project
+
 # Control characters but newline and tab; halves of characters, which UTF-8 cannot say and no file could keep.
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -30,6 +32,13 @@ def file_problem(path: str | Path, max_bytes: int) -> str | None:
     if status.st_size > max_bytes:
         return f"it has {status.st_size:,} bytes, and at most {max_bytes:,} are allowed"
     return None if os.access(path, os.R_OK) else "no permission to read it"
+
+
+def located(path: str | Path) -> Path:
+    """The path of a file to be read: one below ``assets`` ships with the project, and is found from any folder."""
+    path = Path(path)
+    ships = path.parts[:1] == ("assets",) and not os.path.isfile(path)
+    return ROOT / path if ships else path
 
 
 def folder_problem(path: str | Path) -> str | None:

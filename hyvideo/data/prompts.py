@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, shown, text_problem
+from hyvideo.data.outside import MAX_PROMPT_BYTES, file_problem, located, shown, text_problem
 from hyvideo.data.randomness import permutation
 
 MAX_CSV_BYTES = 2**28
@@ -23,8 +23,8 @@ class Request:
     image: str | None = None
 
 
-def read_requests(path: str | Path) -> list[Request]:
-    """The rows of a CSV file, in order: column ``prompt`` and, if there is one, ``ref_image_path``.
+def read_requests(*paths: str | Path) -> list[Request]:
+    """The rows of CSV files, one file after the other: column ``prompt`` and, if there is one, ``ref_image_path``.
 
     An image's path is taken from the folder of the CSV or, if nothing is there, from the working directory. A row
     without one is text-to-video.
@@ -32,10 +32,14 @@ def read_requests(path: str | Path) -> list[Request]:
     Raises: ValueError for a file that is missing, not text, without the column, without a sound prompt in some row, or
         that names an image which is not there.
     """
+    return [request for path in paths for request in _requests_of(located(path))]
+
+
+def _requests_of(path: Path) -> list[Request]:
     rows = _read_rows(path)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {shown(path)}")
-    find_image = functools.cache(functools.partial(_find_image, Path(path)))  # many rows may share one
+    find_image = functools.cache(functools.partial(_find_image, path))  # many rows may share one
     requests = []
     for number, row in enumerate(rows, start=1):
         if None in row:
@@ -64,7 +68,7 @@ def check_prompt(prompt: str, where: str) -> None:
         raise ValueError(f"a prompt must be text that people can read, got {shown(prompt, 60)} {where}: {problem}")
 
 
-def _read_rows(path: str | Path) -> list[dict[str, str | None]]:
+def _read_rows(path: Path) -> list[dict[str, str | None]]:
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
     try:

@@ -24,7 +24,7 @@ from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
@@ -34,6 +34,7 @@ from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
 
 MINIATURE = "configs/miniature.yaml"
+SUFFIXES = {"cfg_distilled": "distilled", "step_distilled": "step_distilled"}  # of a version's name, by kind
 VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
 
 
@@ -84,23 +85,43 @@ class Source:
         return pipeline
 
 
-def read_or_make_requests(csv: str | None, prompts: list[str] | None, image: str | None) -> list[Request]:
-    """Requests of a prompts CSV, or of prompts that share an image. Raises ValueError for what cannot be used."""
-    if csv:
-        requests = read_requests(csv)
-    else:
-        for number, prompt in enumerate(prompts or [], start=1):
-            check_prompt(prompt, f"as number {number} of --prompt")
-        requests = [Request(prompt, image) for prompt in prompts or []]
+def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str]) -> list[Request]:
+    """Requests of prompts that share an image, then those of CSV files. Raises ValueError for what cannot be used."""
+    for number, prompt in enumerate(prompts, start=1):
+        check_prompt(prompt, f"as number {number} of --prompt")
+    requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
     for path in dict.fromkeys(request.image for request in requests if request.image):
         check_image(path)
     return requests
 
 
-def sampling_config(file: str | None, settings: dict, resolution: str | None, has_images: bool) -> Config:
-    """Settings of a YAML file, or of the version that is named or goes with the resolution, changed by ``settings``."""
+def sampling_config(
+    file: str | None, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
+) -> Config:
+    """Settings of a YAML file, or of the version that is named or goes with the resolution, changed by ``settings``.
+
+    Args:
+        kinds: Claims by kind whether the version is ``cfg_distilled``, ``step_distilled``; None where nothing is said.
+
+    Raises: ValueError for a version that is not of the kinds.
+    """
     if resolution and "transformer_version" not in settings:
-        settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}"}
+        asked = "".join(f"_{SUFFIXES[kind]}" for kind, is_asked in kinds.items() if is_asked)
+        settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}{asked}"}
+    config = _config_of_version(file, settings)
+    version = version_defaults(config.model.transformer_version)
+    kind = version.kind if version else None
+    for name, is_asked in kinds.items():
+        if is_asked is not None and is_asked != (kind == name) and (version or is_asked):
+            known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
+            raise ValueError(
+                f"transformer_version {config.model.transformer_version} is not {'' if is_asked else 'other than '}"
+                f"{name}, as the flags ask; of that kind are released: {known}"
+            )
+    return config
+
+
+def _config_of_version(file: str | None, settings: dict) -> Config:
     if file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
         return load_config(file or MINIATURE, **settings)
     config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**settings)

@@ -35,7 +35,7 @@ class Evaluator:
             torch.set_num_threads(config.model.num_threads)
         self.config = config
         self.device = choose_device(config.model.device)
-        self.requests: list[Request] = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
+        self.requests: list[Request] = read_requests(*config.data.valid_video_csv)
         self.size = config.validation_size
         self.scorer = make_async_scorer(config, self.device)
         self.scorer.check_prompts([request.prompt for request in self.requests])

@@ -55,7 +55,7 @@ class Validation:
         self.on_stage = on_stage
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_steps(self.settings.validation_steps)
-        requests = read_requests(config.data.valid_video_csv)
+        requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]

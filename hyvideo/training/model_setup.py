@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hyvideo.config.identity import named_files
 from hyvideo.config.rules import every_rank_has_a_head
 from hyvideo.config.sections import ModelSettings, RolloutSettings
 from hyvideo.config.settings import Config
@@ -62,10 +63,14 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
     """Expectations of a run on every node, by its settings, for the preflight."""
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
-    files = {name: settings[name] for name in ("prompts_csv", "valid_video_csv", "reward_config")}
+    files = {
+        f"{name} {number}" if number > 1 else name: str(path)
+        for name, paths in named_files(settings).items()
+        for number, path in enumerate(paths, start=1)
+    }
     return NodeExpectations(
         settings=settings,
-        files={name: path for name, path in files.items() if path},
+        files=files,
         transformer_folder=loading.find_transformer(root, version) or root / "transformer" / version,
         output_dir=Path(settings["output_dir"]),
         resume_from=settings["resume_from_checkpoint"],

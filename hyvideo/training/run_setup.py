@@ -67,8 +67,8 @@ def build_parts(
     Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
     """
     plan = make_plan(config, mesh.world_size)
-    requests, hashes = read_requests(config.data.prompts_csv), contents(config.flat())
-    validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
+    requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
+    validated = read_requests(*config.data.valid_video_csv)
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
     check_checkpoint(config, RequiredEncoders.of(requests + validated), sizes)
     scorer = make_async_scorer(config, device, scorers)

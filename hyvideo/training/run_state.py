@@ -8,9 +8,10 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from hyvideo.config.identity import Changes, changed_settings
-from hyvideo.config.settings import Config
+from hyvideo.config.identity import Changes, changed_settings, named_files
+from hyvideo.config.settings import TRAITS, Config
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.models.lora import save_lora
@@ -128,10 +129,13 @@ class RunState:
         return True
 
 
-def contents(settings: Mapping[str, str]) -> dict[str, str]:
+def contents(settings: Mapping[str, Any]) -> dict[str, str]:
     """Hashes of the files that decide what is learned, by the setting that names them."""
-    paths = {name: settings[name] for name in ("prompts_csv", "reward_config") if settings[name]}
-    return {name: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for name, path in paths.items()}
+    return {
+        name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
+        for name, paths in named_files(settings).items()
+        if TRAITS[name].decides == "learning"
+    }
 
 
 def differences(
@@ -151,7 +155,8 @@ def differences(
     changes = changed_settings(saved, settings, same_rollouts=same_rollouts)
     for name, digest in contents.items():
         if saved_contents.get(name, digest) != digest:
-            changes.of_the_method.append(f"the contents of {name} {settings[name]} are not what they were")
+            paths = ", ".join(map(str, named_files(settings)[name]))
+            changes.of_the_method.append(f"the contents of {name} {paths} are not what they were")
     return changes
 
 

@@ -1,11 +1,13 @@
 """Settings from flags and files: one path for both, and a clear refusal of what they do not know."""
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
-from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.command_line import load_config, parse, reward_options
 from hyvideo.config.settings import FIELDS, SECTIONS
 from hyvideo.records.run_files import write_config
 
@@ -132,6 +134,31 @@ def test_reward_weights_are_a_preset_or_json(write):
     assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2}
     path = write("reward_weights: {videoalign: {VQ: 1, TA: 2}, CLIPScore: 3}\n")
     assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2, "CLIPScore": 3}
+
+
+def test_prompts_are_one_file_or_several_and_ship_with_the_project(write):
+    assert parse([]).config.data.prompts_csv == ["assets/prompts/train.csv"]
+    assert parse(["--prompts_csv", "a.csv", "b.csv", "--valid_video_csv", ""]).config.data.prompts_csv == [
+        "a.csv",
+        "b.csv",
+    ]
+    data = load_config(write("prompts_csv: a.csv\nvalid_video_csv: [b.csv, c.csv]\n")).data
+    assert (data.prompts_csv, data.valid_video_csv) == (["a.csv"], ["b.csv", "c.csv"])
+    assert load_config("configs/smoke.yaml", valid_video_csv="").data.valid_video_csv == []
+
+
+def test_options_of_scorers_are_a_file_or_json(write, tmp_path):
+    options = {"miniature": {"path": "here"}}
+    (tmp_path / "options.yaml").write_text("miniature: {path: here}\n")
+    for text in (str(tmp_path / "options.yaml"), json.dumps(options)):
+        reward = parse(["--reward_model", "miniature", "--reward_config", text]).config.reward
+        assert reward_options(reward) == options
+    reward = load_config(write("reward_model: miniature\nreward_config: {miniature: {path: here}}\n")).reward
+    assert reward_options(reward) == options
+    with pytest.raises(ValueError, match="must hold a mapping of options for miniature, got 'clip'"):
+        reward_options(replace(reward, reward_config='{"clip": {}}'))
+    with pytest.raises(ValueError, match="reward_config .*got {"):
+        reward_options(replace(reward, reward_config="{"))
 
 
 def test_the_config_that_a_run_leaves_reads_back(tmp_path, tiny_config):

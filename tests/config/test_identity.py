@@ -61,6 +61,22 @@ def test_a_setting_that_an_old_checkpoint_has_or_lacks_is_no_change(tiny_config)
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
 
 
+def test_a_word_of_an_old_checkpoint_is_the_list_of_it(tiny_config):
+    now = tiny_config.flat()
+    (csv,) = now["prompts_csv"]
+    saved = now | {"prompts_csv": csv, "valid_video_csv": ""}
+    assert changed_settings(saved, now, same_rollouts=True) == ([], [])
+    saved["prompts_csv"] = "other.csv"
+    (said,) = changed_settings(saved, now, same_rollouts=True).of_the_method
+    assert said == f"prompts_csv is ['{csv}'] and was 'other.csv'"
+
+
+def test_a_checkpoint_with_the_old_name_of_the_miniatures_scorer_says_what_to_set(tiny_config):
+    now = tiny_config.with_settings(reward_model="miniature_videoalign").flat()
+    (said,) = changed_settings(now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True).of_the_method
+    assert said.endswith("an older name of the same scorer: set allow_changed_settings to go on")
+
+
 def test_what_a_resume_may_change_makes_no_other_experiment(tiny_config):
     same = {"gate_interval": 9, "vae_tile_size": 0, "mini_batch_size_per_update": 1, "pretrained_model_root": "b"}
     assert experiment_settings(tiny_config.with_settings(**same)) == experiment_settings(tiny_config)

@@ -1,11 +1,10 @@
 """Rules of settings: what breaks one is named, with its value."""
 
 import re
-import sys
 
 import pytest
 
-from hyvideo.config.rules import check, is_installed, layout_problems
+from hyvideo.config.rules import check, layout_problems
 
 
 def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
@@ -86,19 +85,3 @@ def test_all_problems_are_told_at_once(tiny_config):
     with pytest.raises(ValueError) as error:
         check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
     assert len(str(error.value).splitlines()) == 2
-
-
-@pytest.mark.parametrize("report", ["wandb", "tensorboard"])
-def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, report):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
-        check(tiny_config.with_settings(report_to=[report]))
-    check(tiny_config)
-
-
-def test_a_folder_of_the_name_is_no_package(tmp_path, monkeypatch):
-    (tmp_path / "some_reports").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not is_installed("some_reports") and not is_installed("no_such_package")
-    assert is_installed("yaml")

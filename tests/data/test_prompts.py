@@ -34,6 +34,26 @@ def test_a_byte_order_mark_is_not_part_of_the_column_name(write):
     assert read_requests(write("\ufeffprompt\r\na cat\r\n")) == [Request("a cat")]
 
 
+def test_several_files_are_read_one_after_the_other_and_a_mistake_names_its_file(write, tmp_path):
+    first, second = write("prompt\na cat\n"), tmp_path / "second.csv"
+    second.write_text("id,prompt\n1,a dog\n2,a cat\n")
+    assert read_requests(first, second) == [Request("a cat"), Request("a dog"), Request("a cat")]
+    assert read_requests() == []
+    second.write_text('prompt\n""\n')
+    with pytest.raises(ValueError, match="row 1 of .*second.csv has none"):
+        read_requests(first, second)
+
+
+def test_a_file_that_ships_is_found_from_any_folder_unless_one_lies_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(read_requests("assets/prompts/train.csv")) == 256
+    (tmp_path / "assets/prompts").mkdir(parents=True)
+    (tmp_path / "assets/prompts/train.csv").write_text("prompt\na cat\n")
+    assert read_requests("assets/prompts/train.csv") == [Request("a cat")]
+    with pytest.raises(ValueError, match="got 'README.md'"):
+        read_requests("README.md")
+
+
 def test_repeated_prompts_stay(write):
     assert read_requests(write("prompt\na cat\na cat\n")) == [Request("a cat")] * 2
 

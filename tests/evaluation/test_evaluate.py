@@ -59,7 +59,7 @@ def test_a_base_model_and_a_transformer_of_its_own_are_scored_alike(score, tmp_p
 def test_the_measured_truth_stands_beside_the_learned_scores(score):
     """Of it Table 2 makes its column of the true reward."""
     flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
-    _, scores = score(*flags, "--reward_model", "videoalign_local")
+    _, scores = score(*flags, "--reward_model", "miniature_videoalign")
     assert all({"true/VQ", "true/MQ", "true/TA", "all_correct"} <= entry.keys() for entry in scores["videos"])
     assert all(weighted_reward(entry, "A", "true/") is not None for entry in scores["videos"])
 

@@ -19,7 +19,7 @@ def config(tiny_config, tmp_path):
 
 
 def change_prompts(config):
-    with open(config.data.prompts_csv, "a") as file:
+    with open(*config.data.prompts_csv, "a") as file:
         file.write("a green triangle moves right\n")
 
 

@@ -37,7 +37,7 @@ def whole_run(run: PlannedRun, rate: float = EXPECTED_RATE) -> WholeRun:
     """Length of a run at ``rate`` TFLOP/s of a GPU. Raises ValueError for validation prompts that cannot be read."""
     settings, videos, validations = run.settings, 0, 0
     if run.validation:
-        videos = len(read_requests(settings.valid_video_csv)) * settings.validation_repeats
+        videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
         validations = num_validations(run.config.record, settings.max_steps)
     return WholeRun(
         iterations=settings.max_steps,
@@ -57,13 +57,14 @@ def num_validations(record: RecordSettings, max_steps: int) -> int:
 def start_lines(config: Config, world_size: int, device: str) -> list[str]:
     """Lines about the length of a run, for its start; ``device`` is ``cuda``, ``cpu`` or, not known yet, ``auto``.
 
-    Empty for a transformer that is not there and was never released: what is wrong with it is told when it is loaded.
+    Empty for a transformer that is not there and was never released, and for validation prompts that are not there:
+    what is wrong with them is told when they are read.
     """
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        return length_lines(PlannedRun(config, world_size, architecture), device=device, label_width=23)
     except ValueError:
         return []
-    return length_lines(PlannedRun(config, world_size, architecture), device=device, label_width=23)
 
 
 def length_lines(

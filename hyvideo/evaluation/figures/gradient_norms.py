@@ -69,7 +69,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
         allow_changed_settings=True,
         check_reward=False,
         max_missing_fraction=0.0,
-        valid_video_csv="",
+        valid_video_csv=[],
         report_to=["none"],
         max_steps=10**9,  # above the iteration of any checkpoint
         resume_from_checkpoint=str(resumed or ""),

@@ -58,9 +58,9 @@ def check_scorers(study: Study) -> None:
         raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
 
-def validation_forwards(settings: RecordSettings, valid_video_csv: str, num_branches: int) -> int:
+def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], num_branches: int) -> int:
     """Transformer evaluations of one validation, or of one evaluation of a policy."""
-    videos = len(read_requests(valid_video_csv)) * settings.validation_repeats
+    videos = len(read_requests(*valid_video_csv)) * settings.validation_repeats
     return videos * settings.validation_steps * num_branches
 
 

@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 SCORERS = {
     "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", "."),
-    "videoalign_local": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", "."),
+    "miniature_videoalign": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", "."),
     "videoalign": Entry("hyvideo.models.reward_models.videoalign:VideoAlignScorer", "VideoReward"),
     "clip": Entry("hyvideo.models.reward_models.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),

@@ -67,8 +67,8 @@ def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
 
 
 def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_path, tiny_config):
-    study = Study(SMOKE, tmp_path, scorers=["videoalign_local", "clip"])
-    assert study.evaluation_config().reward.reward_model == ["videoalign_local", "clip"]
+    study = Study(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
+    assert study.evaluation_config().reward.reward_model == ["miniature_videoalign", "clip"]
     assert study.config(CELL).reward.reward_model == ["miniature"]
     check_scorers(study)
     with pytest.raises(ValueError, match="got beauty"):

@@ -1,0 +1,89 @@
+"""The rules that a machine must keep for a run: packages, files and room, one function a rule, as in `rules`."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from hyvideo.config.sections import DataSettings, ModelSettings, OptimizerSettings, RecordSettings
+from hyvideo.data.images import check_image
+from hyvideo.data.outside import file_problem, folder_problem, located, shown, unwritable
+from hyvideo.data.prompts import read_requests
+
+Problems = Iterator[str]
+REPORTS = ("tensorboard", "wandb")
+
+
+def machine_problems(
+    model: ModelSettings, data: DataSettings, optimizer: OptimizerSettings, record: RecordSettings
+) -> Problems:
+    """Lacks of this machine that keep the run from it."""
+    yield from chain(
+        reports_are_installed(record.report_to),
+        eight_bit_adam_is_installed(optimizer.use_8bit_adam),
+        prompts_are_readable(data, that_are_there=False),
+        checkpoints_are_there(model.pretrained_model_root),
+        a_checkpoint_to_go_on_from_is_there(record.resume_from_checkpoint),
+        folders_can_be_written("output_dir", record.output_dir),
+        folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
+    )
+
+
+def problem_of(check: Callable[[], object]) -> Problems:
+    """The message of the ValueError that a check raises."""
+    try:
+        check()
+    except ValueError as error:
+        yield str(error)
+
+
+def reports_are_installed(report_to: list[str]) -> Problems:
+    for name in REPORTS:
+        if name in report_to and not is_installed(name):
+            yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
+
+
+def is_installed(package: str) -> bool:
+    """Claims that a package can be imported; a folder of its name, as ./wandb of an earlier run, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def eight_bit_adam_is_installed(use_8bit_adam: bool) -> Problems:
+    if use_8bit_adam and not is_installed("torchao"):
+        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
+
+
+def prompts_are_readable(data: DataSettings, *, that_are_there: bool) -> Problems:
+    """Files of prompts that cannot be read, of those that are there or of those that are not."""
+    for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
+        if os.path.isfile(located(path)) == that_are_there:
+            yield from problem_of(lambda path=path: _read_prompts(path))
+
+
+def _read_prompts(path: str) -> None:
+    for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
+        check_image(image)
+
+
+def checkpoints_are_there(root: str) -> Problems:
+    if problem := folder_problem(root):
+        reason = "which is not there" if problem == "it is not there" else problem
+        yield (
+            f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
+            "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
+        )
+
+
+def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
+    if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
+        yield (
+            f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}, of whose "
+            f"state.json is to say: {problem}"
+        )
+
+
+def folders_can_be_written(name: str, folder: str | Path) -> Problems:
+    if problem := unwritable(folder):
+        yield f"{name} must be a folder that can be written to, got {shown(folder)}: {problem}"

@@ -1,0 +1,52 @@
+"""What this machine lacks for a run, in sentences: a run refuses it, and --print_config tells it and ends well."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from hyvideo.config.command_line import reward_options
+from hyvideo.config.machine_rules import machine_problems
+from hyvideo.config.sections import RewardSettings
+from hyvideo.config.settings import Config
+from hyvideo.data.outside import folder_problem, located
+from hyvideo.data.prompts import read_requests
+from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint
+
+
+def lacks(config: Config, world_size: int) -> Iterator[str]:
+    """Packages, files, room and GPUs that a run of ``world_size`` processes would not find here."""
+    yield from machine_problems(config.model, config.data, config.optimizer, config.record)
+    if problem := gpu_problem(config.model.device, world_size):
+        yield problem
+    root = config.model.pretrained_model_root
+    if folder_problem(root):
+        return
+    named = [*config.data.prompts_csv, *config.data.valid_video_csv]
+    requests = read_requests(*(path for path in named if os.path.isfile(located(path))))
+    try:
+        check_checkpoint(config, RequiredEncoders.of(requests), [config.rollout_size])
+    except ValueError as error:
+        yield from str(error).splitlines()
+    if not config.reward.remote_reward_url:
+        yield from scorer_problems(config.reward, Path(root))
+
+
+def gpu_problem(device: str, world_size: int) -> str | None:
+    """The reason why the processes that run on this machine have no GPU each, None where they have or need none."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    gpus = torch.cuda.device_count()
+    if device == "cpu" or gpus >= here:
+        return None
+    otherwise = "; device auto takes the CPU then" if device == "auto" and gpus == 0 else ""
+    return f"a GPU for each process: there are {gpus} GPUs and {here} processes{otherwise}"
+
+
+def scorer_problems(reward: RewardSettings, root: Path) -> Iterator[str]:
+    """Scorers whose folder is not there."""
+    for name, options in reward_options(reward).items():
+        folder = options.get("path", root / SCORERS[name].folder)
+        if problem := folder_problem(folder):
+            yield f"the files of reward_model {name} in {folder}: {problem}"

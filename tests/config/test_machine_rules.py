@@ -1,0 +1,24 @@
+"""Rules that a machine must keep for a run."""
+
+import sys
+
+import pytest
+
+from hyvideo.config.machine_rules import is_installed
+from hyvideo.config.rules import check
+
+
+@pytest.mark.parametrize("report", ["wandb", "tensorboard"])
+def test_a_report_that_is_not_installed_is_refused(tiny_config, monkeypatch, report):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=f'report_to has "{report}", which is not installed'):
+        check(tiny_config.with_settings(report_to=[report]))
+    check(tiny_config)
+
+
+def test_a_folder_of_the_name_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "some_reports").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("some_reports") and not is_installed("no_such_package")
+    assert is_installed("yaml")

@@ -1,0 +1,212 @@
+"""Command lines of the public reference: every flag is a setting here, has no effect and says so, or is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.reference_flags import TASK, table
+from hyvideo.config.settings import FIELDS, Config
+
+ROOT = Path(__file__).parents[2]
+TRAINING, GENERATION = table("post_train"), table("generate")
+LINE = (
+    "--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 --max_steps 10000 "
+    "--output_dir ./outputs --enable_fsdp --enable_gradient_checkpointing --sp_size 2 --reward_checkpoint_mode v3 "
+    "--validate_at_step0 False --validate_video_length 121 --validation_timestep_shift 5.0 --use_grad_balancing True "
+    "--enable_timestep_permutation True --sde_type sage_grpo --kl_weight 1e-5 --kl_coef 1e-7 --use_moving_KL True "
+    "--update_ref_model_step 10 --use_dual_kl True --dual_kl_moving_weight 1.0 --dual_kl_step_weight 0.1 "
+    "--reference_mode_offload True"
+).split()
+# The flags of the reference that are known, beside those of its line.
+KNOWN = (
+    "pretrained_transformer_version train_video_csv valid_video_csv validation_global_seed validation_fixed_size "
+    "validation_num_inference_steps validate_video_length validation_timestep_shift validate_at_step0 "
+    "validation_negative_prompt neg_prompt use_lora lora_r lora_alpha lora_dropout lora_target_modules "
+    "pretrained_lora_path video_fps infer_flow_shift_video adv_clip_max precision vae_precision "
+    "video_bucket_hw_base_size reward_model reward_weights reward_config post_train_type task_type data_type i2v_prob "
+    "train_timestep_shift snr_type flow_snr_type num_workers prefetch_factor log_interval model_type vae_name "
+    "multitask_mask_training_type debug_* save_interval warmup_steps muon_scope"
+).split()
+
+
+def settings_of(*flags):
+    return parse([*flags]).config.flat()
+
+
+def refused(capsys, *flags):
+    with pytest.raises(SystemExit) as exit_:
+        parse([*flags])
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_the_training_line_of_the_reference_sets_what_it_says(capsys):
+    settings = settings_of(*LINE)
+    assert (settings["validation_num_frames"], settings["validation_shift"]) == (121, 5.0)
+    assert settings["validate_at_step0"] is False and settings["enable_fsdp"] is settings["use_dual_kl"] is True
+    assert (settings["sp_size"], settings["reward_checkpoint_mode"], settings["kl_coef"]) == (2, "v3", 1e-7)
+    assert settings["prompts_csv"] == ["assets/prompts/train.csv"] and settings["reward_model"] == ["videoalign"]
+    assert capsys.readouterr().err == ""
+
+
+def test_every_flag_of_the_reference_is_a_setting_or_a_row():
+    assert not [name for name in KNOWN if name not in FIELDS and name not in TRAINING]
+    assert not TRAINING.keys() & FIELDS.keys()
+    assert {name for row in TRAINING.values() for name in row.sets} - FIELDS.keys() == {TASK}
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--pretrained_transformer_version 720p_t2v", {"transformer_version": "720p_t2v", "shift": 9.0}),
+        ("--train_video_csv a.csv b.csv", {"prompts_csv": ["a.csv", "b.csv"]}),
+        ("--valid_video_csv a.csv b.csv", {"valid_video_csv": ["a.csv", "b.csv"]}),
+        ("--validation_global_seed 7", {"validation_seed": 7}),
+        ("--validation_fixed_size 480x864", {"validation_height": 480, "validation_width": 864}),
+        ("--validation_num_inference_steps 30", {"validation_steps": 30}),
+        ("--validate_video_length 121", {"validation_num_frames": 121}),
+        ("--validation_timestep_shift 3.0", {"validation_shift": 3.0}),
+        ("--validate_at_step0 off", {"validate_at_step0": False}),
+        ("--neg_prompt blurry", {"negative_prompt": "blurry"}),
+        ("--validation_negative_prompt blurry --neg_prompt blurry", {"negative_prompt": "blurry"}),
+        ("--neg_prompt none", {"negative_prompt": ""}),
+        ("--use_lora", {"lora_rank": 8, "lora_alpha": 16}),
+        ("--use_lora on --lora_r 32", {"lora_rank": 32, "lora_alpha": 16}),
+        ("--lora_alpha 4 --lora_rank 2 --use_lora true", {"lora_rank": 2, "lora_alpha": 4}),
+        ("--use_lora false --lora_r 32", {"lora_rank": 0}),
+        ("--use_lora --lora_dropout 0.0", {"lora_rank": 8}),
+        ("--video_fps 16", {"fps": 16}),
+        ("--infer_flow_shift_video 7", {"shift": 7}),
+        ("--adv_clip_max 3", {"advantage_clip": 3}),
+        ("--precision fp32 --vae_precision bf16", {"dtype": "fp32", "vae_dtype": "bf16"}),
+        ("--video_bucket_hw_base_size 480", {"height": 352, "width": 624}),
+        ("--video_bucket_hw_base_size=640 --height 480", {"height": 480, "width": 864}),
+        ("--reward_model videoalign_local", {"reward_model": ["videoalign"]}),
+        ('--reward_weights {"VQ":0.5,"MQ":0.5,"TA":1.0}', {"reward_weights": '{"VQ":0.5,"MQ":0.5,"TA":1.0}'}),
+        (
+            "--use_muon off --use_same_noise On --enable_fsdp",
+            {"use_muon": False, "use_same_noise": True, "enable_fsdp": True},
+        ),
+    ],
+)
+def test_a_flag_of_another_name_is_the_setting(flags, expected, tmp_path):
+    settings = settings_of(*flags.split())
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("use_lora: true\ntrain_video_csv: [a.csv, b.csv]\nvideo_fps: 16\nnum_workers: 4\n")
+    data = load_config(path).data
+    assert (data.prompts_csv, data.fps) == (["a.csv", "b.csv"], 16)
+    settings = settings_of("--config", str(path), "--lora_r", "4", "--fps", "8")
+    assert (settings["lora_rank"], settings["lora_alpha"], settings["fps"]) == (4, 16, 8)
+    assert "no effect here: num_workers 4; prompts are read once" in capsys.readouterr().err
+    path.write_text("lora_rank: 64\n")
+    assert settings_of("--config", str(path), "--use_lora")["lora_rank"] == 64
+    assert settings_of("--config", str(path), "--use_lora", "no")["lora_rank"] == 0
+    path.write_text("fps: 24\nvideo_fps: 16\n")
+    with pytest.raises(ValueError, match="run.yaml: fps and video_fps mean fps '24.0' and '16.0'"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--neg_prompt a --validation_negative_prompt b", "one policy has one negative prompt, in training and val"),
+        ("--neg_prompt a --negative_prompt b", "one policy has one negative prompt"),
+        ("--prompts_csv a.csv --train_video_csv b.csv", "they are names of one setting: give one of them"),
+        ("--height 480 --video_bucket_hw_base_size 480", "height and video_bucket_hw_base_size mean height '480' and"),
+        ("--lora_rank 4 --use_lora false", "lora_rank and use_lora mean lora_rank '4' and '0'"),
+        ("--lora_r 4", "lora_r 4 does nothing in the reference without use_lora; add use_lora true"),
+        ("--use_lora perhaps", "use_lora perhaps is refused: it is true or false"),
+        ("--validation_fixed_size 480", "validation_fixed_size 480 is no size; write height x width"),
+        ("--video_bucket_hw_base_size 512", "512 is refused: buckets here are 480 and 640"),
+        ("--precision fp16", "precision invalid choice: 'fp16' (choose from bf16, fp32)"),
+        ("--video_fps 8 9", "video_fps takes one value, got '8 9'"),
+        ("--video_fps many", "video_fps invalid float value: 'many'"),
+        ("--task_type i2v", "task_type 'i2v' is not the task of transformer_version 480p_t2v, t2v"),
+        ("--train_video_csvs a.csv", "unknown flag --train_video_csvs; did you mean --train_video_csv?"),
+        ("--world_size 8", "--world_size is a number above 0, with --print_config"),
+        ("--world_size 0 --print_config", "--world_size is a number above 0"),
+    ],
+)
+def test_what_contradicts_itself_or_cannot_be_is_refused_in_words(capsys, flags, said):
+    assert said in refused(capsys, *flags.split())
+
+
+WITHOUT_EFFECT = [name for name, row in TRAINING.items() if row.no_effect]
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_flag_that_changes_nothing_says_so(capsys, monkeypatch, name):
+    row, flag = TRAINING[name], name.replace("*", "sampler")
+    value = "t2v" if row.sets else str(row.only[0]) if row.only else "1"
+    assert settings_of(f"--{flag}", value) == Config().resolved().flat()
+    assert capsys.readouterr().err == f"no effect here: {flag} {value}; {row.no_effect}\n"
+    monkeypatch.setenv("RANK", "1")  # one process says it
+    settings_of(f"--{flag}={value}")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "flags", ["--post_train_type standard", "--lora_dropout 0.1", "--data_type image", "--debug_overfit true"]
+)
+def test_a_value_that_would_change_something_is_refused_with_the_reason(capsys, flags):
+    name = flags.split()[0][2:]
+    row = TRAINING["debug_*" if name.startswith("debug") else name]
+    assert f"{flags[2:]} is refused: {row.refused}" in refused(capsys, *flags.split())
+    assert row.refused
+
+
+def test_the_name_of_the_miniatures_scorer_is_not_taken_for_the_real_one(capsys, tmp_path):
+    assert load_config("configs/miniature.yaml").reward.reward_model == ["miniature_videoalign"]
+    said = "the miniature's own reward model is called miniature_videoalign now: write that in its place"
+    flags = ["--config", "configs/miniature.yaml", "--reward_model", "videoalign_local"]
+    assert said in refused(capsys, *flags)
+    (tmp_path / "old.yaml").write_text("transformer_version: miniature\nreward_model: [videoalign_local]\n")
+    with pytest.raises(ValueError, match=said):
+        load_config(tmp_path / "old.yaml")
+
+
+# --- docs/reference_flags.md ------------------------------------------------------------------------------------------
+
+
+def shown(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def line_of(name, row):
+    """The row as the page shows it."""
+    sets = ", ".join(f"`{setting}`" for setting in row.sets if setting != TASK)
+    values = [
+        f"{shown(value)}: {', '.join(f'{k} {v}' if v != '' else f'no {k}' for k, v in of.items())}"
+        for value, of in row.values.items()
+    ]
+    accepted = ", ".join(map(shown, row.only)) or ("the version's" if TASK in row.sets else "any value")
+    parts = [
+        sets + (", height x width" if len(row.sets) == 2 else ""),
+        *values,
+        "unless they are given" if row.unless_set else "",
+        f"counts where {row.needs} is on" if row.needs else "",
+        f"accepted ({accepted}): {row.no_effect}" if row.no_effect else "",
+        f"else refused: {row.refused}" if row.refused else "",
+        row.one,
+    ]
+    return f"| `{name}` | {shown(row.default)} | {'; '.join(filter(None, parts))} |".replace("|  |", "| |")
+
+
+def test_the_page_has_every_row_and_the_defaults_of_today():
+    page = (ROOT / "docs/reference_flags.md").read_text()
+    for rows in (TRAINING, GENERATION):
+        lines = "\n".join(line_of(name, row) for name, row in rows.items())
+        assert lines in page, lines
+    differing = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", page[page.index("## Defaults") :], re.MULTILINE)
+    assert len(differing) >= 12
+    defaults = Config().flat()
+    for name, here in differing:
+        value = defaults[name]
+        text = " ".join(value) if isinstance(value, list) else value
+        assert (str(text).lower() if text not in ("", None) else "none") == here, name

@@ -1,0 +1,45 @@
+"""What a machine lacks for a run is told in sentences, and is no error."""
+
+import shutil
+
+import pytest
+
+from hyvideo.config.rules import check
+from hyvideo.training.machine import gpu_problem, lacks
+
+
+def test_a_machine_that_has_all_lacks_nothing(tiny_config):
+    assert list(lacks(tiny_config, 1)) == []
+
+
+def test_files_that_are_not_there_are_named(tiny_config, tmp_path):
+    root = tmp_path / "ckpts"
+    shutil.copytree("assets/miniature", root)
+    shutil.rmtree(root / "vae")
+    shutil.rmtree(root / "VideoReward")
+    changes = {"pretrained_model_root": str(root), "valid_video_csv": "nowhere.csv", "reward_model": "videoalign"}
+    config = tiny_config.with_settings(**changes, resume_from_checkpoint="no_checkpoint", use_8bit_adam=True)
+    said = list(lacks(config, 1))
+    expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]
+    for words in expected:
+        assert sum(words in sentence for sentence in said) == 1, (words, said)
+    with pytest.raises(ValueError, match="'nowhere.csv'"):
+        check(config)
+
+
+def test_a_mistake_in_the_settings_is_one_on_every_machine(tiny_config, tmp_path):
+    (tmp_path / "prompts.csv").write_text("text\na cat\n")
+    with pytest.raises(ValueError, match="a column named `prompt`"):
+        check(tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")), on_this_machine=False)
+    config = tiny_config.with_settings(prompts_csv="nowhere.csv", pretrained_model_root="nowhere")
+    check(config, on_this_machine=False)
+
+
+def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert gpu_problem("cpu", 8) is gpu_problem("auto", 4) is None
+    assert gpu_problem("cuda", 8) == "a GPU for each process: there are 4 GPUs and 8 processes"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # two machines
+    assert gpu_problem("auto", 8) is None
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert gpu_problem("auto", 8).endswith("there are 0 GPUs and 4 processes; device auto takes the CPU then")

@@ -2,9 +2,10 @@
 
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight, perhaps transformer.<module>
-    original    pytorch_lora_weights.safetensors                   <module>.lora_A.weight with the original's modules
+    original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules
 
-The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
+diffusers' ``load_lora_adapter``, by which the original's programs read theirs too, takes alpha from the metadata, and
+the rank for alpha where they have none. The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
 arrange rows differently, the rows of B move and A stays, so the original's LoRA carries over exactly.
 """
 
@@ -31,6 +32,8 @@ FORMS = ("diffusers", "peft", "original")
 _PEFT_FILE, _PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
+# Settings in them: no more, because a peft that does not know a newer one refuses the file.
+_SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _ORIGINAL_MODULES = ("double_blocks.", "txt_in.", "img_in.", "byt5_in.", "vision_in.", "time_in.", "final_layer.")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 # Settings that change the meaning of A and B, and are not supported.
@@ -154,16 +157,15 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
-    config = json.dumps(_config_of(lora).to_dict(), indent=2, sort_keys=True, default=list)  # sets as lists
-    if form == "original":
-        pairs = _to_original(lora)
-        tensors = _state(pairs) | {f"{module}.alpha": torch.tensor(pair.alpha) for module, pair in pairs.items()}
-        _write(tensors, folder / _DIFFUSERS_FILE, {})
-    elif form == "diffusers":
-        _write(_state(lora), folder / _DIFFUSERS_FILE, {_METADATA: config})
-    else:
-        _write({f"base_model.model.{name}": t for name, t in _state(lora).items()}, folder / _PEFT_FILE, {})
+    pairs = _to_original(lora) if form == "original" else lora
+    settings = _config_of(pairs).to_dict()
+    if form == "peft":
+        _write({f"base_model.model.{name}": t for name, t in _state(pairs).items()}, folder / _PEFT_FILE, {})
+        config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
+    else:
+        metadata = json.dumps({name: settings[name] for name in _SETTINGS})
+        _write(_state(pairs), folder / _DIFFUSERS_FILE, {_METADATA: metadata})
 
 
 def _file_of(path: Path) -> Path:

@@ -5,7 +5,9 @@ import json
 
 import pytest
 import torch
+from diffusers.loaders import PeftAdapterMixin
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from hyvideo.models.lora import FORMS, Pair, add_lora, lora_of, merge, read_lora, save_lora, training_config
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
@@ -89,6 +91,59 @@ def test_diffusers_reads_its_form(transformer, inputs, tmp_path):
     save_lora(lora, tmp_path, form="diffusers")
     twin.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True, adapter_name="default")
     assert_same(lora_of(twin), lora)
+
+
+def tree(state):
+    """A model of linear layers alone, with these weights, that reads LoRA files by diffusers' own code."""
+
+    class Tree(nn.Module, PeftAdapterMixin):
+        pass
+
+    model = Tree()
+    for name, weight in state.items():
+        if name.endswith(".weight") and weight.ndim == 2:
+            *parents, leaf = name.removesuffix(".weight").split(".")
+            module = model
+            for parent in parents:
+                if parent not in dict(module.named_children()):
+                    module.add_module(parent, nn.Module())
+                module = module.get_submodule(parent)
+            module.add_module(leaf, nn.Linear(weight.shape[1], weight.shape[0], bias=False))
+            module.get_submodule(leaf).weight.data.copy_(weight)
+    return model
+
+
+REFINER = "context_embedder.token_refiner.refiner_blocks.0.attn"
+
+
+@pytest.mark.parametrize("ranks, alphas", [((2, 2, 2, 2), (4.0,) * 4), ((2, 3, 4, 2), (4.0, 4.0, 1.0, 2.5))])
+def test_what_diffusers_loader_makes_of_the_originals_form_is_what_we_make(transformer, tmp_path, ranks, alphas):
+    """Also where the original's modules are fused or turned: the loader is that of the original's programs."""
+    lora = draw(transformer, ranks=ranks, alphas=alphas) | draw(transformer, ["norm_out.linear"], [3], [6.0])
+    fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
+    shared = fused[f"{REFINER}.to_q"].a
+    lora |= {name: Pair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
+    theirs = tree(transformer_to_original(transformer.state_dict()))
+    save_lora(lora, tmp_path, form="original")
+    assert_same(read_lora(tmp_path), lora)
+    theirs.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    theirs.fuse_lora()
+    theirs.unload_lora()
+    add_lora(transformer, lora)
+    merge(transformer)
+    merged, expected = theirs.state_dict(), transformer_to_original(transformer.state_dict())
+    assert len(merged) > 40 and merged.keys() <= expected.keys()
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_alpha_in_tensors_of_their_own_is_read_too(transformer, tmp_path):
+    lora = draw(transformer)
+    tensors = {f"{name}.alpha": torch.tensor(pair.alpha) for name, pair in lora.items()}
+    save_lora(lora, tmp_path)
+    tensors |= load_file(tmp_path / "pytorch_lora_weights.safetensors")
+    save_file(tensors, tmp_path / "with_alphas.safetensors")
+    assert_same(read_lora(tmp_path / "with_alphas.safetensors"), lora)
 
 
 def test_peft_reads_its_form(transformer, tmp_path):

@@ -26,6 +26,8 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
         decides = TRAITS[name].decides
         if decides == "start" or name not in saved or saved[name] == value:
             continue
+        if isinstance(value, list) and [word for word in [saved[name]] if word] == value:
+            continue  # a list that was one text in an earlier version
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
         (free if is_free else of_the_method).append(f"{name} is {value!r} and was {saved[name]!r}")
     return Changes(free, of_the_method)

@@ -55,7 +55,8 @@ def check(config: Config, world_size: int = 1) -> None:
         eight_bit_adam_can_run(optimizer, resumes),
         the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
         weights_in_bf16_can_be_trained(model, optimizer),
-        lora_modules_are_a_pattern(optimizer),
+        lora_modules_are_patterns(optimizer),
+        a_lora_to_start_from_is_there(optimizer.pretrained_lora_path),
         copies_are_sharded(distributed),
         a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
         prompts_are_readable(config.data.prompts_csv, config.data.valid_video_csv),
@@ -321,13 +322,14 @@ def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSet
         )
 
 
-def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
+def lora_modules_are_patterns(optimizer: OptimizerSettings) -> Problems:
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0"
-    try:
-        re.compile(optimizer.lora_target_modules)
-    except re.error as error:
-        yield f"lora_target_modules must be a regular expression, got {shown(optimizer.lora_target_modules)}: {error}"
+    for pattern in optimizer.lora_target_modules:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"lora_target_modules must be regular expressions, got {shown(pattern)}: {error}"
 
 
 # --- files and folders ------------------------------------------------------------------------------------------------
@@ -352,6 +354,11 @@ def checkpoints_are_there(root: str) -> Problems:
             f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
             "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
         )
+
+
+def a_lora_to_start_from_is_there(path: str) -> Problems:
+    if path and folder_problem(path) and (problem := file_problem(path, 2**40)):
+        yield f"pretrained_lora_path must be the file or folder of a LoRA, got {shown(path)}: {problem}"
 
 
 def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:

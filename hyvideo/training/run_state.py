@@ -13,7 +13,7 @@ from hyvideo.config.identity import Changes, changed_settings
 from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.models.lora import save_lora
+from hyvideo.models.lora import lora_files, save_lora
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
@@ -130,8 +130,13 @@ class RunState:
 
 def contents(settings: Mapping[str, str]) -> dict[str, str]:
     """Hashes of the files that decide what is learned, by the setting that names them."""
-    paths = {name: settings[name] for name in ("prompts_csv", "reward_config") if settings[name]}
-    return {name: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for name, path in paths.items()}
+    files = {name: [Path(settings[name])] for name in ("prompts_csv", "reward_config") if settings[name]}
+    if lora := settings["pretrained_lora_path"]:
+        files["pretrained_lora_path"] = lora_files(lora)
+    return {
+        name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
+        for name, paths in files.items()
+    }
 
 
 def differences(

@@ -37,14 +37,11 @@ class Policy:
 
     Args:
         needs: What the prompts of the run bring with them; parts that they give no gradient are frozen.
-        anchor_moves: Whether the anchor is refreshed; None where the run has no anchor.
 
     Raises: ValueError for checkpoints and settings that do not go together.
     """
 
-    def __init__(
-        self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders, *, anchor_moves: bool | None
-    ):
+    def __init__(self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders):
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
@@ -59,11 +56,11 @@ class Policy:
         )
         settings = config.trust_region
         self.anchor: Anchor | None = None
-        if anchor_moves is not None:
+        if config.needs_anchor:
             self.anchor = Anchor(
                 self.transformer,
                 self.trained,
-                refresh_every=settings.update_ref_model_step if anchor_moves else None,
+                refresh_every=settings.update_ref_model_step if config.anchor_moves else None,
                 offload=settings.reference_mode_offload,
             )
         self.average: WeightCopy | None = None

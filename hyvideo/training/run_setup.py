@@ -86,8 +86,7 @@ def build_parts(
             with_empty_prompt=config.num_branches == 2,
         )
     unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
-    anchor_moves = config.anchor_moves if config.needs_anchor else None
-    policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
+    policy = Policy(config, mesh, device, RequiredEncoders.of(requests))
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, unconditional)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)

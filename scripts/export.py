@@ -4,7 +4,7 @@
     python -m scripts.export --checkpoint_path ... --form original --out ckpts/transformer/480p_t2v_sage
     python -m scripts.export --checkpoint_path ... --with_pipeline --model_path ./ckpts \\
         --transformer_version 480p_t2v --out exported            a whole diffusers pipeline
-    python -m scripts.export --lora_path lora --form peft --out exported_lora
+    python -m scripts.export --lora_path lora --out exported_lora            for load_lora_adapter, or --form peft
     python -m scripts.export --lora_path lora --merge --model_path ./ckpts --transformer_version 480p_t2v --out merged
 """
 

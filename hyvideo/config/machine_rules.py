@@ -24,6 +24,7 @@ def machine_problems(
         eight_bit_adam_is_installed(optimizer.use_8bit_adam),
         prompts_are_readable(data, that_are_there=False),
         checkpoints_are_there(model.pretrained_model_root),
+        a_lora_to_start_from_is_there(optimizer.pretrained_lora_path),
         a_checkpoint_to_go_on_from_is_there(record.resume_from_checkpoint),
         folders_can_be_written("output_dir", record.output_dir),
         folders_can_be_written("conditions_dir", model.conditions_dir) if model.conditions_dir else (),
@@ -74,6 +75,11 @@ def checkpoints_are_there(root: str) -> Problems:
             f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
             "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
         )
+
+
+def a_lora_to_start_from_is_there(path: str) -> Problems:
+    if path and folder_problem(path) and (problem := file_problem(path, 2**40)):
+        yield f"pretrained_lora_path must be the file or folder of a LoRA, got {shown(path)}: {problem}"
 
 
 def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:

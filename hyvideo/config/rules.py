@@ -58,7 +58,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         eight_bit_adam_begins_anew(optimizer, record.resume_from_checkpoint),
         the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
         weights_in_bf16_can_be_trained(model, optimizer),
-        lora_modules_are_a_pattern(optimizer),
+        lora_modules_are_patterns(optimizer),
         copies_are_sharded(distributed),
         a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
         prompts_are_named(config.data.prompts_csv),
@@ -306,13 +306,14 @@ def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSet
         )
 
 
-def lora_modules_are_a_pattern(optimizer: OptimizerSettings) -> Problems:
+def lora_modules_are_patterns(optimizer: OptimizerSettings) -> Problems:
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0"
-    try:
-        re.compile(optimizer.lora_target_modules)
-    except re.error as error:
-        yield f"lora_target_modules must be a regular expression, got {shown(optimizer.lora_target_modules)}: {error}"
+    for pattern in optimizer.lora_target_modules:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"lora_target_modules must be regular expressions, got {shown(pattern)}: {error}"
 
 
 def prompts_are_named(prompts_csv: list[str]) -> Problems:

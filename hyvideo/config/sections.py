@@ -212,10 +212,20 @@ class OptimizerSettings:
     )
     lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
-    pretrained_lora_path: str = learning("", "File or folder of a LoRA that the run starts from.")
-    lora_target_modules: str = learning(
-        "", "Regular expression of the modules that get a LoRA; all matrices of the blocks by default."
+    pretrained_lora_path: str = learning(
+        "",
+        "File or folder of a LoRA to start from: the adapter to train or, with lora_rank 0, merged into the base.",
+        measured=True,
     )
+    lora_target_modules: list[str] = learning(
+        [],
+        "Modules that get a LoRA: regular expressions of names, or of ends of names here or in the original; all "
+        "matrices of the blocks by default.",
+    )
+
+    def __post_init__(self) -> None:
+        # Settings of earlier versions have one text, empty for none.
+        object.__setattr__(self, "lora_target_modules", [word for word in self.lora_target_modules if word])
 
 
 @dataclass(frozen=True)

@@ -100,10 +100,11 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
 def nearest_size(height: float, width: float, resolution: str) -> tuple[int, int]:
     """The bucket (height, width) whose height / width is nearest to that of an image, by absolute difference.
 
-    An image beyond 4:1 gets the bucket at that end and loses what is over. diffusers looks on the square's side of
-    the image's ratio only, and so chooses another bucket for every second image.
+    Ratios of buckets are rounded to 5 digits, which settles what is nearly a tie; of equal ones the taller is taken. An
+    image beyond 4:1 gets the bucket at that end and loses what is over. diffusers rounds so too, but looks on the
+    square's side of the image's ratio only, and so chooses another bucket for every second image.
     """
-    return min(bucket_sizes(resolution), key=lambda size: abs(size[0] / size[1] - height / width))
+    return min(bucket_sizes(resolution), key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
 
 
 def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
@@ -122,17 +123,20 @@ def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     """The RGB image resized (Lanczos) until it just covers height x width, then cropped about its centre to that.
 
+    As HunyuanVideo-1.5 does it, in Python's floats: ``scale = max(width / w, height / h)``, the covering size is
+    ``round(w scale) x round(h scale)``, the crop begins at ``round((covering - frame) / 2)``, halves to even. diffusers
+    cuts both down to whole pixels, and its pipeline sees six of ten images scaled or moved by a part of a pixel.
+
     Raises ValueError for an image so long that it would grow over ``MAX_PIXELS`` on the way.
     """
-    if image.width * height < image.height * width:  # the image is taller than the frame
-        covering = (width, image.height * width // image.width)
-    else:
-        covering = (image.width * height // image.height, height)
+    scale = max(width / image.width, height / image.height)
+    covering = round(image.width * scale), round(image.height * scale)
+    assert covering[0] >= width and covering[1] >= height  # w (W / w) is W but for its last bit
     if covering[0] * covering[1] > MAX_PIXELS:
         raise ValueError(
             f"an image of {image.height} x {image.width} pixels is too long for a frame of {height} x {width}; crop it"
         )
-    left, top = (covering[0] - width) // 2, (covering[1] - height) // 2
+    left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)
     resized = image.resize(covering, Image.Resampling.LANCZOS)
     return resized.crop((left, top, left + width, top + height))
 

@@ -7,7 +7,7 @@ One sampler serves all: without ``sde_type`` it walks the ODE, with it a rollout
 
 import gc
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -56,6 +56,10 @@ class Source:
     checkpoint: Path | None = None
     lora: Path | None = None
     lora_scale: float = 1.0
+
+    def or_start(self, lora_path: str) -> "Source":
+        """The source; for the base model alone, the base model with the LoRA that runs start from, if they do."""
+        return self if self.checkpoint or self.lora or not lora_path else replace(self, lora=Path(lora_path))
 
     def check(self, model: ModelSettings) -> None:
         """Raises ValueError for files that cannot be used, before any weights of the policy are read."""
@@ -168,6 +172,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     """
     needs = RequiredEncoders.of(video.request for video in videos)
     check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
+    source = source.or_start(config.optimizer.pretrained_lora_path)
     source.check(config.model)
     device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:

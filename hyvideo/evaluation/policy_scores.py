@@ -54,6 +54,7 @@ class Evaluator:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
         needs = RequiredEncoders.of(self.requests)
         check_checkpoint(config, needs, [self.size])
+        source = source.or_start(config.optimizer.pretrained_lora_path)
         source.check(config.model)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)

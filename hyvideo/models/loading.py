@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models import original_checkpoint, original_config
+from hyvideo.models.lora import Lora, with_changes
 from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import (
     Folder,
@@ -83,16 +84,19 @@ def load_transformer(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
+    lora: Lora | None = None,
 ) -> "HunyuanVideo15Transformer3DModel":
     """The diffusers transformer, in eval mode, its parameters trainable.
 
     Args:
         version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
         random_weights_seed: Makes a random model from config.json alone, the same one on every machine.
+        lora: Is added to the weights, before they are rounded to ``dtype``.
 
     Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
-    return _load(TRANSFORMER, transformer_folder(root, version), dtype, device, random_weights_seed)
+    model, weights = stream_transformer(root, version, random_weights_seed=random_weights_seed, lora=lora)
+    return _filled(model, weights, dtype, device)
 
 
 def transformer_without_memory(root: str | Path, version: str | None) -> "HunyuanVideo15Transformer3DModel":
@@ -106,14 +110,20 @@ def transformer_of(path: Path) -> "HunyuanVideo15Transformer3DModel":
 
 
 def stream_transformer(
-    root: str | Path, version: str | None, *, read: bool = True, random_weights_seed: int | None = None
+    root: str | Path,
+    version: str | None,
+    *,
+    read: bool = True,
+    random_weights_seed: int | None = None,
+    lora: Lora | None = None,
 ) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
     ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another; drawn
     ones every rank draws. The iterator raises ValueError as `load_transformer`, before the first weight.
     """
-    return _stream(TRANSFORMER, transformer_folder(root, version), random_weights_seed, read=read)
+    model, weights = _stream(TRANSFORMER, transformer_folder(root, version), random_weights_seed, read=read)
+    return model, weights if lora is None else with_changes(weights, lora)
 
 
 def load_vae(
@@ -129,7 +139,7 @@ def load_vae(
     """
     from hyvideo.models.attention import install_causal_mask
 
-    vae = _load(VAE, vae_folder(root), dtype, device, random_weights_seed)
+    vae = _filled(*_stream(VAE, vae_folder(root), random_weights_seed), dtype, device)
     install_causal_mask(vae)
     return vae
 
@@ -228,11 +238,10 @@ def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ig
     ]
 
 
-def _load(
-    component: Component, folder: Folder, dtype: torch.dtype, device: str | torch.device, random_seed: int | None
+def _filled(
+    model: nn.Module, weights: Iterator[tuple[str, Tensor]], dtype: torch.dtype, device: str | torch.device
 ) -> nn.Module:
-    model, stream = _stream(component, folder, random_seed)
-    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in stream}
+    state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights}
     model.load_state_dict(state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
     assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict was left without memory"

@@ -2,16 +2,20 @@
 
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight, perhaps transformer.<module>
-    original    pytorch_lora_weights.safetensors                   <module>.lora_A.weight with the original's modules
+    original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules
+
+diffusers' ``load_lora_adapter``, by which the original's programs read theirs too, takes alpha from the metadata, and
+the rank for alpha where there are none.
 
 The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
 arrange rows differently, the rows of B move and A stays, so the original's LoRA carries over exactly.
 """
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +35,8 @@ FORMS = ("diffusers", "peft", "original")
 _PEFT_FILE, _PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
+# Settings in them: no more, because a peft that does not know a newer one refuses the file.
+_SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _ORIGINAL_MODULES = ("double_blocks.", "txt_in.", "img_in.", "byt5_in.", "vision_in.", "time_in.", "final_layer.")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 # Settings that change the meaning of A and B, and are not supported.
@@ -119,34 +125,96 @@ def lora_of(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lamb
     return _pairs(state, vars(transformer.peft_config["default"]), Path("adapter"))
 
 
-def training_config(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> "LoraConfig":
-    """peft's settings for a new adapter on every matrix of the blocks that has a gradient.
+def training_config(
+    transformer: nn.Module, *, rank: int, alpha: float, targets: Sequence[str] = (), start: Lora | None = None
+) -> "LoraConfig":
+    """peft's settings for an adapter to train: ``start``, or a new one on every matrix of the blocks with a gradient.
 
-    ``targets`` is a regular expression of module names, in place of that; ValueError where none matches.
+    Args:
+        targets: Choose other modules, as in `target_modules`.
+
+    Raises ValueError for targets that match nothing, and for a ``start`` of another rank, alpha or other modules.
     """
     from peft import LoraConfig
 
     from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
 
-    pattern = re.compile(targets or r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*")
-    names = [
-        name
-        for name, module in transformer.named_modules()
-        if isinstance(module, nn.Linear) and pattern.fullmatch(name) and not name.startswith(dead_modules(transformer))
+    if start is None:
+        names = target_modules(transformer, targets or [r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*"])
+        return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
+    check_lora(transformer, start)
+    found = {(pair.rank, pair.alpha) for pair in start.values()}
+    if found != {(rank, alpha)}:
+        has = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(found))
+        raise ValueError(
+            "lora_rank and lora_alpha must be those of the LoRA of pretrained_lora_path, which is trained on: got "
+            f"{rank} and {alpha:g}, it has {has}; take these, or lora_rank 0 to merge it and train all weights"
+        )
+    of_file = {name for name in start if not name.startswith(dead_modules(transformer))}
+    if targets and (different := of_file.symmetric_difference(target_modules(transformer, targets))):
+        raise ValueError(
+            "lora_target_modules must choose the modules of the LoRA that pretrained_lora_path names; "
+            f"{min(different)} is in one of them only. Leave lora_target_modules out to train what the file has"
+        )
+    return _config_of(start)
+
+
+def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Names of the linear layers with a gradient that any of ``targets`` chooses.
+
+    A target is a regular expression of names or, where that is no whole name, of ends of names, be they the
+    transformer's or the original's: ``img_attn_q`` is ``attn.to_q`` of every block. ValueError for one without a match.
+    """
+    from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
+
+    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    names = [(name, name) for name in linear] + _with_original_names(linear)
+    ends = [(name[dot.end() :], module) for name, module in names for dot in re.finditer(r"^|\.", name)]
+    chosen: set[str] = set()
+    for target in targets:
+        pattern = re.compile(target)
+        found = [name for name in linear if pattern.fullmatch(name)]
+        found = found or [module for end, module in ends if pattern.fullmatch(end)]
+        found = [name for name in found if not name.startswith(dead_modules(transformer))]
+        if not found:
+            near = difflib.get_close_matches(target, {end for end, _ in ends}, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"lora_target_modules: no linear layer of the transformer matches {target!r}{hint}")
+        chosen.update(found)
+    return [name for name in linear if name in chosen]
+
+
+def _with_original_names(linear: Sequence[str]) -> list[tuple[str, str]]:
+    """Modules of the original, each with a linear layer that it is here: three of them where it fuses them."""
+    rows = transformer_to_original({f"{name}.weight": torch.empty(6, 1, device="meta") for name in linear})
+    return [
+        (name.removesuffix(".weight"), source.removesuffix(".weight"))
+        for name, b in rows.items()
+        for source in transformer_to_diffusers({name: b})
     ]
-    if not names:
-        raise ValueError(f"no linear layer of the transformer matches {pattern.pattern!r}")
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
 
 
-def start_lora(transformer: nn.Module, *, rank: int, alpha: float, targets: str | None = None) -> None:
-    """Gives the transformer a new adapter to train, in float32, and freezes all else. Its values are the caller's."""
-    transformer.add_adapter(training_config(transformer, rank=rank, alpha=alpha, targets=targets))
+def start_lora(transformer: nn.Module, config: "LoraConfig") -> None:
+    """Gives the transformer an adapter to train, in float32, and freezes all else, and what adapts a frozen layer.
+
+    The adapter's values are the caller's.
+    """
+    frozen = {name.removesuffix(".weight") for name, value in transformer.named_parameters() if not value.requires_grad}
+    transformer.add_adapter(config)
     for name, parameter in transformer.named_parameters():
-        is_adapter = ".lora_A." in name or ".lora_B." in name
-        parameter.requires_grad_(is_adapter)
-        if is_adapter:
+        module, _, side = name.partition(".lora_")
+        parameter.requires_grad_(bool(side) and module not in frozen)
+        if side:
             parameter.data = parameter.data.float()
+
+
+def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
+    """Weights by name, and where the LoRA changes one the sum in float32; those without memory stay as they are."""
+    for name, weight in weights:
+        pair = lora.get(name.removesuffix(".weight"))
+        if pair and not weight.is_meta:
+            weight = weight.float() + pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
+        yield name, weight
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:
@@ -154,16 +222,22 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
-    config = json.dumps(_config_of(lora).to_dict(), indent=2, sort_keys=True, default=list)  # sets as lists
-    if form == "original":
-        pairs = _to_original(lora)
-        tensors = _state(pairs) | {f"{module}.alpha": torch.tensor(pair.alpha) for module, pair in pairs.items()}
-        _write(tensors, folder / _DIFFUSERS_FILE, {})
-    elif form == "diffusers":
-        _write(_state(lora), folder / _DIFFUSERS_FILE, {_METADATA: config})
-    else:
-        _write({f"base_model.model.{name}": t for name, t in _state(lora).items()}, folder / _PEFT_FILE, {})
+    pairs = _to_original(lora) if form == "original" else lora
+    settings = _config_of(pairs).to_dict()
+    if form == "peft":
+        _write({f"base_model.model.{name}": t for name, t in _state(pairs).items()}, folder / _PEFT_FILE, {})
+        config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
+    else:
+        metadata = json.dumps({name: settings[name] for name in _SETTINGS})
+        _write(_state(pairs), folder / _DIFFUSERS_FILE, {_METADATA: metadata})
+
+
+def lora_files(path: str | Path) -> list[Path]:
+    """Files that a LoRA is read from. Raises ValueError where there are none."""
+    file = _file_of(Path(path))
+    config = file.with_name(_PEFT_CONFIG)
+    return [file, config] if file.name == _PEFT_FILE and config.is_file() else [file]
 
 
 def _file_of(path: Path) -> Path:

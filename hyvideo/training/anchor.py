@@ -16,7 +16,8 @@ from hyvideo.distributed.sharded_tensors import like, local, reshard
 class Anchor:
     """The policy that the position distance refers to: the initial one, or that of the last refresh.
 
-    In LoRA training they are those of the adapter, and the initial policy is the adapter that changes nothing.
+    In LoRA training they are those of the adapter; the initial policy is a new adapter, which changes nothing, or the
+    one that the run starts from.
 
     Args:
         refresh_every: Optimizer updates between two refreshes; None keeps the initial weights for ever.

@@ -4,14 +4,14 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hyvideo.config.identity import named_files
 from hyvideo.config.rules import every_rank_has_a_head
-from hyvideo.config.sections import ModelSettings, RolloutSettings
+from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
@@ -20,6 +20,7 @@ from hyvideo.distributed.node_report import NodeExpectations
 from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
+from hyvideo.models.lora import Lora, check_lora, lora_files, read_lora, training_config
 from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
@@ -27,6 +28,9 @@ from hyvideo.pipelines.conditions import Condition
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, SamplerSettings
 from hyvideo.pipelines.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 RANDOM_WEIGHTS_SEED = 0
 
@@ -60,12 +64,18 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
+def input_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+    """Files that settings name, by the setting: prompts, options of scorers, and the LoRA that a run starts from."""
+    lora = settings["pretrained_lora_path"]
+    return named_files(settings) | ({"pretrained_lora_path": lora_files(lora)} if lora else {})
+
+
 def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
     """Expectations of a run on every node, by its settings, for the preflight."""
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     files = {
         f"{name} {number}" if number > 1 else name: str(path)
-        for name, paths in named_files(settings).items()
+        for name, paths in input_files(settings).items()
         for number, path in enumerate(paths, start=1)
     }
     return NodeExpectations(
@@ -125,9 +135,17 @@ def empty_condition(encoder: ConditionEncoder, device: torch.device) -> Conditio
 
 
 def load_transformer(
-    model: ModelSettings, device: torch.device, dtype: torch.dtype, *, has_values: bool = True
+    model: ModelSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    has_values: bool = True,
+    lora: Lora | None = None,
 ) -> nn.Module:
-    """The transformer of the settings, whole, as diffusers has it; without values there is anything in its weights."""
+    """The transformer of the settings, whole, as diffusers has it, with a LoRA in its weights if there is one.
+
+    Without values there is anything in its weights.
+    """
     if not has_values:
         empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
         return empty.type(dtype).to_empty(device=device).eval()
@@ -137,7 +155,37 @@ def load_transformer(
         dtype=dtype,
         device=device,
         random_weights_seed=_seed(model),
+        lora=lora,
     )
+
+
+def read_start(optimizer: OptimizerSettings) -> Lora | None:
+    """The LoRA that a run starts from: the adapter that it trains or, with lora_rank 0, a change of the weights."""
+    return read_lora(optimizer.pretrained_lora_path) if optimizer.pretrained_lora_path else None
+
+
+def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: Lora | None) -> "LoraConfig":
+    """peft's settings for the adapter of a run. Raises ValueError where it cannot be one of the transformer's."""
+    return training_config(
+        transformer,
+        rank=optimizer.lora_rank,
+        alpha=optimizer.lora_alpha or float(optimizer.lora_rank),
+        targets=optimizer.lora_target_modules,
+        start=start,
+    )
+
+
+def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
+    """Raises ValueError where the adapter of a run, or the LoRA that it starts from, does not fit its transformer.
+
+    Of the transformer no weights are read.
+    """
+    start = read_start(optimizer)
+    if start or optimizer.lora_rank:
+        empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
+        check_lora(empty, start or {})
+        if optimizer.lora_rank:
+            adapter_config(empty, optimizer, start)
 
 
 def make_pipeline(

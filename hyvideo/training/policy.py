@@ -21,7 +21,14 @@ from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
-from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED, RequiredEncoders, load_transformer, prepare_transformer
+from hyvideo.training.model_setup import (
+    RANDOM_WEIGHTS_SEED,
+    RequiredEncoders,
+    adapter_config,
+    load_transformer,
+    prepare_transformer,
+    read_start,
+)
 from hyvideo.training.optimizers import Optimizers, make_optimizers
 
 
@@ -30,14 +37,11 @@ class Policy:
 
     Args:
         needs: What the prompts of the run bring with them; parts that they give no gradient are frozen.
-        anchor_moves: Whether the anchor is refreshed; None where the run has no anchor.
 
     Raises: ValueError for checkpoints and settings that do not go together.
     """
 
-    def __init__(
-        self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders, *, anchor_moves: bool | None
-    ):
+    def __init__(self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders):
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
@@ -52,11 +56,11 @@ class Policy:
         )
         settings = config.trust_region
         self.anchor: Anchor | None = None
-        if anchor_moves is not None:
+        if config.needs_anchor:
             self.anchor = Anchor(
                 self.transformer,
                 self.trained,
-                refresh_every=settings.update_ref_model_step if anchor_moves else None,
+                refresh_every=settings.update_ref_model_step if config.anchor_moves else None,
                 offload=settings.reference_mode_offload,
             )
         self.average: WeightCopy | None = None
@@ -66,25 +70,26 @@ class Policy:
     def _load(self, device: torch.device, needs: RequiredEncoders) -> nn.Module:
         """The transformer on this rank, made ready to be trained."""
         model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
+        start = read_start(optimizer)
+        merged = None if self.is_lora else start
         # Frozen weights need no more precision than they compute in.
         dtype = DTYPES[model.dtype if self.is_lora else model.master_weight_type]
         weights = None
         if self.is_sharded:
             seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
             transformer, weights = loading.stream_transformer(
-                model.pretrained_model_root, model.transformer_version, read=self.mesh.is_main, random_weights_seed=seed
+                model.pretrained_model_root,
+                model.transformer_version,
+                read=self.mesh.is_main,
+                random_weights_seed=seed,
+                lora=merged,
             )
             transformer.to(dtype)
         else:
-            transformer = load_transformer(model, device, dtype)
+            transformer = load_transformer(model, device, dtype, lora=merged)
         prepare_transformer(transformer, needs)
         if self.is_lora:
-            start_lora(
-                transformer,
-                rank=optimizer.lora_rank,
-                alpha=optimizer.lora_alpha or float(optimizer.lora_rank),
-                targets=optimizer.lora_target_modules or None,
-            )
+            start_lora(transformer, adapter_config(transformer, optimizer, start))
         how = Parallelism(
             recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
             compile=distributed.enable_compile,
@@ -97,7 +102,7 @@ class Policy:
         if weights is not None:
             fill_shards(transformer, weights, device=device)
         if self.is_lora:
-            _draw_adapter(transformer, self.config.data.seed)
+            _fill_adapter(transformer, start, self.config.data.seed)
         return transformer
 
     @property
@@ -174,11 +179,15 @@ class Policy:
 
 
 @torch.no_grad()
-def _draw_adapter(transformer: nn.Module, seed: int) -> None:
-    """A new adapter: A random, with the variance of peft's own start, and B zero, so that it changes nothing."""
+def _fill_adapter(transformer: nn.Module, start: Lora | None, seed: int) -> None:
+    """Gives an adapter its values: those of ``start``, or A random, with the variance of peft's own start, and B zero,
+    so that it changes nothing."""
     for name, parameter in transformer.named_parameters():
-        if ".lora_B." in name:
+        module, _, side = name.partition(".lora_")
+        if side and start:
+            copy_whole(parameter, start[module].a if side.startswith("A.") else start[module].b)
+        elif side.startswith("B."):
             parameter.zero_()
-        elif ".lora_A." in name:
+        elif side:
             drawn = normal(tuple(parameter.shape), seed, "adapter", name)
             copy_whole(parameter, drawn / (3 * parameter.shape[1]) ** 0.5)

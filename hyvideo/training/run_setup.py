@@ -17,6 +17,7 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.training.model_setup import (
     RequiredEncoders,
+    check_adapter,
     check_checkpoint,
     empty_condition,
     load_encoder,
@@ -71,6 +72,7 @@ def build_parts(
     validated = read_requests(*config.data.valid_video_csv)
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
     check_checkpoint(config, RequiredEncoders.of(requests + validated), sizes)
+    check_adapter(config.model, config.optimizer)
     scorer = make_async_scorer(config, device, scorers)
     scorer.check_prompts([request.prompt for request in requests + validated])
     if config.reward.check_reward and scorers is None:
@@ -84,8 +86,7 @@ def build_parts(
             with_empty_prompt=config.num_branches == 2,
         )
     unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
-    anchor_moves = config.anchor_moves if config.needs_anchor else None
-    policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
+    policy = Policy(config, mesh, device, RequiredEncoders.of(requests))
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, unconditional)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)

@@ -165,7 +165,7 @@ def test_a_file_that_a_run_leaves_is_within_the_limits():
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--lora_rank", "4", "--lora_target_modules", "(("], "lora_target_modules must be a regular expression"),
+        (["--lora_rank", "4", "--lora_target_modules", "(("], "lora_target_modules must be regular expressions"),
         (["--fps", "1e-300"], "fps must be at least 0.01"),
         (["--remote_reward_url", "http://a:99999"], "a reward service has an address such as"),
         (["--remote_reward_url", "file:///etc/passwd"], "a reward service has an address such as"),

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
 from hyvideo.config.settings import TRAITS
 
@@ -19,6 +21,7 @@ RECORDS = set(
     "validation_batch_size validation_height validation_width on_reward_hacking hacking_threshold".split()
 )
 MEASURED = set(
+    "pretrained_lora_path "
     "pretrained_model_root transformer_version dtype encoder_dtype vae_dtype vae_tile_size random_weights "
     "valid_video_csv height width sample_n_frames fps shift cfg_scale reward_model reward_config reward_precision "
     "reward_checkpoint_mode reward_video remote_reward_url validation_steps validation_seed validation_repeats "
@@ -75,6 +78,19 @@ def test_a_checkpoint_with_the_old_name_of_the_miniatures_scorer_says_what_to_se
     now = tiny_config.with_settings(reward_model="miniature_videoalign").flat()
     (said,) = changed_settings(now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True).of_the_method
     assert said.endswith("an older name of the same scorer: set allow_changed_settings to go on")
+
+
+@pytest.mark.parametrize("was, now", [("", []), ("attn", ["attn"])])
+def test_a_list_that_was_one_text_in_an_earlier_version_is_no_change(tiny_config, was, now):
+    settings = tiny_config.with_settings(lora_target_modules=now).flat()
+    saved = settings | {"lora_target_modules": was}
+    assert changed_settings(saved, settings, same_rollouts=True) == ([], [])
+    other = changed_settings(saved | {"lora_target_modules": "ff"}, settings, same_rollouts=True)
+    assert other.of_the_method == [f"lora_target_modules is {now} and was 'ff'"]
+
+
+def test_no_text_of_an_earlier_version_is_no_module(tiny_config):
+    assert tiny_config.with_settings(lora_target_modules=[""]).optimizer.lora_target_modules == []
 
 
 def test_what_a_resume_may_change_makes_no_other_experiment(tiny_config):

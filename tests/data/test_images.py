@@ -158,12 +158,18 @@ def test_buckets_keep_their_bounds_and_are_symmetric(resolution):
 
 
 @pytest.mark.parametrize("resolution", ["480p", "720p"])
-def test_the_nearest_bucket_is_nearest(resolution):
-    sizes = bucket_sizes(resolution)
+def test_the_nearest_bucket_is_nearest_by_ratios_of_five_digits(resolution):
+    sizes = {size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes(resolution)}
     for height, width in random_sizes(150):
-        chosen_height, chosen_width = nearest_size(height, width, resolution)
-        chosen = abs(Fraction(chosen_height, chosen_width) - Fraction(height, width))
-        assert chosen == min(abs(Fraction(h, w) - Fraction(height, width)) for h, w in sizes)
+        chosen = abs(sizes[nearest_size(height, width, resolution)] - Fraction(height, width))
+        assert chosen == min(abs(ratio - Fraction(height, width)) for ratio in sizes.values())
+
+
+def test_a_near_tie_between_buckets_is_settled_by_five_digits():
+    """843 / 1844 is a little nearer to 640 / 1392 than to 640 / 1408, but not to their five digits."""
+    ratio, (near, other) = Fraction(843, 1844), (Fraction(640, 1392), Fraction(640, 1408))
+    assert abs(near - ratio) < abs(other - ratio)
+    assert nearest_size(843, 1844, "720p") == (640, 1408)
 
 
 def test_diffusers_never_finds_a_nearer_bucket_and_often_a_farther_one():
@@ -217,17 +223,75 @@ def test_unknown_resolutions_are_refused():
 # Pixels
 
 
-@pytest.mark.parametrize("height, width", [(37, 61), (61, 37), (90, 160), (50, 50), (300, 301), (20, 400)])
-@pytest.mark.parametrize("frame", [(96, 160), (160, 96), (128, 128)])
-def test_fit_and_pixels_are_those_of_diffusers(height, width, frame):
+# Of the original's rule, by exact fractions: height and width of an image and a frame, then of the covering image, and
+# the crop's top and left. The fourth is a half, 764.5, that floats make 764.5000000000001.
+COVERINGS = {
+    (101, 64, 32, 32): (50, 32, 9, 0),
+    (103, 64, 32, 32): (52, 32, 10, 0),
+    (64, 105, 32, 32): (32, 52, 0, 10),
+    (640, 695, 704, 560): (704, 765, 0, 102),
+    (480, 848, 480, 848): (480, 848, 0, 0),
+    (1080, 1920, 480, 848): (480, 853, 0, 2),
+    (1920, 1080, 848, 480): (853, 480, 2, 0),
+    (720, 1280, 480, 848): (480, 853, 0, 2),
+    (1024, 1024, 640, 640): (640, 640, 0, 0),
+    (3, 4, 480, 640): (480, 640, 0, 0),
+    (2000, 500, 1280, 320): (1280, 320, 0, 0),
+    (500, 2400, 320, 1280): (320, 1536, 0, 128),
+    (333, 696, 560, 704): (560, 1170, 0, 233),
+    (223, 468, 432, 912): (435, 912, 2, 0),
+    (708, 575, 704, 576): (709, 576, 2, 0),
+    (730, 684, 656, 608): (656, 615, 0, 4),
+    (570, 355, 800, 496): (800, 498, 0, 1),
+    (654, 329, 896, 448): (896, 451, 0, 2),
+    (286, 824, 368, 1056): (368, 1060, 0, 2),
+    (571, 643, 352, 1104): (980, 1104, 314, 0),
+    (652, 577, 672, 592): (672, 595, 0, 2),
+    (496, 744, 512, 768): (512, 768, 0, 0),
+    (244, 327, 544, 736): (549, 736, 2, 0),
+    (740, 245, 336, 1152): (3480, 1152, 1572, 0),
+    (625, 489, 720, 560): (720, 563, 0, 2),
+    (849, 105, 1280, 320): (2587, 320, 654, 0),
+    (777, 885, 592, 672): (592, 674, 0, 1),
+    (155, 253, 400, 992): (608, 992, 104, 0),
+    (398, 888, 416, 944): (423, 944, 4, 0),
+    (121, 365, 368, 1104): (368, 1110, 0, 3),
+    (574, 699, 432, 944): (775, 944, 172, 0),
+    (486, 821, 480, 816): (483, 816, 2, 0),
+    (897, 527, 816, 480): (817, 480, 0, 0),
+    (680, 545, 320, 1264): (1577, 1264, 628, 0),
+    (227, 464, 448, 912): (448, 916, 0, 2),
+    (189, 126, 768, 512): (768, 512, 0, 0),
+    (229, 596, 400, 1024): (400, 1041, 0, 8),
+}
+
+
+@pytest.mark.parametrize("sizes", COVERINGS)
+def test_fit_covers_the_frame_and_crops_as_the_original(sizes):
+    (height, width, *frame), (covering_height, covering_width, top, left) = sizes, COVERINGS[sizes]
     image = noise(height, width)
+    covering = np.array(image.resize((covering_width, covering_height), Image.Resampling.LANCZOS))
+    expected = covering[top : top + frame[0], left : left + frame[1]]
+    assert expected.shape == (*frame, 3) and np.array_equal(fit(image, *frame), expected)
+
+
+@pytest.mark.parametrize(
+    "height, width, is_same",
+    [(90, 160, True), (50, 50, True), (80, 122, True), (80, 123, False), (37, 61, False)],
+)
+def test_fit_is_diffusers_but_for_what_that_cuts_down(height, width, is_same):
+    image, frame = noise(height, width), (80, 80)
     processor = diffusers_images.HunyuanVideo15ImageProcessor(do_resize=False)
-    expected = processor.resize(image, height=frame[0], width=frame[1], resize_mode="crop")
-    fitted = fit(image, *frame)
-    assert np.array_equal(fitted, expected)
-    pixels = to_pixels(fitted)
-    assert pixels.dtype == torch.float32 and pixels.shape == (3, *frame)
-    assert torch.equal(pixels, processor.preprocess(expected, height=frame[0], width=frame[1])[0])
+    theirs = processor.resize(image, height=frame[0], width=frame[1], resize_mode="crop")
+    assert np.array_equal(fit(image, *frame), theirs) == is_same
+
+
+def test_pixels_are_those_of_diffusers():
+    image = noise(96, 160)
+    processor = diffusers_images.HunyuanVideo15ImageProcessor(do_resize=False)
+    pixels = to_pixels(image)
+    assert pixels.dtype == torch.float32 and pixels.shape == (3, 96, 160)
+    assert torch.equal(pixels, processor.preprocess(image, height=96, width=160)[0])
 
 
 def test_fit_crops_about_the_centre_and_never_pads():

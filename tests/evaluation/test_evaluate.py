@@ -2,15 +2,18 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
+from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, as_text, summarise
 from hyvideo.evaluation.table2.table import weighted_reward
 from hyvideo.evaluation.video_folder import find_clips, read_clips
+from hyvideo.models.lora import Pair, save_lora
 from scripts import evaluate
 
 CSV = "assets/miniature/prompts/smoke.csv"
@@ -54,6 +57,25 @@ def test_a_base_model_and_a_transformer_of_its_own_are_scored_alike(score, tmp_p
     assert [float(row["VQ"]) for row in rows] == [video["VQ"] for video in base["videos"]]
     code, same = score(*flags, "miniature", "--checkpoint_path", "assets/miniature/transformer/miniature", out="same")
     assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
+
+
+def test_a_lora_that_runs_start_from_is_in_the_base_that_is_scored(score, tmp_path):
+    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 96), torch.ones(96, 1), 1.0)}, tmp_path / "lora")
+    flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1", "--reward_model"]
+    scores = {}
+    for name in ("pretrained_lora_path", "lora_path"):
+        code, scores[name] = score(*flags, "miniature", f"--{name}", tmp_path / "lora", out=name)
+        assert code == 0
+    start, given = scores.values()
+    assert start["videos"] == given["videos"]
+    assert start["of"]["settings"]["pretrained_lora_path"] == str(tmp_path / "lora")
+
+
+def test_the_source_that_is_given_stands_in_place_of_what_runs_start_from(tmp_path):
+    assert Source().or_start("") == Source()
+    assert Source().or_start("start") == Source(lora=Path("start"))
+    for given in (Source(checkpoint=tmp_path), Source(lora=tmp_path, lora_scale=0.5)):
+        assert given.or_start("start") == given
 
 
 def test_the_measured_truth_stands_beside_the_learned_scores(score):

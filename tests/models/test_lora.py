@@ -5,11 +5,26 @@ import json
 
 import pytest
 import torch
+from diffusers.loaders import PeftAdapterMixin
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from hyvideo.models.lora import FORMS, Pair, add_lora, lora_of, merge, read_lora, save_lora, training_config
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.lora import (
+    FORMS,
+    Pair,
+    add_lora,
+    lora_of,
+    merge,
+    read_lora,
+    save_lora,
+    start_lora,
+    target_modules,
+    training_config,
+)
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.transformer import install
+from tests.models.conftest import VERSION
 
 BLOCK = "transformer_blocks.1"
 TARGETS = (f"{BLOCK}.attn.to_q", f"{BLOCK}.attn.add_v_proj", f"{BLOCK}.ff.net.2", "transformer_blocks.0.attn.to_out.0")
@@ -91,6 +106,60 @@ def test_diffusers_reads_its_form(transformer, inputs, tmp_path):
     assert_same(lora_of(twin), lora)
 
 
+def tree(state):
+    """A model of linear layers alone, with these weights, that reads LoRA files by diffusers' own code."""
+
+    class Tree(nn.Module, PeftAdapterMixin):
+        pass
+
+    model = Tree()
+    for name, weight in state.items():
+        if name.endswith(".weight") and weight.ndim == 2:
+            *parents, leaf = name.removesuffix(".weight").split(".")
+            module = model
+            for parent in parents:
+                if parent not in dict(module.named_children()):
+                    module.add_module(parent, nn.Module())
+                module = module.get_submodule(parent)
+            module.add_module(leaf, nn.Linear(weight.shape[1], weight.shape[0], bias=False))
+            module.get_submodule(leaf).weight.data.copy_(weight)
+    return model
+
+
+BLOCKS = [f"transformer_blocks.{number}" for number in range(3)]
+REFINER = "context_embedder.token_refiner.refiner_blocks.0.attn"
+
+
+@pytest.mark.parametrize("ranks, alphas", [((2, 2, 2, 2), (4.0,) * 4), ((2, 3, 4, 2), (4.0, 4.0, 1.0, 2.5))])
+def test_what_diffusers_loader_makes_of_the_originals_form_is_what_we_make(transformer, tmp_path, ranks, alphas):
+    """Also where the original's modules are fused or turned: the loader is that of the original's programs."""
+    lora = draw(transformer, ranks=ranks, alphas=alphas) | draw(transformer, ["norm_out.linear"], [3], [6.0])
+    fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
+    shared = fused[f"{REFINER}.to_q"].a
+    lora |= {name: Pair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
+    theirs = tree(transformer_to_original(transformer.state_dict()))
+    save_lora(lora, tmp_path, form="original")
+    assert_same(read_lora(tmp_path), lora)
+    theirs.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    theirs.fuse_lora()
+    theirs.unload_lora()
+    add_lora(transformer, lora)
+    merge(transformer)
+    merged, expected = theirs.state_dict(), transformer_to_original(transformer.state_dict())
+    assert len(merged) > 40 and merged.keys() <= expected.keys()
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_alpha_in_tensors_of_their_own_is_read_too(transformer, tmp_path):
+    lora = draw(transformer)
+    tensors = {f"{name}.alpha": torch.tensor(pair.alpha) for name, pair in lora.items()}
+    save_lora(lora, tmp_path)
+    tensors |= load_file(tmp_path / "pytorch_lora_weights.safetensors")
+    save_file(tensors, tmp_path / "with_alphas.safetensors")
+    assert_same(read_lora(tmp_path / "with_alphas.safetensors"), lora)
+
+
 def test_peft_reads_its_form(transformer, tmp_path):
     from peft import PeftModel
 
@@ -152,6 +221,39 @@ def test_a_trainable_adapter_gets_every_gradient_and_the_base_none(transformer, 
     assert not any("context_embedder" in name for name in trained)
 
 
+@pytest.mark.parametrize(
+    "targets, expected",
+    [
+        ([r"transformer_blocks\.\d\.attn\.to_q"], [f"{name}.attn.to_q" for name in BLOCKS]),
+        (["double_blocks.1.img_attn_q"], [f"{BLOCK}.attn.to_q"]),
+        (["img_attn_q", "img_mlp.fc2"], [f"{name}.{part}" for name in BLOCKS for part in ("attn.to_q", "ff.net.2")]),
+        ([r"1\.(img|txt)_attn_v"], [f"{BLOCK}.attn.to_v", f"{BLOCK}.attn.add_v_proj"]),
+        (["blocks.0.self_attn_qkv"], [f"{REFINER}.to_{part}" for part in "qkv"]),
+        (["txt_attn_proj"], [f"{name}.attn.to_add_out" for name in BLOCKS[:-1]]),  # the last block's is never read
+    ],
+)
+def test_targets_are_names_here_or_in_the_original(transformer, targets, expected):
+    assert sorted(target_modules(transformer, targets)) == sorted(expected)
+
+
+def test_an_adapter_of_a_frozen_layer_is_not_trained(transformer):
+    transformer.get_submodule(TARGETS[0]).requires_grad_(False)
+    start_lora(transformer, training_config(transformer, rank=2, alpha=2, targets=TARGETS))
+    trained = {name.partition(".lora_")[0] for name, p in transformer.named_parameters() if p.requires_grad}
+    assert trained == set(TARGETS[1:])
+
+
+def test_a_lora_read_with_the_weights_is_added_before_they_are_rounded(root, transformer):
+    """Of weights that are bf16 already it would change less."""
+    lora = draw(transformer)
+    lora = {name: Pair(pair.a, 1e-4 * pair.b, pair.alpha) for name, pair in lora.items()}
+    expected = changed_weights(transformer, lora)
+    loaded = load_transformer(root, VERSION, dtype=torch.bfloat16, lora=lora).state_dict()
+    assert loaded.keys() == expected.keys()
+    for name, tensor in loaded.items():
+        torch.testing.assert_close(tensor, expected[name].bfloat16(), rtol=0, atol=0)
+
+
 def test_adding_a_lora_keeps_what_was_frozen_frozen(transformer):
     before = {name: p.requires_grad for name, p in transformer.requires_grad_(False).named_parameters()}
     add_lora(transformer, draw(transformer))
@@ -205,9 +307,39 @@ def test_what_is_more_than_lora_is_refused(transformer, tmp_path):
         read_lora(tmp_path)
 
 
-def test_targets_that_match_nothing_are_refused(transformer):
-    with pytest.raises(ValueError, match="no linear layer"):
-        training_config(transformer, rank=2, alpha=2, targets="nothing")
+@pytest.mark.parametrize(
+    "targets, said",
+    [
+        (["nothing"], "no linear layer of the transformer matches 'nothing'$"),
+        ([r".*\.to_q", "img_atn_q"], r"matches 'img_atn_q'; did you mean img_attn_q\?"),
+        ([r".*to_add_out", f"{BLOCK}.attn.to_qq"], rf"did you mean {BLOCK}.attn.to_q\?"),
+    ],
+)
+def test_targets_that_match_nothing_are_refused_with_a_near_one(transformer, targets, said):
+    with pytest.raises(ValueError, match=said):
+        training_config(transformer, rank=2, alpha=2, targets=targets)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"rank": 3}, "got 3 and 4, it has 2 and 4; take these"),
+        ({"alpha": 2.0}, "got 2 and 2, it has 2 and 4"),
+        ({"targets": [r".*\.attn\..*"]}, "is in one of them only"),
+        ({"start": {"transformer_blocks.9.attn.to_q": Pair(torch.ones(2, 2), torch.ones(2, 2), 4.0)}}, "does not fit"),
+    ],
+)
+def test_an_adapter_to_start_from_must_be_that_of_the_settings(transformer, change, said):
+    lora = draw(transformer, ranks=(2,) * 4, alphas=(4.0,) * 4)
+    settings = {"rank": 2, "alpha": 4.0, "start": lora}
+    training_config(transformer, **settings, targets=[name.replace(".", r"\.") for name in TARGETS])
+    with pytest.raises(ValueError, match=said):
+        training_config(transformer, **settings | change)
+
+
+def test_an_adapter_of_two_ranks_cannot_be_trained(transformer):
+    with pytest.raises(ValueError, match="got 2 and 4, it has 2 and 1, 2 and 4, 3 and 4"):
+        training_config(transformer, rank=2, alpha=4.0, start=draw(transformer))
 
 
 def test_unknown_forms_are_refused(transformer, tmp_path):

@@ -1,7 +1,9 @@
 """scripts/export.py: what it writes is the policy, and others can read it."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +113,22 @@ def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path)
     add_lora(expected, lora)
     merge(expected)
     assert_same(load_transformer(tmp_path / "merged", None), expected)
+
+
+def test_the_call_of_the_readme_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
+    lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
+    save_lora(lora, tmp_path / "lora", form="peft")
+    assert run("--lora_path", tmp_path / "lora", out="exported_lora")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    theirs, expected = load_transformer(root, VERSION), load_transformer(root, VERSION)
+    eval(f"theirs.{call}", {"theirs": theirs})
+    theirs.fuse_lora()
+    theirs.unload_lora()
+    add_lora(expected, lora)
+    merge(expected)
+    assert_same(theirs, expected)
 
 
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):

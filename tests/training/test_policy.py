@@ -1,10 +1,14 @@
-"""The policy on its ranks: what it gives away of itself."""
+"""The policy on its ranks: what it gives away of itself, and what it starts from."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from hyvideo.models.loading import load_transformer, transformer_without_memory
+from hyvideo.models.lora import FORMS, Pair, save_lora
+from hyvideo.training.model_setup import RequiredEncoders, check_adapter
+from hyvideo.training.policy import Policy
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
@@ -30,3 +34,103 @@ def adapters(folder):
 @pytest.mark.slow
 def test_an_adapter_is_given_away_in_full_precision_while_weights_are_gathered(tmp_path):
     assert launch("tests.training.test_policy:adapters", 2, str(tmp_path)) == [True, True]
+
+
+# --- a LoRA to start from -------------------------------------------------------------------------------------------
+
+MINIATURE = ("assets/miniature", "miniature")
+TARGETS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.net.2", "transformer_blocks.0.attn.add_k_proj")
+NO_ENCODERS = RequiredEncoders(glyphs=False, images=False)
+
+
+def draw(targets=TARGETS, rank=2, alpha=4.0):
+    transformer, generator = transformer_without_memory(*MINIATURE), torch.Generator().manual_seed(0)
+    lora = {}
+    for name in targets:
+        out, into = transformer.get_submodule(name).weight.shape
+        a, b = (torch.randn(*shape, generator=generator) for shape in ((rank, into), (out, rank)))
+        lora[name] = Pair(a, 0.1 * b, alpha)
+    return lora
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name].a, other[name].a) and torch.equal(one[name].b, other[name].b) for name in one
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_adapter_of_a_file_is_what_is_trained_and_anchored(tiny_config, mesh, tmp_path, form):
+    lora = draw()
+    save_lora(lora, tmp_path / "lora", form=form)
+    path = tmp_path / "lora" if form == "original" else next((tmp_path / "lora").glob("*.safetensors"))
+    config = tiny_config.with_settings(lora_rank=2, lora_alpha=4.0, pretrained_lora_path=str(path), kl_strategy="fixed")
+    check_adapter(config.model, config.optimizer)
+    policy = Policy(config, mesh, CPU, NO_ENCODERS)
+    assert same(policy.lora(), lora) and len(policy.trained) == 2 * len(lora)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(1)
+    with policy.anchor.in_place():
+        assert same(policy.lora(), lora)
+    assert not same(policy.lora(), lora)
+
+
+def test_without_an_adapter_the_file_is_in_the_weights_that_are_trained(tiny_config, mesh, tmp_path):
+    lora = draw()
+    save_lora(lora, tmp_path)
+    config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), random_weights=False)
+    policy = Policy(config, mesh, CPU, NO_ENCODERS)
+    expected = load_transformer(*MINIATURE).state_dict()
+    for name, pair in lora.items():
+        expected[f"{name}.weight"] += 2 * pair.b @ pair.a  # alpha / rank
+    for name, tensor in policy.transformer.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"lora_rank": 2}, "got 2 and 2, it has 2 and 4"),
+        ({"lora_rank": 8, "lora_alpha": 4.0}, "got 8 and 4, it has 2 and 4"),
+        ({"pretrained_lora_path": "assets"}, "must be a safetensors file"),
+        ({"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]}, "did you mean attn.to_q"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_read(tiny_config, tmp_path, settings, said):
+    save_lora(draw(), tmp_path / "lora")
+    config = tiny_config.with_settings(**{"pretrained_lora_path": str(tmp_path / "lora")} | settings)
+    with pytest.raises(ValueError, match=said):
+        check_adapter(config.model, config.optimizer)
+
+
+def test_a_lora_of_another_model_is_refused_before_weights_are_read(tiny_config, tmp_path):
+    save_lora({TARGETS[1]: Pair(torch.ones(2, 3), torch.ones(3, 2), 4.0)}, tmp_path)
+    config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
+    with pytest.raises(ValueError, match="blocks.1.ff.net.2 has shape"):
+        check_adapter(config.model, config.optimizer)
+
+
+def starts(folder, given):
+    """The adapter, and the norms of the weights, of a policy that starts from a LoRA on these ranks."""
+    from hyvideo.config.command_line import load_config
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.sharded_tensors import whole
+
+    flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **given}
+    config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)
+    policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, NO_ENCODERS)
+    weights = {name: whole(tensor).norm().item() for name, tensor in policy.transformer.state_dict().items()}
+    return weights, policy.lora() is not None and same(policy.lora(), draw())
+
+
+@pytest.mark.slow
+def test_a_lora_to_start_from_is_the_same_on_sharded_ranks(tiny_config, mesh, tmp_path):
+    save_lora(draw(), tmp_path)
+    for given in ({"lora_rank": 2, "lora_alpha": 4.0}, {}):
+        config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), **given)
+        alone = Policy(config, mesh, CPU, NO_ENCODERS)
+        expected = {name: tensor.norm().item() for name, tensor in alone.transformer.state_dict().items()}
+        for weights, is_that_of_the_file in launch("tests.training.test_policy:starts", 2, str(tmp_path), given):
+            assert is_that_of_the_file == bool(given)
+            assert weights == pytest.approx(expected)

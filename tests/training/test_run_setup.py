@@ -5,6 +5,7 @@ import torch
 
 from hyvideo.config.settings import Config
 from hyvideo.trainer import Trainer
+from hyvideo.training import run_setup
 from tests.test_trainer import CPU, Redness
 
 OFF_DEFAULT = {
@@ -110,6 +111,13 @@ def test_the_clip_range_decides_what_counts_as_clipped(tiny_config, mesh, clip_r
     trainer.update._one_update = lambda *a, **o: (second.append(one_update(*a, **o)), second[-1])[1]
     trainer.run_iteration()
     assert second[1].metrics["policy/clip_fraction"] == pytest.approx(share, abs=0.05)
+
+
+def test_an_adapter_that_cannot_be_trained_is_refused_before_anything_is_loaded(tiny_config, mesh, monkeypatch):
+    monkeypatch.setattr(run_setup, "load_encoder", None)
+    config = tiny_config.with_settings(lora_rank=2, lora_target_modules=["nothing"])
+    with pytest.raises(ValueError, match="no linear layer"):
+        Trainer(config, mesh, CPU, scorers={"test": Redness()})
 
 
 def test_muon_trains_every_matrix_where_the_scope_says_so(tiny_config, mesh):

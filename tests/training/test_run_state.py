@@ -1,5 +1,6 @@
 """A run that was interrupted is the run that was not, bit for bit; and it is not gone on with as another run."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 
 import post_train
 from hyvideo.config.command_line import load_config
+from hyvideo.models.lora import Pair, save_lora
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.trainer import Trainer
-from hyvideo.training.run_state import differences, refuse_changes
+from hyvideo.training.run_state import contents, differences, refuse_changes
 from tests.test_trainer import CPU, TIMING, Redness
 
 SETTINGS = {
@@ -115,6 +117,20 @@ def test_another_layout_of_as_many_rollouts_is_free_and_of_more_is_not(tiny_conf
     saved, settings = tiny_config.flat(), tiny_config.with_settings(batch_size=4).flat()
     assert not differences(saved, settings, same_rollouts=True).of_the_method
     assert differences(saved, settings, same_rollouts=False).of_the_method == ["batch_size is 4 and was 8"]
+
+
+def test_another_lora_to_start_from_is_another_run(tiny_config, tmp_path):
+    pair = Pair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
+    save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
+    config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
+    assert differ(tiny_config, pretrained_lora_path=str(tmp_path)).of_the_method
+    before = contents(config.flat())
+    save_lora({"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)}, tmp_path, form="peft")
+    found = differences(
+        config.flat(), config.flat(), same_rollouts=True, saved_contents=before, contents=contents(config.flat())
+    )
+    names = ", ".join(str(tmp_path / name) for name in ("adapter_model.safetensors", "adapter_config.json"))
+    assert found.of_the_method == [f"the contents of pretrained_lora_path {names} are not what they were"]
 
 
 def files(folder):

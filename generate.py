@@ -46,7 +46,10 @@ def parse() -> argparse.Namespace:
     model.add_argument("--lora_scale", type=float, default=1.0)
     model.add_argument("--dtype", choices=["bf16", "fp32"], help="precision of the transformer")
     model.add_argument("--device", choices=["auto", "cuda", "cpu"])
-    how = parser.add_argument_group("how; the version's or the config's by default")
+    how = parser.add_argument_group(
+        "how",
+        "by default as the version is meant, or as the run of the config is validated, with --stochastic rolled out",
+    )
     how.add_argument("--num_inference_steps", type=int, help="denoising steps")
     how.add_argument("--guidance_scale", type=float, help="1 or less runs one branch")
     how.add_argument("--shift", type=float, help="shift of the noise schedule")
@@ -103,7 +106,7 @@ def config_of(options: argparse.Namespace, has_images: bool):
         "device": options.device,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    return sampling_config(options.config, given, options.resolution, has_images)
+    return sampling_config(options.config, given, options.resolution, has_images, options.checkpoint_path)
 
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:

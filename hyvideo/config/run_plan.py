@@ -80,10 +80,23 @@ def describe(config: Config, plan: Plan) -> str:
             f"{plan.num_trained_steps} trained",
             f"exploration            {_exploration(config.rollout)}",
             f"forwards per rollout   {plan.forwards_per_rollout:g} transformer evaluations",
-            f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient",
+            f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient"
+            f"{_part_of_the_kl(config)}",
             f"ratios                 {ratio}",
             f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
         ]
+    )
+
+
+def _part_of_the_kl(config: Config) -> str:
+    """Words for what cps leaves of the velocity distance, whose log-probability lacks ``1 / (2 std^2)``."""
+    by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio"
+    if config.rollout.sde_type != "cps" or not by_ratio or config.loss.num_updates_per_rollout == 1:
+        return ""
+    parts = [2 * step.std**2 for step in stochastic_transitions(config.rollout)]
+    return (
+        f"; the log_ratio of cps is 2 std^2 times the KL, {parts[0]:.2g} at the first and {parts[-1]:.2g} at the last "
+        "stochastic step: kl_velocity gaussian is the KL"
     )
 
 

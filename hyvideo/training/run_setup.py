@@ -18,9 +18,11 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeli
 from hyvideo.training.model_setup import (
     RequiredEncoders,
     check_checkpoint,
-    empty_condition,
+    check_images,
     load_encoder,
     make_pipeline,
+    negative_condition,
+    negative_requests,
     precompute_conditions,
 )
 from hyvideo.training.policy import Policy
@@ -69,24 +71,23 @@ def build_parts(
     plan = make_plan(config, mesh.world_size)
     requests, hashes = read_requests(config.data.prompts_csv), contents(config.flat())
     validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
+    negatives = negative_requests(config)
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
-    check_checkpoint(config, RequiredEncoders.of(requests + validated), sizes)
+    check_checkpoint(config, RequiredEncoders.of(requests + validated + negatives), sizes)
+    check_images(config.model, requests, "prompts_csv")
+    check_images(config.model, validated, "valid_video_csv")
     scorer = make_async_scorer(config, device, scorers)
     scorer.check_prompts([request.prompt for request in requests + validated])
     if config.reward.check_reward and scorers is None:
         try_scorers(scorer, config.data, requests[0].prompt)
     encoder, vae = load_encoder(config, device)
     if config.model.precompute_conditions:
-        precompute_conditions(
-            encoder,
-            [(requests, *config.rollout_size), (validated, *config.validation_size)],
-            mesh,
-            with_empty_prompt=config.num_branches == 2,
-        )
-    unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
+        sampled, validations = (requests + negatives, config.rollout_size), (validated, config.validation_size)
+        precompute_conditions(encoder, [sampled, validations], mesh)
+    negative = negative_condition(config, encoder, device)
     anchor_moves = config.anchor_moves if config.needs_anchor else None
-    policy = Policy(config, mesh, device, RequiredEncoders.of(requests), anchor_moves=anchor_moves)
-    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, unconditional)
+    policy = Policy(config, mesh, device, RequiredEncoders.of(requests + negatives), anchor_moves=anchor_moves)
+    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
     checkpoints = _checkpoint_writer(config.record, mesh, timeout=config.distributed.collective_timeout)

@@ -37,7 +37,14 @@ class PlannedRun:
     @property
     def video_size(self) -> tuple[int, int, int]:
         """Frames, height and width of a rollout."""
-        return self.settings.sample_n_frames, self.settings.height, self.settings.width
+        return self.config.rollout_size
+
+    @cached_property
+    def validation(self) -> "PlannedRun | None":
+        """The same run with rollouts of the size of its validation videos; None for a run without validation."""
+        frames, height, width = self.config.validation_size
+        own = {"sample_n_frames": frames, "height": height, "width": width}
+        return self.with_settings(**own) if self.settings.valid_video_csv else None
 
     @property
     def image_tokens(self) -> int:

@@ -48,7 +48,8 @@ def parse() -> argparse.Namespace:
     model.add_argument("--device", choices=["auto", "cuda", "cpu"])
     how = parser.add_argument_group(
         "how",
-        "by default as the version is meant, or as the run of the config is validated, with --stochastic rolled out",
+        "By default as the version is meant to be sampled; with --config in the frames, size, shift and steps of that "
+        "run's validation, and with --stochastic in the frames, size and shift of its rollouts.",
     )
     how.add_argument("--num_inference_steps", type=int, help="denoising steps")
     how.add_argument("--guidance_scale", type=float, help="1 or less runs one branch")

@@ -47,7 +47,8 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
     if after and not validation.measures(0):
         print(
             f"{len(validation.prompts)} validation videos of iteration {iteration}: reward {after['reward']:.3f} ± "
-            f"{after['reward_std']:.3f}; the base was not validated so (validate_at_step0), there is no before and after"
+            f"{after['reward_std']:.3f}; the base has no such validation (validate_at_step0), so there is no before "
+            "and after"
         )
     print(f"metrics, videos and checkpoints are in {output_dir}")
 

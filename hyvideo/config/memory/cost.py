@@ -63,12 +63,6 @@ def cost(run: PlannedRun) -> Cost:
     return Cost(forward, run.config.num_branches * forwards, rollouts, decode_flops(run))
 
 
-def validation_video_flops(run: PlannedRun) -> float:
-    """FLOPs of sampling and decoding one validation video; ``run`` is a `PlannedRun.validation`."""
-    forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
-    return run.settings.validation_steps * run.config.num_branches * forward.total + decode_flops(run)
-
-
 def decode_flops(run: PlannedRun) -> float:
     """FLOPs of decoding one video; what neighbouring tiles share is decoded twice."""
     ratio = run.architecture.spatial_compression_ratio

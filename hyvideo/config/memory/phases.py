@@ -1,7 +1,6 @@
 """Bytes on one GPU in every phase of an iteration: what all phases hold, and what each holds on top.
 
     rollout -> decode -> anchor -> update: forward, backward, many times -> optimizer
-    validation -> its decoding, of videos of a size of their own, when the rollouts are gone
 
 In the update memory has two summits, when the backward pass begins (all kept activations) and when it ends (all
 gradients). From the second backward pass of an update on, the first summit has the gradients as well.
@@ -73,8 +72,4 @@ def memory(run: PlannedRun) -> Memory:
     }
     if not run.config.needs_anchor:
         del phases["anchor"]
-    if validation := run.validation:
-        videos, gone = run.settings.validation_batch_size, {"trajectories": 0.0}
-        phases["validation"] = gone | {"activations": activations.inference_bytes(validation, videos)} | gathered
-        phases["its decoding"] = gone | {"decoding": states.decoding_bytes(validation)}
     return Memory({phase: resident | items for phase, items in phases.items()})

@@ -39,13 +39,6 @@ class PlannedRun:
         """Frames, height and width of a rollout."""
         return self.config.rollout_size
 
-    @cached_property
-    def validation(self) -> "PlannedRun | None":
-        """The same run with rollouts of the size of its validation videos; None for a run without validation."""
-        frames, height, width = self.config.validation_size
-        own = {"sample_n_frames": frames, "height": height, "width": width}
-        return self.with_settings(**own) if self.settings.valid_video_csv else None
-
     @property
     def image_tokens(self) -> int:
         return self.architecture.image_tokens(*self.video_size)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import islice
 
 from hyvideo.config.memory.advice import cheapest_change
-from hyvideo.config.memory.cost import cost, seconds, validation_video_flops
+from hyvideo.config.memory.cost import cost, seconds
 from hyvideo.config.memory.persistent import anchor_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -61,7 +61,7 @@ def cost_lines(run: PlannedRun, rate: float) -> list[str]:
     """FLOPs of a forward, a rollout and an iteration, and the seconds of an iteration."""
     spent = cost(run)
     forward = spent.forward
-    lines = [
+    return [
         f"forward          {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
         "attention",
         f"rollout          {_number(spent.forwards_per_rollout)} forward-equivalents "
@@ -70,14 +70,6 @@ def cost_lines(run: PlannedRun, rate: float) -> list[str]:
         f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP, "
         f"{_number(seconds(run, rate))} s at {rate:g} TFLOP/s per GPU, without rewards and communication",
     ]
-    if validation := run.validation:
-        frames, height, width = validation.video_size
-        flops = validation_video_flops(validation)
-        lines.append(
-            f"validation       {frames} frames of {height} x {width}, {run.settings.validation_steps} steps: "
-            f"{_number(flops / 1e15)} PFLOP and {_number(flops / (rate * 1e12))} GPU seconds a video"
-        )
-    return lines
 
 
 def combination_lines(run: PlannedRun, gpu_memory: float, rate: float) -> list[str]:

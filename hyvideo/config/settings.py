@@ -16,6 +16,7 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.setting import Traits
+from hyvideo.data.prompts import Request
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 
@@ -136,6 +137,11 @@ class Config:
     def num_branches(self) -> int:
         """Forward passes of one velocity: 2 with guidance, 1 without."""
         return 2 if self.rollout.cfg_scale > 1 else 1
+
+    @property
+    def negative_requests(self) -> list[Request]:
+        """The one request of the branch that guidance leads away from; none without guidance."""
+        return [Request(self.data.negative_prompt)] if self.num_branches == 2 else []
 
     @property
     def num_updates(self) -> int:

@@ -38,7 +38,6 @@ from hyvideo.training.model_setup import (
     choose_device,
     load_encoder,
     load_pipeline,
-    negative_requests,
 )
 
 MINIATURE = "configs/miniature.yaml"
@@ -165,7 +164,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
     requests, frames = [video.request for video in videos], config.data.sample_n_frames
-    needs = RequiredEncoders.of(requests + negative_requests(config))
+    needs = RequiredEncoders.of(requests + config.negative_requests)
     check_checkpoint(config, needs, [(frames, video.height, video.width) for video in videos])
     check_images(config.model, requests, "this call")
     source.check(config.model)
@@ -177,7 +176,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
-    encoder(negative_requests(config))
+    encoder(config.negative_requests)
     encoder.release()  # before the transformer comes
     gc.collect()
     pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)

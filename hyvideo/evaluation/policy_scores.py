@@ -26,7 +26,6 @@ from hyvideo.training.model_setup import (
     check_images,
     choose_device,
     load_encoder,
-    negative_requests,
 )
 from hyvideo.training.rewards import make_async_scorer
 
@@ -59,7 +58,7 @@ class Evaluator:
         config = self.config
         if not self.requests:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
-        needs = RequiredEncoders.of(self.requests + negative_requests(config))
+        needs = RequiredEncoders.of(self.requests + config.negative_requests)
         check_checkpoint(config, needs, [self.size])
         check_images(config.model, self.requests, "valid_video_csv")
         source.check(config.model)

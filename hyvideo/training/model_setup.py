@@ -108,20 +108,15 @@ def load_pipeline(
         weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
         is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
-    negative = negative_condition(config, encoder, device)
+    negative = negative_condition(config.negative_requests, encoder, device)
     transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
     return make_pipeline(config.rollout, config.model.dtype, transformer, vae, negative)
 
 
-def negative_requests(config: Config) -> list[Request]:
-    """The one request of the branch that guidance leads away from; none without guidance."""
-    return [Request(config.data.negative_prompt)] if config.num_branches == 2 else []
-
-
-def negative_condition(config: Config, encoder: ConditionEncoder, device: torch.device) -> Condition | None:
-    """Condition of the negative prompt; None without guidance."""
-    samples = encoder(negative_requests(config)).to(device).samples
+def negative_condition(requests: list[Request], encoder: ConditionEncoder, device: torch.device) -> Condition | None:
+    """Condition of `Config.negative_requests`; None without guidance."""
+    samples = encoder(requests).to(device).samples
     return samples[0] if samples else None
 
 

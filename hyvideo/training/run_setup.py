@@ -22,7 +22,6 @@ from hyvideo.training.model_setup import (
     load_encoder,
     make_pipeline,
     negative_condition,
-    negative_requests,
     precompute_conditions,
 )
 from hyvideo.training.policy import Policy
@@ -71,9 +70,9 @@ def build_parts(
     plan = make_plan(config, mesh.world_size)
     requests, hashes = read_requests(config.data.prompts_csv), contents(config.flat())
     validated = read_requests(config.data.valid_video_csv) if config.data.valid_video_csv else []
-    negatives = negative_requests(config)
+    encoded = requests + config.negative_requests
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
-    check_checkpoint(config, RequiredEncoders.of(requests + validated + negatives), sizes)
+    check_checkpoint(config, RequiredEncoders.of(encoded + validated), sizes)
     check_images(config.model, requests, "prompts_csv")
     check_images(config.model, validated, "valid_video_csv")
     scorer = make_async_scorer(config, device, scorers)
@@ -82,11 +81,10 @@ def build_parts(
         try_scorers(scorer, config.data, requests[0].prompt)
     encoder, vae = load_encoder(config, device)
     if config.model.precompute_conditions:
-        sampled, validations = (requests + negatives, config.rollout_size), (validated, config.validation_size)
-        precompute_conditions(encoder, [sampled, validations], mesh)
-    negative = negative_condition(config, encoder, device)
+        precompute_conditions(encoder, [(encoded, config.rollout_size), (validated, config.validation_size)], mesh)
+    negative = negative_condition(config.negative_requests, encoder, device)
     anchor_moves = config.anchor_moves if config.needs_anchor else None
-    policy = Policy(config, mesh, device, RequiredEncoders.of(requests + negatives), anchor_moves=anchor_moves)
+    policy = Policy(config, mesh, device, RequiredEncoders.of(encoded), anchor_moves=anchor_moves)
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)

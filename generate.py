@@ -56,7 +56,11 @@ def parse() -> argparse.Namespace:
     model.add_argument("--lora_scale", type=float, default=1.0)
     model.add_argument("--dtype", choices=["bf16", "fp32"], help="precision of the transformer")
     model.add_argument("--device", choices=["auto", "cuda", "cpu"])
-    how = parser.add_argument_group("how; the version's or the config's by default")
+    how = parser.add_argument_group(
+        "how",
+        "By default as the version is meant to be sampled; with --config in the frames, size, shift and steps of that "
+        "run's validation, and with --stochastic in the frames, size and shift of its rollouts.",
+    )
     how.add_argument("--num_inference_steps", type=int, help="denoising steps")
     how.add_argument("--guidance_scale", type=float, help="1 or less runs one branch")
     how.add_argument("--shift", type=float, help="shift of the noise schedule")
@@ -141,7 +145,7 @@ def config_of(options: argparse.Namespace, has_images: bool):
     }
     given = {name: value for name, value in flags.items() if value is not None}
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
-    return sampling_config(options.config, given, options.resolution, has_images, kinds)
+    return sampling_config(options.config, given, options.resolution, has_images, kinds, options.checkpoint_path)
 
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class Trainer:
         """
         max_steps = self.config.optimizer.max_steps
         writer = self._open_records() if self.mesh.is_main else None
-        if self.validation and self.iteration == 0:
+        if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
         with (
             self.signals,

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.training.model_setup import (
         RequiredEncoders,
         check_checkpoint,
+        check_images,
         choose_device,
         load_encoder,
         load_pipeline,
@@ -67,10 +68,11 @@ def run(options: argparse.Namespace) -> None:
     else:
         config = Config().with_settings(**settings).resolved()
     request = Request(options.prompt, options.image_path)
-    size = (options.height, options.width)
+    size = options.height, options.width
     # diffusers' pipeline has no choice about glyphs
     needs = RequiredEncoders(glyphs=True, images=options.image_path is not None)
-    check_checkpoint(config, needs, [size])
+    check_checkpoint(config, needs, [(options.video_length, *size)])
+    check_images(config.model, [request], "this call")
     device = choose_device(config.model.device)
     kernels = use_fastest_kernels()
     encoder, vae = load_encoder(config, device)
@@ -85,11 +87,11 @@ def run(options: argparse.Namespace) -> None:
         ours = pipeline.sample_ode(conditions, noise.to(device))
     gc.collect()  # diffusers' pipeline gets encoders of its own: both would not fit beside float32 weights
     stock = stock_pipeline(config.model, pipeline, is_i2v=request.image is not None)
-    counts = {"num_frames": options.video_length, "num_steps": options.num_inference_steps}
+    steps, negative = options.num_inference_steps, config.data.negative_prompt
+    others = {"num_frames": options.video_length, "num_steps": steps, "negative_prompt": negative}
     with timer("diffusers"):
-        theirs = sample_diffusers(stock, request, noise, size, **counts)
+        theirs = sample_diffusers(stock, request, noise, size, **others)
     difference = relative_difference(ours, theirs)
-    steps = options.num_inference_steps
     print(f"{config.model.transformer_version}, {options.dtype}, {steps} steps, attention by {kernels}")
     print(f"latents {tuple(ours.shape)}: largest difference {difference:.2e} of the largest value")
     seconds = timer.metrics()

@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens)
-        architecture.latent_size(*run.video_size)
+        for size in (config.rollout_size, config.validation_size):
+            architecture.latent_size(*size)
         print(memory_table(run) if options.table else report(run, gpu_memory=options.gpu_memory, rate=options.rate))
     return 0
 

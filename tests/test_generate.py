@@ -66,7 +66,7 @@ def test_an_image_picks_the_image_to_video_version_and_changes_the_video(make, i
     code, (settings,), said = make("--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL)
     assert code == 0, said.err
     assert settings["version"] == "480p_i2v" and settings["image"] == image
-    make("--transformer_version", "480p_i2v", "--prompt", "it moves", *SMALL, out="without")
+    make("--transformer_version", "480p_t2v", "--prompt", "it moves", *SMALL, out="without")
     assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "without" / "0000.mp4"))
 
 
@@ -187,6 +187,18 @@ def test_distillation_picks_the_version_or_there_is_none(monkeypatch, flags, has
         assert (config.model.transformer_version, config.data.negative_prompt) == (version, "blurry")
 
 
+def test_the_negative_prompt_changes_a_guided_video_and_is_written_beside_it(make, tmp_path):
+    (tmp_path / "murky").mkdir()
+    (tmp_path / "murky" / "negative.yaml").write_text("negative_prompt: murky\ntransformer_version: 480p_t2v\n")
+    flags = ["--config", tmp_path / "murky" / "negative.yaml", "--prompt", "a cat", *SMALL]
+    (settings,) = make(*flags)[1]
+    assert settings["negative_prompt"] == "murky"
+    (settings,) = make(*flags, "--guidance_scale", "1", out="alone")[1]
+    assert settings["negative_prompt"] is None
+    make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, "--guidance_scale", "6", out="plain")
+    assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "plain" / "0000.mp4"))
+
+
 def test_one_video_may_be_named(make, tmp_path):
     code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4")
     assert code == 0, said.err
@@ -236,6 +248,31 @@ def test_a_lora_of_another_model_is_refused_before_anything_is_loaded(make, tmp_
 def test_an_image_for_a_text_to_video_version_is_refused(make, image):
     code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
     assert code == 2 and "for text-to-video and was given reference images" in said.err
+
+
+def test_no_image_for_an_image_to_video_version_is_refused(make):
+    code, written, said = make("--transformer_version", "480p_i2v", "--prompt", "a", *SMALL)
+    assert code == 2 and not written
+    assert "for image-to-video and was given no reference image" in said.err and "--image_path" in said.err
+
+
+def test_a_checkpoint_brings_its_negative_prompt_and_a_file_of_a_run_its_validation(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    own = "validation_num_frames: 9\nvalidation_shift: 7\nvalidation_height: 32\nnegative_prompt: blurry\n"
+    (tmp_path / "run.yaml").write_text(Path("configs/smoke.yaml").read_text() + own)
+    (tmp_path / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
+
+    def of(*flags):
+        monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
+        config = generate.config_of(generate.parse(), has_images=False)
+        return *config.rollout_size, config.rollout.shift, config.data.negative_prompt
+
+    run = ["--config", tmp_path / "run.yaml"]
+    assert of(*run, "--checkpoint_path", tmp_path) == (9, 32, 16, 7, "blurry")
+    assert of(*run, "--video_length", "13", "--shift", "2") == (13, 32, 16, 2, "blurry")
+    assert of(*run, "--stochastic", "cps") == (5, 16, 16, 3, "blurry")
+    assert of("--checkpoint_path", tmp_path)[-1] == "murky"
+    assert of("--checkpoint_path", ROOT)[-1] == of()[-1] == ""
 
 
 @pytest.mark.parametrize(

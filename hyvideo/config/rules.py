@@ -27,12 +27,14 @@ from hyvideo.config.sections import (
     LossSettings,
     ModelSettings,
     OptimizerSettings,
+    RecordSettings,
     RewardSettings,
     RolloutSettings,
     TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
+from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.schedulers.transitions import SDE_TYPES
 
@@ -60,7 +62,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         weights_in_bf16_can_be_trained(model, optimizer),
         lora_modules_are_patterns(optimizer),
         copies_are_sharded(distributed),
-        a_run_that_ends_for_hacking_is_validated(record.on_reward_hacking, config.data.valid_video_csv),
+        a_run_that_ends_for_hacking_is_validated(record, config.data.valid_video_csv),
         prompts_are_named(config.data.prompts_csv),
         prompts_are_readable(config.data, that_are_there=True),
         machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
@@ -99,8 +101,11 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
             yield f"{name} {problem}, got {value}"
     if values["sde_type"] == "cps" and values["eta"] > 1:
         yield f"eta must be within [0, 1] for cps, got {values['eta']}"
-    if values["sample_n_frames"] % 4 != 1:
-        yield f"sample_n_frames must be 4n + 1, got {values['sample_n_frames']}"
+    for name in ("sample_n_frames", "validation_num_frames"):
+        if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
+            yield f"{name} must be 4n + 1, got {values[name]}"
+    if negative_prompt := values["negative_prompt"]:
+        yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
     version = values["transformer_version"]
     if "/" in version or "\\" in version or version in (".", ".."):
         yield f"transformer_version must be the name of a folder below transformer/, not a path, got {shown(version)}"
@@ -279,10 +284,16 @@ def reports_are_known(report_to: list[str]) -> Problems:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
 
 
-def a_run_that_ends_for_hacking_is_validated(action: str, valid_video_csv: list[str]) -> Problems:
+def a_run_that_ends_for_hacking_is_validated(record: RecordSettings, valid_video_csv: list[str]) -> Problems:
+    action = record.on_reward_hacking
     if action != "warn" and not valid_video_csv:
         yield (
             f"on_reward_hacking {action} needs validations, which alone show it: name a valid_video_csv, or take warn"
+        )
+    elif action != "warn" and not record.validate_at_step0 and not record.resume_from_checkpoint:
+        yield (
+            f"on_reward_hacking {action} needs the base's validation, which the others are judged by: set "
+            "validate_at_step0, or take warn"
         )
 
 

@@ -70,6 +70,7 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
 def describe(config: Config, plan: Plan) -> str:
     """The arithmetic in words, a line each."""
     loss = config.loss
+    by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio" and plan.clip_can_bind
     ratio = "1 for every rollout" if plan.ratio_must_be_one else "1 in the first update of a round, then free"
     return "\n".join(
         [
@@ -80,10 +81,22 @@ def describe(config: Config, plan: Plan) -> str:
             f"{plan.num_trained_steps} trained",
             f"exploration            {_exploration(config.rollout)}",
             f"forwards per rollout   {plan.forwards_per_rollout:g} transformer evaluations",
-            f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient",
+            f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient"
+            f"{_part_of_the_kl(config.rollout) if by_ratio else ''}",
             f"ratios                 {ratio}",
             f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
         ]
+    )
+
+
+def _part_of_the_kl(rollout: RolloutSettings) -> str:
+    """Words for what cps leaves of the velocity distance, as its log-probability lacks ``1 / (2 std^2)``; else none."""
+    if rollout.sde_type != "cps":
+        return ""
+    parts = [2 * step.std**2 for step in stochastic_transitions(rollout)]
+    return (
+        f"; the log_ratio of cps is 2 std^2 times the KL, {parts[0]:.2g} at the first and {parts[-1]:.2g} at the last "
+        "stochastic step: kl_velocity gaussian is the KL"
     )
 
 

@@ -165,7 +165,12 @@ class TrustRegionSettings:
         10, "Optimizer updates between two refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
     dual_kl_moving_weight: float = learning(1.0, "Weight of the position distance in dual strategies.", no.DUAL)
-    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity distance in dual strategies.", no.DUAL)
+    dual_kl_step_weight: float = learning(
+        0.1,
+        "Weight of the velocity distance in dual strategies; under cps that of kl_velocity log_ratio is 2 std^2 times "
+        "the KL, so take gaussian there.",
+        no.DUAL,
+    )
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
         "log_ratio", "Velocity distance: mean log-ratio of drawn actions, or closed form of the means.", no.VELOCITY
     )

@@ -17,6 +17,7 @@ from hyvideo.config.sections import (
     TrustRegionSettings,
 )
 from hyvideo.config.setting import Traits
+from hyvideo.data.prompts import Request
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 
@@ -89,14 +90,22 @@ class Config:
             return config
 
     @property
-    def rollout_size(self) -> tuple[int, int]:
-        """Height and width of a rollout in pixels."""
-        return self.data.height, self.data.width
+    def rollout_size(self) -> tuple[int, int, int]:
+        """Frames, height and width of a rollout."""
+        return self.data.sample_n_frames, self.data.height, self.data.width
 
     @property
-    def validation_size(self) -> tuple[int, int]:
-        """Height and width of a validation video in pixels."""
-        return self.record.validation_height or self.data.height, self.record.validation_width or self.data.width
+    def validation_size(self) -> tuple[int, int, int]:
+        """Frames, height and width of a validation video: its own where they are set, else a rollout's."""
+        own = self.record.validation_num_frames, self.record.validation_height, self.record.validation_width
+        frames, height, width = (mine or rollouts for mine, rollouts in zip(own, self.rollout_size))
+        return frames, height, width
+
+    @property
+    def validation_shift(self) -> float:
+        """Shift of a validation's schedule: its own where it is set, else the rollouts'."""
+        own = self.record.validation_shift
+        return self.rollout.shift if own is None else own
 
     @property
     def kl_strategy(self) -> str:
@@ -121,9 +130,19 @@ class Config:
         return self.needs_anchor and self.kl_strategy.endswith("moving")
 
     @property
+    def measures_velocity(self) -> bool:
+        """Claims that the strategy measures a distance to the policy of the rollouts."""
+        return self.kl_strategy == "stepwise" or self.kl_strategy.startswith("dual")
+
+    @property
     def num_branches(self) -> int:
         """Forward passes of one velocity: 2 with guidance, 1 without."""
         return 2 if self.rollout.cfg_scale > 1 else 1
+
+    @property
+    def negative_requests(self) -> list[Request]:
+        """The one request of the branch that guidance leads away from; none without guidance."""
+        return [Request(self.data.negative_prompt)] if self.num_branches == 2 else []
 
     @property
     def num_updates(self) -> int:

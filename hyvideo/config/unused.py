@@ -10,9 +10,7 @@ from hyvideo.config.setting import Unused
 KL = Unused("kl_weight 0", lambda c, n: c.kl_strategy == "none")
 FLAGS = Unused("kl_strategy {strategy}", lambda c, n: c.trust_region.kl_strategy != "flags" or c.kl_strategy == "none")
 DUAL = Unused("kl_strategy {strategy}", lambda c, n: not c.kl_strategy.startswith("dual"))
-VELOCITY = Unused(
-    "kl_strategy {strategy}", lambda c, n: c.kl_strategy != "stepwise" and not c.kl_strategy.startswith("dual")
-)
+VELOCITY = Unused("kl_strategy {strategy}", lambda c, n: not c.measures_velocity)
 ANCHOR = Unused("no anchor", lambda c, n: not c.needs_anchor)
 MOVING_ANCHOR = Unused("no moving anchor", lambda c, n: not c.anchor_moves)
 # The first refresh is due after the last update, when nothing refers to the anchor any more.

@@ -55,13 +55,12 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             f"clip_range {loss.clip_range:g}: with num_updates_per_rollout 1 every ratio is 1, and a clip never binds"
             + ("; it is the on-policy check's tolerance only" if is_tolerance else "")
         )
-        steps = config.kl_strategy == "stepwise" or config.kl_strategy.startswith("dual")
-        if steps and settings.kl_velocity == "log_ratio":
+        if config.measures_velocity and settings.kl_velocity == "log_ratio":
             yield (
                 "the velocity KL (kl_velocity log_ratio): with num_updates_per_rollout 1 it is 0 and its gradient is 0 "
                 "on average; take kl_velocity gaussian or more updates"
             )
-        elif steps:
+        elif config.measures_velocity:
             yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still is the last one"
     if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:
         yield "enable_timestep_permutation: an update has all steps, and their order changes rounding only"

@@ -31,7 +31,14 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGR
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder, load_pipeline
+from hyvideo.training.model_setup import (
+    RequiredEncoders,
+    check_checkpoint,
+    check_images,
+    choose_device,
+    load_encoder,
+    load_pipeline,
+)
 
 MINIATURE = "configs/miniature.yaml"
 SUFFIXES = {"cfg_distilled": "distilled", "step_distilled": "step_distilled"}  # of a version's name, by kind
@@ -100,15 +107,25 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
 
 
 def sampling_config(
-    file: str | None, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
+    file: str | None,
+    settings: dict,
+    resolution: str | None,
+    has_images: bool,
+    kinds: dict[str, bool | None],
+    checkpoint: Path | None = None,
 ) -> Config:
     """Settings of a YAML file, or of the version that is named or goes with the resolution, changed by ``settings``.
+
+    A run's file gives the frames, size and shift of its validation, or with ``sde_type`` in ``settings`` those of its
+    rollouts. Without a file a checkpoint of a run gives its negative prompt, which is part of the policy.
 
     Args:
         kinds: Claims by kind whether the version is ``cfg_distilled``, ``step_distilled``; None where nothing is said.
 
     Raises: ValueError for a version that is not of the kinds.
     """
+    if not file and checkpoint:
+        settings = {"negative_prompt": saved_policy.negative_prompt(checkpoint)} | settings
     if resolution and "transformer_version" not in settings:
         asked = "".join(f"_{SUFFIXES[kind]}" for kind, is_asked in kinds.items() if is_asked)
         settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}{asked}"}
@@ -127,7 +144,10 @@ def sampling_config(
 
 def _config_of_version(file: str | None, settings: dict) -> Config:
     if file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
-        return load_config(file or MINIATURE, **settings)
+        config = load_config(file or MINIATURE, **settings)
+        frames, height, width = config.validation_size
+        own = {"sample_n_frames": frames, "height": height, "width": width, "shift": config.validation_shift}
+        return config if "sde_type" in settings else config.with_settings(**(own | settings))
     config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**settings)
     defaults = version_defaults(config.model.transformer_version)
     if "validation_steps" not in settings and defaults:
@@ -170,8 +190,10 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
-    needs = RequiredEncoders.of(video.request for video in videos)
-    check_checkpoint(config, needs, [(video.height, video.width) for video in videos])
+    requests, frames = [video.request for video in videos], config.data.sample_n_frames
+    needs = RequiredEncoders.of(requests + config.negative_requests)
+    check_checkpoint(config, needs, [(frames, video.height, video.width) for video in videos])
+    check_images(config.model, requests, "this call")
     source = source.or_start(config.optimizer.pretrained_lora_path)
     source.check(config.model)
     device = choose_device(config.model.device, processes.local_rank())
@@ -182,8 +204,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     start = time.perf_counter()
     encoder, vae = load_encoder(config, device)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
-    if config.num_branches == 2:
-        encoder([Request("")])
+    encoder(config.negative_requests)
     encoder.release()  # before the transformer comes
     gc.collect()
     pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
@@ -244,6 +265,7 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
         "steps": config.record.validation_steps,
         "shift": config.rollout.shift,
         "guidance_scale": config.rollout.cfg_scale,
+        "negative_prompt": config.data.negative_prompt if config.num_branches == 2 else None,
         "sde_type": config.rollout.sde_type if is_stochastic else None,
         "eta": config.rollout.eta if is_stochastic else 0.0,
         "frames": config.data.sample_n_frames,

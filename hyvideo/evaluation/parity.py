@@ -15,7 +15,14 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGR
 
 
 def sample_diffusers(
-    stock, request: Request, noise: Tensor, size: tuple[int, int], *, num_frames: int, num_steps: int
+    stock,
+    request: Request,
+    noise: Tensor,
+    size: tuple[int, int],
+    *,
+    num_frames: int,
+    num_steps: int,
+    negative_prompt: str = "",
 ) -> Tensor:
     """Latents of a `stock_pipeline`. Shape: that of the noise, (1, channels, frames, height, width)."""
     inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
@@ -26,7 +33,7 @@ def sample_diffusers(
         stock.video_processor.calculate_default_height_width = lambda **_: size
         inputs |= {"image": fit(read_image(request.image), *size)}
     latents = noise.to(stock.transformer.device, stock.transformer.dtype)
-    return stock(prompt=request.prompt, latents=latents, **inputs).frames.float()
+    return stock(prompt=request.prompt, negative_prompt=negative_prompt, latents=latents, **inputs).frames.float()
 
 
 def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v: bool):

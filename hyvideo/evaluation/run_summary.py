@@ -40,10 +40,17 @@ def print_start(
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
     """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
     print()
-    if validation and validation.measures(0) and validation.measures(iteration):
+    after = validation.measures(iteration) if validation else {}
+    if after and validation.measures(0):
         print("\n".join(_validation_lines(validation, iteration)))
     else:
         print(_training_line(output_dir / "metrics.jsonl"))
+    if after and not validation.measures(0):
+        print(
+            f"{len(validation.prompts)} validation videos of iteration {iteration}: reward {after['reward']:.3f} ± "
+            f"{after['reward_std']:.3f}; the base has no such validation (validate_at_step0), so there is no before "
+            "and after"
+        )
     print(f"metrics, videos and checkpoints are in {output_dir}")
 
 

@@ -54,14 +54,14 @@ class Validation:
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage = on_stage
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
-        self.pipeline = pipeline.with_steps(self.settings.validation_steps)
+        self.pipeline = pipeline.with_steps(self.settings.validation_steps, shift=config.validation_shift)
         requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
         self.output = Path(self.settings.output_dir) / FOLDER
         self.size = config.validation_size
-        self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, *self.size)
+        self.latent_shape = self.pipeline.latent_shape(*self.size)
         asked = [[request.prompt, request.image and Path(request.image).name] for request in requests]
         self.made_with = {
             "prompts": hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest(),
@@ -69,6 +69,8 @@ class Validation:
             "seed": self.settings.validation_seed,
             "repeats": self.settings.validation_repeats,
             "size": list(self.size),
+            "shift": config.validation_shift,
+            "guidance": [config.rollout.cfg_scale, config.data.negative_prompt],
         }
         action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
         self.watch = HackingWatch(action, threshold, mesh, self.output, self.made_with)
@@ -125,7 +127,7 @@ class Validation:
         for start in range(0, len(rows), batch_size):
             self.on_stage("validation")
             batch = rows[start : start + batch_size]
-            height, width = self.size
+            _, height, width = self.size
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
             noise = torch.stack([self._noise(row) for row in batch]).to(self.pipeline.device)
             latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise)

@@ -28,7 +28,9 @@ def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """``log_prob_rollout - log_prob_new``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
 
     With one update per round it is 0, with a gradient that is zero on average; the closed form is
-    ``position_kl(mean, rollout_mean, std)``.
+    ``position_kl(mean, rollout_mean, std)``. Under cps, whose log-probability is ``-(x' - mean)^2``, it estimates
+    ``2 std^2`` times the KL: at 20 steps, shift 5 and eta 0.5 that is 0.98 of it at the first and 0.04 at the last
+    stochastic step. The closed form is the KL at every step.
     """
     return old_log_prob - log_prob
 

@@ -53,9 +53,9 @@ class Conditions:
         moved = {id(sample): sample.to(device) for sample in self.samples}  # shared objects stay shared
         return Conditions(tuple(moved[id(sample)] for sample in self.samples))
 
-    def without_prompt(self, empty: Condition) -> "Conditions":
-        """The same images with the text of ``empty``: the other branch of guidance."""
-        return Conditions(tuple(replace(empty, image=sample.image) for sample in self.samples))
+    def with_text_of(self, other: Condition) -> "Conditions":
+        """The same images with the text and the quoted text of ``other``: the negative branch of guidance."""
+        return Conditions(tuple(replace(other, image=sample.image) for sample in self.samples))
 
     def __add__(self, other: "Conditions") -> "Conditions":
         return Conditions(self.samples + other.samples)

@@ -51,7 +51,8 @@ class SamplerSettings:
 class HunyuanVideoGRPOPipeline:
     """The models of a run and the ways to call them; knows no rank and no training.
 
-    ``unconditional`` is the condition of the empty prompt, ``compute_dtype`` the transformer's under autocast.
+    ``negative`` is the condition of the prompt that guidance leads away from, ``compute_dtype`` the transformer's under
+    autocast.
     """
 
     def __init__(
@@ -61,26 +62,27 @@ class HunyuanVideoGRPOPipeline:
         scheduler: FlowMatchDiscreteScheduler,
         *,
         sampling: SamplerSettings,
-        unconditional: Condition | None = None,
+        negative: Condition | None = None,
         compute_dtype: torch.dtype = torch.float32,
     ):
-        if sampling.guidance_scale > 1 and unconditional is None:
-            raise ValueError(f"guidance of {sampling.guidance_scale} needs the condition of the empty prompt")
+        if sampling.guidance_scale > 1 and negative is None:
+            raise ValueError(f"guidance of {sampling.guidance_scale} needs the condition of a negative prompt")
         self.transformer = transformer
         self.vae = vae
         self.scheduler = scheduler
         self.sampling = sampling
-        self.unconditional = unconditional
+        self.negative = negative
         self.compute_dtype = compute_dtype
 
     @property
     def device(self) -> torch.device:
         return self.vae.device
 
-    def with_steps(self, num_steps: int) -> "HunyuanVideoGRPOPipeline":
-        """The same models under a schedule of another number of steps."""
+    def with_steps(self, num_steps: int, *, shift: float | None = None) -> "HunyuanVideoGRPOPipeline":
+        """The same models under a schedule of its own, of another number of steps and perhaps another shift."""
         pipeline = copy.copy(self)
-        pipeline.scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config)
+        changes = {} if shift is None else {"shift": shift}
+        pipeline.scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config, **changes)
         pipeline.scheduler.set_timesteps(num_steps)
         return pipeline
 
@@ -152,7 +154,7 @@ class HunyuanVideoGRPOPipeline:
         )
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """The guided velocity, float32: ``v_uncond + scale (v_cond - v_uncond)``; one branch for a scale up to 1.
+        """The guided velocity, float32: ``v_negative + scale (v - v_negative)``; one branch for a scale up to 1.
 
         Args:
             latents: Shape: (batch, channels, frames, height, width).
@@ -161,14 +163,14 @@ class HunyuanVideoGRPOPipeline:
         scale = self.sampling.guidance_scale
         if scale <= 1:
             return self._branch(latents, timestep, conditions)
-        empty = conditions.without_prompt(self.unconditional)
+        opposite = conditions.with_text_of(self.negative)
         if self.sampling.batch_guidance:
-            doubled = self._branch(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), empty + conditions)
-            unconditional, conditional = doubled.chunk(2)
+            doubled = self._branch(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), opposite + conditions)
+            negative, positive = doubled.chunk(2)
         else:
-            unconditional = self._branch(latents, timestep, empty)
-            conditional = self._branch(latents, timestep, conditions)
-        return unconditional + scale * (conditional - unconditional)
+            negative = self._branch(latents, timestep, opposite)
+            positive = self._branch(latents, timestep, conditions)
+        return negative + scale * (positive - negative)
 
     def _branch(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """The velocity of one forward of the transformer."""

@@ -25,9 +25,10 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
     if folder_problem(root):
         return
     named = [*config.data.prompts_csv, *config.data.valid_video_csv]
-    requests = read_requests(*(path for path in named if os.path.isfile(located(path))))
+    requests = read_requests(*(path for path in named if os.path.isfile(located(path)))) + config.negative_requests
+    sizes = [config.rollout_size, *([config.validation_size] if config.data.valid_video_csv else [])]
     try:
-        check_checkpoint(config, RequiredEncoders.of(requests), [config.rollout_size])
+        check_checkpoint(config, RequiredEncoders.of(requests), sizes)
     except ValueError as error:
         yield from str(error).splitlines()
     if not config.reward.remote_reward_url:

@@ -123,15 +123,16 @@ def load_pipeline(
         weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
         is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
-    unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
+    negative = negative_condition(config.negative_requests, encoder, device)
     transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
-    return make_pipeline(config.rollout, config.model.dtype, transformer, vae, unconditional)
+    return make_pipeline(config.rollout, config.model.dtype, transformer, vae, negative)
 
 
-def empty_condition(encoder: ConditionEncoder, device: torch.device) -> Condition:
-    """Condition of the empty prompt, for guidance."""
-    return encoder([Request("")]).samples[0].to(device)
+def negative_condition(requests: list[Request], encoder: ConditionEncoder, device: torch.device) -> Condition | None:
+    """Condition of `Config.negative_requests`; None without guidance."""
+    samples = encoder(requests).to(device).samples
+    return samples[0] if samples else None
 
 
 def load_transformer(
@@ -189,7 +190,7 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
 
 
 def make_pipeline(
-    rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, unconditional: Condition | None
+    rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> HunyuanVideoGRPOPipeline:
     """The ways to call a transformer, by the settings."""
     use_fastest_kernels()
@@ -200,7 +201,7 @@ def make_pipeline(
         vae,
         scheduler,
         sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
-        unconditional=unconditional,
+        negative=negative,
         compute_dtype=DTYPES[dtype],
     )
 
@@ -211,30 +212,26 @@ def _seed(model: ModelSettings) -> int | None:
 
 def precompute_conditions(
     encoder: ConditionEncoder,
-    requests_of_sizes: Iterable[tuple[list[Request], int, int]],
+    requests_of_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]],
     mesh: Mesh,
-    *,
-    with_empty_prompt: bool,
 ) -> None:
     """Encodes every request of the run into the store, a share on each rank, and lets the encoders go.
 
     Args:
-        requests_of_sizes: Requests with the height and width of their videos.
+        requests_of_sizes: Requests with the frames, height and width of their videos.
     """
-    for requests, height, width in requests_of_sizes:
+    for requests, (_, height, width) in requests_of_sizes:
         for request in requests[mesh.rank :: mesh.world_size]:
             encoder([request], height=height, width=width)
-    if with_empty_prompt and mesh.is_main:
-        encoder([Request("")])
     encoder.release()
     barrier(mesh)
 
 
-def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tuple[int, int]]) -> None:
+def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tuple[int, int, int]]) -> None:
     """Raises ValueError that lists what is wrong with the checkpoint folder for this run; reads headers only.
 
     Args:
-        sizes: Height and width of the videos that the run makes, in pixels.
+        sizes: Frames, height and width of the videos that the run makes.
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
@@ -249,17 +246,35 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
     )
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
-    frames = config.data.sample_n_frames
-    for height, width in dict.fromkeys(sizes):
+    for frames, height, width in dict.fromkeys(sizes):
         problems += fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
     problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
-    if needs.images and loading.read_task(root, version) == "t2v":
-        problems.append(
-            f"transformer_version {version} is for text-to-video and was given reference images; take an i2v version, "
-            "or leave out the images"
-        )
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
+
+
+def check_images(model: ModelSettings, requests: list[Request], source: str) -> None:
+    """Raises ValueError for images that the transformer was not made for, and for none where it was made for them.
+
+    An image-to-video version also knows rows without an image, so some may lack one. Where all do, the images were
+    forgotten or the text-to-video version is meant.
+
+    Args:
+        source: Words for where the requests are from.
+    """
+    task = loading.read_task(model.pretrained_model_root, model.transformer_version)
+    with_image = sum(request.image is not None for request in requests)
+    if task == "t2v" and with_image:
+        raise ValueError(
+            f"transformer_version {model.transformer_version} is for text-to-video and was given reference images, "
+            f"{with_image} in {source}; take an i2v version, or leave out the images"
+        )
+    if task == "i2v" and requests and not with_image:
+        raise ValueError(
+            f"transformer_version {model.transformer_version} is for image-to-video and was given no reference image "
+            f"for the {len(requests)} prompts of {source}; name images, in a column ref_image_path of the CSV or by "
+            "--image_path of generate.py, or take a t2v version by its name"
+        )
 
 
 def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:

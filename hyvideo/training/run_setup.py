@@ -19,9 +19,10 @@ from hyvideo.training.model_setup import (
     RequiredEncoders,
     check_adapter,
     check_checkpoint,
-    empty_condition,
+    check_images,
     load_encoder,
     make_pipeline,
+    negative_condition,
     precompute_conditions,
 )
 from hyvideo.training.policy import Policy
@@ -70,8 +71,11 @@ def build_parts(
     plan = make_plan(config, mesh.world_size)
     requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
     validated = read_requests(*config.data.valid_video_csv)
+    encoded = requests + config.negative_requests
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
-    check_checkpoint(config, RequiredEncoders.of(requests + validated), sizes)
+    check_checkpoint(config, RequiredEncoders.of(encoded + validated), sizes)
+    check_images(config.model, requests, "prompts_csv")
+    check_images(config.model, validated, "valid_video_csv")
     check_adapter(config.model, config.optimizer)
     scorer = make_async_scorer(config, device, scorers)
     scorer.check_prompts([request.prompt for request in requests + validated])
@@ -79,15 +83,10 @@ def build_parts(
         try_scorers(scorer, config.data, requests[0].prompt)
     encoder, vae = load_encoder(config, device)
     if config.model.precompute_conditions:
-        precompute_conditions(
-            encoder,
-            [(requests, *config.rollout_size), (validated, *config.validation_size)],
-            mesh,
-            with_empty_prompt=config.num_branches == 2,
-        )
-    unconditional = empty_condition(encoder, device) if config.num_branches == 2 else None
-    policy = Policy(config, mesh, device, RequiredEncoders.of(requests))
-    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, unconditional)
+        precompute_conditions(encoder, [(encoded, config.rollout_size), (validated, config.validation_size)], mesh)
+    negative = negative_condition(config.negative_requests, encoder, device)
+    policy = Policy(config, mesh, device, RequiredEncoders.of(encoded))
+    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     cost, signals = Cost(), PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
     checkpoints = _checkpoint_writer(config.record, mesh, timeout=config.distributed.collective_timeout)

@@ -5,13 +5,14 @@ as ``save_pretrained`` writes it. Where a run kept a running average, the averag
 """
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hyvideo.distributed.checkpoint import TENSORS, load_tensors
+from hyvideo.distributed.checkpoint import TENSORS, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, merge, read_lora
@@ -43,6 +44,13 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     else:
         transformer = loading.transformer_without_memory(root, version)
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
+
+
+def negative_prompt(folder: Path) -> str:
+    """The negative prompt that a checkpoint's policy was trained with; empty where the folder does not say."""
+    is_of_run = os.path.isfile(folder / "state.json")  # not the method: that raises for a name that is too long
+    settings = read_state(folder, {"settings": dict})["settings"] if is_of_run else {}
+    return str(settings.get("negative_prompt", ""))
 
 
 def is_full_checkpoint(folder: Path) -> bool:

@@ -18,14 +18,15 @@ MACHINE = set(
 RECORDS = set(
     "valid_video_csv output_dir report_to save_interval save_total_limit keep_every save_asynchronously "
     "log_video_interval log_num_videos validation_interval validation_steps validation_seed validation_repeats "
-    "validation_batch_size validation_height validation_width on_reward_hacking hacking_threshold".split()
+    "validation_batch_size validation_num_frames validation_shift validate_at_step0 validation_height validation_width "
+    "on_reward_hacking hacking_threshold".split()
 )
 MEASURED = set(
     "pretrained_lora_path "
     "pretrained_model_root transformer_version dtype encoder_dtype vae_dtype vae_tile_size random_weights "
     "valid_video_csv height width sample_n_frames fps shift cfg_scale reward_model reward_config reward_precision "
     "reward_checkpoint_mode reward_video remote_reward_url validation_steps validation_seed validation_repeats "
-    "validation_height validation_width".split()
+    "validation_height validation_width validation_num_frames validation_shift negative_prompt".split()
 )
 
 

@@ -20,6 +20,17 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"eta": 0.0}, "at least one stochastic step"),
         ({"grpo_sampling_steps": 0}, "grpo_sampling_steps must be at least 1, got 0"),
         ({"sample_n_frames": 6}, "must be 4n \\+ 1, got 6"),
+        ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, got 6"),
+        ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
+        (
+            {"negative_prompt": " "},
+            "a prompt must be text that people can read, got ' ' as negative_prompt: it is empty",
+        ),
+        ({"negative_prompt": "a\0b"}, "as negative_prompt: "),
+        (
+            {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": "assets/prompts/train.csv"},
+            "on_reward_hacking stop needs the base's validation",
+        ),
         ({"batch_size": 6}, "6 is not a multiple of num_generations 4"),
         ({"num_generations": 1}, "num_generations must be at least 2"),
         ({"num_updates_per_rollout": 3}, "must divide the 2 groups"),

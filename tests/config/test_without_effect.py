@@ -40,6 +40,11 @@ def mentions(sentences, words):
         ),
         ({"gate_interval": 0, "gate_tolerance": 1e-3}, {"gate_tolerance": 1e-3}, "gate_tolerance"),
         ({"batch_guidance": False}, {"batch_guidance": False, "cfg_scale": 2.0}, "batch_guidance"),
+        (
+            {"negative_prompt": "blurry"},
+            {"negative_prompt": "blurry", "cfg_scale": 2.0},
+            "negative_prompt: cfg_scale 1",
+        ),
         ({"sde_window": "fixed:1:1"}, {}, "use_grad_balancing"),
         ({"update_ref_model_step": 1}, {"num_updates_per_rollout": 2, "update_ref_model_step": 2}, "the position KL"),
         ({"kl_strategy": "moving", "kl_velocity": "gaussian"}, {"kl_velocity": "gaussian"}, "kl_velocity: "),

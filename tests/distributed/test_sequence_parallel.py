@@ -192,4 +192,4 @@ def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
 
     config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(ValueError, match="at most the 3 attention heads.*got 4; 1, 3 give every rank the same"):
-        check_checkpoint(config, RequiredEncoders(glyphs=False, images=False), [(16, 16)])
+        check_checkpoint(config, RequiredEncoders(glyphs=False, images=False), [(5, 16, 16)])

@@ -56,22 +56,25 @@ def sample_ours(pipeline, encoder, request, noise):
 
 
 @pytest.mark.parametrize(
-    "version, prompt, has_image",
+    "version, prompt, negative_prompt, has_image",
     [
-        ("480p_t2v", "a red circle moves up", False),
-        ("480p_t2v", 'a sign says "OPEN" and “左”', False),
-        ("480p_i2v", 'the sign says "OPEN"', True),
-        ("480p_i2v_step_distilled", "the picture moves", True),
+        ("480p_t2v", "a red circle moves up", "", False),
+        ("480p_t2v", 'a sign says "OPEN" and “左”', "", False),
+        ("480p_i2v", 'the sign says "OPEN"', 'blurry, a sign says "CLOSED"', True),
+        ("480p_i2v_step_distilled", "the picture moves", "", True),
     ],
 )
-def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(root, image, version, prompt, has_image):
-    config = config_for(root, version)
+def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(
+    root, image, version, prompt, negative_prompt, has_image
+):
+    config = config_for(root, version).with_settings(negative_prompt=negative_prompt)
     encoder, pipeline = loaded(config)
     request = Request(prompt, image if has_image else None)
     noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
     ours = sample_ours(pipeline, encoder, request, noise)
     stock = stock_pipeline(config.model, pipeline, is_i2v=has_image)
-    theirs = sample_diffusers(stock, request, noise, SIZE, num_frames=config.data.sample_n_frames, num_steps=STEPS)
+    counts = {"num_frames": config.data.sample_n_frames, "num_steps": STEPS}
+    theirs = sample_diffusers(stock, request, noise, SIZE, **counts, negative_prompt=negative_prompt)
     assert relative_difference(ours, theirs) <= 1e-5
     assert relative_difference(ours, noise) > 0.1
     (video,) = pipeline.decode(ours)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.evaluation.run_summary import print_summary
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 from tests.test_trainer import Redness
@@ -40,9 +42,12 @@ def test_all_videos_that_are_to_be_kept_are_there(tmp_path, sp_size):
     assert all((folder / entry["file"]).is_file() for entry in entries)
 
 
-def test_a_validation_video_has_its_own_size_or_that_of_a_rollout(tiny_config):
-    assert tiny_config.validation_size == (tiny_config.data.height, tiny_config.data.width)
-    assert tiny_config.with_settings(validation_height=32).validation_size == (32, tiny_config.data.width)
+def test_a_validation_video_has_its_own_size_and_shift_or_those_of_a_rollout(tiny_config):
+    assert tiny_config.validation_size == tiny_config.rollout_size == (5, 16, 16)
+    assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
+    assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (9, 48, 16)
+    assert tiny_config.validation_shift == tiny_config.rollout.shift == 3
+    assert tiny_config.with_settings(validation_shift=7.0).validation_shift == 7
 
 
 VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
@@ -81,3 +86,34 @@ def test_validation_noise_follows_its_own_seed_and_not_that_of_the_run(tiny_conf
     assert torch.equal(latents(seed=7), first)
     assert not torch.equal(latents(validation_seed=7), first)
     assert len({row.sum().item() for row in first}) == len(first)  # each video has noise of its own
+
+
+def test_validation_has_frames_and_a_schedule_of_its_own_and_the_rollouts_keep_theirs(tiny_config, mesh, monkeypatch):
+    walked = []
+    sample_ode = HunyuanVideoGRPOPipeline.sample_ode
+
+    def watched(pipeline, conditions, noise):
+        walked.append((noise.shape[2], pipeline.scheduler.config.shift, pipeline.scheduler.sigmas.tolist()))
+        return sample_ode(pipeline, conditions, noise)
+
+    monkeypatch.setattr(HunyuanVideoGRPOPipeline, "sample_ode", watched)
+    own = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
+    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **own), mesh, CPU, scorers={"test": Redness()})
+    videos = trainer.validation.videos(trainer.validation.rows()[:1])
+    assert len(videos[0]) == 9
+    (latent_frames, shift, sigmas), *_ = walked
+    assert (latent_frames, shift, sigmas) == (3, 7.0, [1.0, 0.875, 0.0])  # 7 / 2 over 1 + 6 / 2
+    assert trainer.pipeline.scheduler.config.shift == 3 and len(trainer.pipeline.scheduler.timesteps) == 4
+
+
+def test_without_a_base_validation_there_is_no_before_and_after_and_that_is_said_once(tiny_config, mesh, capsys):
+    own = {"validate_at_step0": False, "validation_interval": 1, "max_steps": 2, "validation_steps": 1}
+    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **own), mesh, CPU, scorers={"test": Redness()})
+    trainer.train()
+    samples = trainer.output_dir / "samples"
+    assert sorted(folder.name for folder in samples.iterdir()) == ["000001", "000002"]
+    assert capsys.readouterr().err.count("no validation of the base policy") == 1
+    print_summary(trainer.output_dir, 2, trainer.validation)
+    said = capsys.readouterr().out
+    assert "validation videos of iteration 2: reward" in said and "there is no before and after" in said
+    assert not (trainer.output_dir / "before_after.png").exists()

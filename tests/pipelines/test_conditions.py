@@ -30,11 +30,11 @@ def test_moving_a_batch_moves_a_shared_condition_once(t2v, i2v):
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
-def test_the_other_branch_of_guidance_keeps_the_image_and_loses_the_words(t2v, i2v):
-    empty = Condition(torch.randn(1, 8), torch.zeros(0, 1472))
-    branch = Conditions((t2v, i2v)).without_prompt(empty)
-    assert [sample.text is empty.text for sample in branch.samples] == [True, True]
-    assert [len(glyph) for glyph in branch.glyphs] == [0, 0]
+def test_the_negative_branch_of_guidance_keeps_the_image_and_has_words_of_its_own(t2v, i2v):
+    negative = Condition(torch.randn(1, 8), torch.zeros(2, 1472))
+    branch = Conditions((t2v, i2v)).with_text_of(negative)
+    assert [sample.text is negative.text for sample in branch.samples] == [True, True]
+    assert [sample.glyph is negative.glyph for sample in branch.samples] == [True, True]
     assert branch.samples[0].image is None and branch.samples[1].image is i2v.image
 
 

@@ -69,6 +69,30 @@ def test_a_text_to_video_version_refuses_images(config, mesh):
         Trainer(config.with_settings(transformer_version="480p_t2v"), mesh, CPU)
 
 
+@pytest.mark.parametrize("without", ["prompts_csv", "valid_video_csv"])
+def test_an_image_to_video_version_without_any_image_is_refused_before_loading(
+    config, mesh, tmp_path, monkeypatch, without
+):
+    monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
+    csv = tmp_path / "no_images.csv"
+    csv.write_text("\n".join(["prompt", *CAPTIONS]) + "\n")
+    said = (
+        f"is for image-to-video and was given no reference image for the 2 prompts of {without}; name images.* or take"
+    )
+    with pytest.raises(ValueError, match=said):
+        Trainer(config.with_settings(**{without: str(csv)}), mesh, CPU)
+
+
+def test_quoted_text_of_the_negative_prompt_is_encoded_and_what_reads_it_is_trained(config, mesh):
+    """Nothing is quoted in the prompts."""
+    config = config.with_settings(negative_prompt='blurry, a sign says "NO"', precompute_conditions=True)
+    trainer = Trainer(config, mesh, CPU)
+    assert len(trainer.pipeline.negative.glyph) > 0 and trainer.pipeline.negative.image is None
+    stored = sorted(path.name.split("-")[0] for path in (trainer.output_dir / "conditions").iterdir())
+    assert stored == ["glyph", "image", "text", "text", "text"]
+    assert any(name.startswith("context_embedder_2.") for name in trainer.policy.trained)
+
+
 def test_a_size_that_the_models_cannot_make_is_refused_before_loading(config, mesh, monkeypatch):
     monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(ValueError, match="multiples of 16, got 40 x 32"):

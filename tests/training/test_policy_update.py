@@ -44,8 +44,7 @@ def log_prob_and_mean(trainer, rollouts, row, step):
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
     timestep = torch.tensor([1000.0 * sigma])
     conditional = pipeline._branch(x, timestep, conditions)
-    empty = conditions.without_prompt(pipeline.unconditional)
-    unconditional = pipeline._branch(x, timestep, empty)
+    unconditional = pipeline._branch(x, timestep, conditions.with_text_of(pipeline.negative))
     v = unconditional + rollout.cfg_scale * (conditional - unconditional)
     d = sigma - sigma_next
     variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)

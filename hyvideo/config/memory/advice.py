@@ -19,6 +19,7 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
         {"reward_offload": True},
         {"batch_guidance": False},
         {"mini_batch_size_per_update": 1},
+        {"validation_batch_size": 1},
         {"enable_fsdp": True},
     ]
     if not 0 < settings["vae_tile_size"] < _SMALL_TILE:

@@ -37,7 +37,7 @@ class PlannedRun:
     @property
     def video_size(self) -> tuple[int, int, int]:
         """Frames, height and width of a rollout."""
-        return self.settings.sample_n_frames, self.settings.height, self.settings.width
+        return self.config.rollout_size
 
     @property
     def image_tokens(self) -> int:
@@ -78,12 +78,12 @@ class PlannedRun:
     @cached_property
     def validation(self) -> "PlannedRun | None":
         """The sampling of a validation as if it were that of rollouts; None where nothing is validated."""
-        record, data = self.config.record, self.config.data
-        if not data.valid_video_csv:
+        record = self.config.record
+        if not self.config.data.valid_video_csv:
             return None
-        *_, height, width = self.config.validation_size
+        frames, height, width = self.config.validation_size
         return self.with_settings(
-            sample_n_frames=record.validation_num_frames or data.sample_n_frames,
+            sample_n_frames=frames,
             height=height,
             width=width,
             grpo_sampling_steps=record.validation_steps,

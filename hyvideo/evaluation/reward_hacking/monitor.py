@@ -44,6 +44,7 @@ class HackingWatch:
         self.marker = samples.parent / MARKER
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
+        self.has_said_no_base = False
 
     def look(self, now: ValidationStats) -> float:
         """1 for a validation that shows reward hacking beside those before it, else 0; NaN without a base."""
@@ -75,8 +76,9 @@ class HackingWatch:
         reason = describe(history, shifts) if shifts else ""
         has_base = base_stats(history) is not None
         no_base = f"{self.samples} has no validation of the base policy made as this one: reward hacking cannot be told"
-        if warning := reason or ("" if has_base else no_base):
+        if warning := reason or ("" if has_base or self.has_said_no_base else no_base):
             _warn(warning)
+        self.has_said_no_base |= not has_base
         return has_base, shifts, reason
 
 

@@ -46,7 +46,7 @@ def plan_run(study: Study, run: TableRun) -> RunPlan:
     plan = make_plan(config, world_size)
     steps = config.optimizer.max_steps
     rollouts = plan.rollouts * steps
-    validations = 1 + -(-steps // config.record.validation_interval)
+    validations = config.record.validate_at_step0 + -(-steps // config.record.validation_interval)
     per_validation = validation_forwards(config.record, config.data.valid_video_csv, config.num_branches)
     forwards = rollouts * plan.forwards_per_rollout + validations * per_validation
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards)

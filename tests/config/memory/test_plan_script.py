@@ -120,6 +120,7 @@ def test_the_times_in_the_documentation_are_the_ones_that_are_predicted(monkeypa
         ((*CONFIG, "--gpu_memory", "much"), "invalid float value: 'much'"),
         ((*CONFIG, "--batch_size", "0"), "batch_size must be at least 1, got 0"),
         ((*CONFIG, "--height", "350"), "height must be a multiple of 16, got 350"),
+        ((*CONFIG, "--validation_height", "490"), "height must be a multiple of 16, got 490"),
         ((*CONFIG, "--transformer_version", "beauty"), "transformer_version must be one of"),
         (("--config", "nowhere.yaml"), "must name a readable YAML file, got 'nowhere.yaml'"),
     ],

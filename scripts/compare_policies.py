@@ -8,7 +8,7 @@
 
 A policy is `base`, the model of the settings, or name=path: the folder of a run, whose newest checkpoint it is, a
 checkpoint, or the file or folder of a LoRA. Takes every flag of post_train.py beside its own: videos are sampled as in
-its validation (validation_steps, validation_seed, ...), the prompts are the first of valid_video_csv or those of
+its validation (validation_steps, validation_seed, ...), the prompts are rows spread over valid_video_csv, or those of
 --prompt. Leaves policies.png, side_by_side/ and a folder for each policy in --out.
 """
 
@@ -45,10 +45,12 @@ def run(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.distributed.collectives import barrier
     from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
     from hyvideo.evaluation.generation import read_or_make_requests
+    from hyvideo.records.run_files import evenly_spaced
     from hyvideo.training.model_setup import choose_device
 
-    csv = None if options.prompt else config.data.valid_video_csv
-    requests = read_or_make_requests(csv, options.prompt, None)[: None if options.prompt else options.num_prompts]
+    requests = read_or_make_requests(None if options.prompt else config.data.valid_video_csv, options.prompt, None)
+    if not options.prompt:
+        requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
     comparison = PolicyComparison(config, read_policies(options.policies), requests, options.out)
     comparison.check()
     device = choose_device(config.model.device, processes.local_rank())

@@ -117,6 +117,8 @@ class Study:
             flags += ["--resume_from_checkpoint", "latest"]
         # The trust region last: an extra kl_weight is of the runs that have one, and gives none to those without.
         flags = flags + self.extra + KL_FLAGS[run.kl]
+        if run.schedule and any(word.partition("=")[0] == "--kl_schedule" for word in self.extra):
+            raise ValueError("--extra cannot set kl_schedule, which differs between the cells")
         if run.schedule == "milder":
             return flags + milder_schedule(parse(flags).config.trust_region)
         return flags + (["--kl_schedule", run.schedule] if run.schedule else [])

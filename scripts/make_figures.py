@@ -31,6 +31,9 @@ def parse() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.window < 1:
+        raise ValueError(f"--window must be at least 1, got {options.window}")
+
     from hyvideo.evaluation.figures.curves import find_runs
     from hyvideo.evaluation.figures.figures import draw
 

@@ -39,6 +39,8 @@ def parse() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.window < 1:
+        raise ValueError(f"--window must be at least 1, got {options.window}")
     study = study_of(options)
     others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
     runs = {number: runs_of(number, options.settings, options.seeds, **others) for number in options.figures}

@@ -168,8 +168,6 @@ FIGURES: dict[int, Callable[..., list[Path]]] = {3: figure_3, 4: figure_4, 7: fi
 
 def draw(number: int, runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> str:
     """Makes a figure in the folder and gives a sentence: its files, or why the runs do not allow it."""
-    if window < 1:
-        raise ValueError(f"--window must be at least 1, got {window}")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         paths = FIGURES[number](runs, folder, window=window, **({"measured": measured} if number == 4 else {}))

@@ -71,7 +71,7 @@ class PolicyComparison:
             sample_n_frames=record.validation_num_frames or data.sample_n_frames,
             shift=record.validation_shift or self.config.rollout.shift,
         )
-        sizes = dict.fromkeys(self.requests, self.config.validation_size)
+        sizes = dict.fromkeys(self.requests, self.config.validation_size[-2:])  # height and width
         for name, source in self.policies.items():
             videos = list_videos(sizes, self.requests, self.out / name)
             generate(config, videos, source=source, seed=record.validation_seed, is_stochastic=False)

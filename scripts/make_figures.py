@@ -35,20 +35,13 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--window must be at least 1, got {options.window}")
 
     from hyvideo.evaluation.figures.curves import find_runs
-    from hyvideo.evaluation.figures.figures import FIGURES, Absent
+    from hyvideo.evaluation.figures.figures import draw
 
     runs = find_runs(options.runs)
     measured = [read_measured(path) for path in options.gradients]
-    options.out.mkdir(parents=True, exist_ok=True)
     for number in options.figures:
-        try:
-            more = {"measured": measured} if number == 4 else {}
-            paths = FIGURES[number](runs, options.out, window=options.window, **more)
-        except Absent as reason:
-            print(f"figure {number}: not made, {reason}")
-            continue
-        hint = "" if number != 4 or measured else f" ({THEORY_ALONE})"
-        print(f"figure {number}: {', '.join(map(str, paths))}{hint}")
+        hint = f" ({THEORY_ALONE})" if number == 4 and not measured else ""
+        print(draw(number, runs, options.out, window=options.window, measured=measured) + hint)
 
 
 def read_measured(path: Path) -> dict:

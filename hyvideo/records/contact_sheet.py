@@ -1,9 +1,10 @@
-"""A contact sheet of what training changed: the same prompts and seeds before and after, as one PNG."""
+"""A contact sheet of the same prompts and seeds before and after training, or by several policies, as one PNG."""
 
+import itertools
 import os
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from PIL import Image
@@ -16,7 +17,7 @@ DPI = 72  # a point is a pixel, and all lengths here are in pixels
 NUM_FRAMES, FRAME_HEIGHT = 5, 96
 MARGIN, HEADER_HEIGHT = 24, 54
 CAPTION_WIDTH = 256  # from the prompts to the first frame
-FRAME_GAP, GUTTER, ROW_GAP = 5, 44, 26  # between frames, between before and after, between rows
+FRAME_GAP, GUTTER, ROW_GAP = 5, 44, 26  # between frames, between columns, between rows
 TEXT_SIZE, LINE_HEIGHT = 14, 20
 MAX_PROMPT_LINES, LINE_LENGTH = 7, 28  # lines, characters
 WIDE = "\u1100"  # from here on, letters are about twice as wide
@@ -36,11 +37,24 @@ def before_after(
         before, after: A clip for each prompt, from the same seed; uint8 (frames, 3, height, width), any size.
         captions: A short line under each prompt, such as its scores: "0.81 -> 1.42".
     """
-    halves = [[[fit_frame(frame) for frame in even_frames(clip)] for clip in half] for half in (before, after)]
+    contact_sheet(path, prompts, {"before": before, "after": after}, captions)
+
+
+def contact_sheet(
+    path: str | os.PathLike, prompts: Sequence[str], clips: Mapping[str, Sequence[Tensor]], captions: Sequence[str]
+) -> None:
+    """Writes a PNG, a row for each prompt: its text and caption, then frames of each policy, time to the right.
+
+    Args:
+        clips: By the title of a column, a clip for each prompt; uint8 (frames, 3, height, width), any size.
+    """
+    columns = {
+        title: [[fit_frame(frame) for frame in even_frames(clip)] for clip in column] for title, column in clips.items()
+    }
     texts = [(wrap(prompt), caption) for prompt, caption in zip(prompts, captions, strict=True)]
     with replacing(path) as aside, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # once a letter; the picture shows a box
-        _draw(texts, halves).savefig(aside, format="png", dpi=DPI)
+        _draw(texts, columns).savefig(aside, format="png", dpi=DPI)
 
 
 def even_frames(video: Tensor) -> Tensor:
@@ -67,17 +81,17 @@ def wrap(text: str) -> list[str]:
     return textwrap.wrap(text, length, max_lines=MAX_PROMPT_LINES, placeholder="...")
 
 
-def _draw(texts: list[tuple[list[str], str]], halves: list[list[list[Image.Image]]]):
-    """The figure: prompts and captions by row, and frames by half, row and time."""
+def _draw(texts: list[tuple[list[str], str]], columns: dict[str, list[list[Image.Image]]]):
+    """The figure: prompts and captions by row, and frames by column, row and time."""
     from matplotlib.figure import Figure  # here, as it is slow to import
     from matplotlib.font_manager import fontManager
 
-    cell_width = FRAME_GAP + max(image.width for half in halves for row in half for image in row)
-    num_before, num_after = (max(map(len, half)) for half in halves)
+    cell_width = FRAME_GAP + max(image.width for column in columns.values() for row in column for image in row)
+    widths = [max(map(len, column)) * cell_width + GUTTER for column in columns.values()]
     first = MARGIN + CAPTION_WIDTH
-    lefts = (first, first + num_before * cell_width + GUTTER)
+    lefts = list(itertools.accumulate(widths, initial=first))  # of each column, and the end of the last
     row_height = max(FRAME_HEIGHT, *((len(lines) + 1) * LINE_HEIGHT for lines, _ in texts)) + ROW_GAP
-    width, height = lefts[1] + num_after * cell_width + MARGIN, HEADER_HEIGHT + len(texts) * row_height
+    width, height = lefts[-1] - GUTTER + MARGIN, HEADER_HEIGHT + len(texts) * row_height
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     fonts = ["DejaVu Sans", *(name for name in WIDE_FONTS if name in fontManager.get_font_names())]
 
@@ -85,14 +99,14 @@ def _draw(texts: list[tuple[list[str], str]], halves: list[list[list[Image.Image
         options |= {"size": TEXT_SIZE, "family": fonts, "va": "top", "transform": None, "parse_math": False}
         figure.text(x, height - y, text, color=color, **options)
 
-    for left, title in zip((MARGIN, *lefts), ("prompt", "before", "after")):
+    for left, title in zip((MARGIN, *lefts), ("prompt", *columns)):
         write(left, MARGIN, title, weight="bold")
     for row, (lines, caption) in enumerate(texts):
         top = HEADER_HEIGHT + row * row_height
         for number, line in enumerate(lines):
             write(MARGIN, top + number * LINE_HEIGHT, line)
         write(MARGIN, top + len(lines) * LINE_HEIGHT, caption, ACCENT)
-        for half, left in zip(halves, lefts):
-            for column, image in enumerate(half[row]):
-                figure.figimage(image, left + column * cell_width, height - top - image.height, origin="upper")
+        for column, left in zip(columns.values(), lefts):
+            for place, image in enumerate(column[row]):
+                figure.figimage(image, left + place * cell_width, height - top - image.height, origin="upper")
     return figure

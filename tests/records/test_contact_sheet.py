@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hyvideo.data.videos import enlarge
-from hyvideo.records.contact_sheet import before_after, even_frames, fit_frame, wrap
+from hyvideo.records.contact_sheet import before_after, contact_sheet, even_frames, fit_frame, wrap
 
 
 def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -45,6 +45,17 @@ def test_before_is_left_after_is_right_and_rows_follow_the_prompts(tmp_path):
     assert set(spots[RED][0]) == set(spots[BLUE][0])
     assert set(spots[RED][1]) == set(spots[GREEN][1])
     assert [file.name for file in tmp_path.iterdir()] == ["sheet.png"]
+
+
+def test_every_policy_has_a_column_in_their_order(tmp_path):
+    clips = {"base": [plain_clip(RED)], "tuned": [plain_clip(GREEN)], "lora": [plain_clip(BLUE, 2)]}
+    contact_sheet(tmp_path / "sheet.png", ["p"], clips, ["seed 0"])
+    picture = pixels(tmp_path / "sheet.png")
+    columns = [where(picture, color)[1] for color in (RED, GREEN, BLUE)]
+    assert [len(column) for column in columns] == [5 * 96 * 96, 5 * 96 * 96, 2 * 96 * 96]
+    assert columns[0].max() + 20 < columns[1].min() and columns[1].max() + 20 < columns[2].min()
+    # The last column has its own width, and the margin of the first to its right.
+    assert picture.shape[1] == columns[2].max() + 1 + 24 + 5
 
 
 def test_the_background_is_white_and_the_captions_are_in_the_left_column(tmp_path):

@@ -6,7 +6,7 @@ runs -> comparisons (all settings equal but the compared one) -> variants (all e
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,17 @@ def _read_run(folder: Path) -> Run:
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in experiment_settings(config).items()}
     del settings["seed"]
     return Run(folder, config, settings, [json.loads(line) for _, line in whole_lines(folder / "metrics.jsonl")])
+
+
+def by_schedule(run: Run) -> Run:
+    """A run whose schedule of the KL coefficient, warm-up and gain are one setting, ``kl_schedule``, in words."""
+    if "kl_schedule" not in run.settings:
+        return run
+    rest = dict(run.settings)
+    warmup, gain = rest.pop("kl_warmup_updates"), rest.pop("kl_gain")
+    rising = "" if rest["kl_schedule"] == "constant" else f", rises over {warmup} updates"
+    words = rest["kl_schedule"] + rising + (f", gain {gain:g}" if rest["kl_schedule"] == "adaptive" else "")
+    return replace(run, settings=rest | {"kl_schedule": words})
 
 
 def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list[Comparison]:

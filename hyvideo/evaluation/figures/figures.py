@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, compare, curve
+from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
 from hyvideo.evaluation.table2.runs import METHODS
 from hyvideo.schedulers.transitions import (
     SAGE_SIGMA_MAX,
@@ -127,7 +127,7 @@ def _draw_measured(axes: Axes, steps: list[dict]) -> None:
 def figure_7(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """VQ, MQ and TA under the schedules of the KL coefficient, and the coefficient itself."""
     names = {"reward/VQ": "VQ", "reward/MQ": "MQ", "reward/TA": "TA", "kl/coef": "KL coefficient"}
-    comparisons = _compare(runs, "kl_schedule", whose="runs with a trust region")
+    comparisons = _compare([*map(by_schedule, runs)], "kl_schedule", whose="runs with a trust region")
     return [_by_variant(c, names, folder, "figure7", n, window) for n, c in enumerate(comparisons)]
 
 
@@ -164,6 +164,16 @@ def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: st
 
 
 FIGURES: dict[int, Callable[..., list[Path]]] = {3: figure_3, 4: figure_4, 7: figure_7, 8: figure_8, 9: figure_9}
+
+
+def draw(number: int, runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> str:
+    """Makes a figure in the folder and gives a sentence: its files, or why the runs do not allow it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        paths = FIGURES[number](runs, folder, window=window, **({"measured": measured} if number == 4 else {}))
+    except Absent as reason:
+        return f"figure {number}: not made, {reason}"
+    return f"figure {number}: {', '.join(map(str, paths))}"
 
 
 def _compare(runs: list[Run], name: str, *, whose: str = "runs", may_lack: Iterable[str] = ()) -> list[Comparison]:

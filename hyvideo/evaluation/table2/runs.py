@@ -1,4 +1,4 @@
-"""Runs of Table 2: one of each reward setting, sampler, trust region, with the equalizer or not, and seed.
+"""Runs of Table 2 and the figures: reward setting, sampler, trust region, with the equalizer or not, schedule, seed.
 
     TableRun -> flags of post_train.py -> <out>/cells/A-sage_grpo-none-eq-seed0/
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.identity import experiment_settings
+from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.records.metrics_file import whole_lines
@@ -25,6 +26,7 @@ KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
+SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; the last is `milder_schedule`
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = (
     "config output_dir seed reward_weights sde_type use_grad_balancing kl_strategy match_noise resume_from_checkpoint"
@@ -33,30 +35,47 @@ RUN_FLAGS = (
 
 @dataclass(frozen=True)
 class TableRun:
-    """One training run of the table."""
+    """One training run of the table, or of a figure."""
 
     setting: str
     method: str
     kl: str
     has_equalizer: bool
     seed: int
+    schedule: str = ""  # one of SCHEDULES; that of the config by default
 
     @property
     def name(self) -> str:
-        equalizer = "eq" if self.has_equalizer else "noeq"
-        return f"{self.setting}-{self.method}-{self.kl}-{equalizer}-seed{self.seed}"
+        parts = [self.setting, self.method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
+        return "-".join([*filter(None, parts), f"seed{self.seed}"])
 
 
 def grid(
-    settings: Iterable[str], methods: Iterable[str], kls: Iterable[str], seeds: Iterable[int], *, no_equalizer: bool
+    settings: Iterable[str],
+    methods: Iterable[str],
+    kls: Iterable[str],
+    seeds: Iterable[int],
+    *,
+    no_equalizer: bool,
+    schedules: Iterable[str] = ("",),
 ) -> list[TableRun]:
     """All runs, seed by seed, so that a study that is stopped has whole tables of fewer seeds."""
     equalizer = (True, False) if no_equalizer else (True,)
+    combinations = itertools.product(seeds, settings, methods, kls, equalizer, schedules)
     runs = [
-        TableRun(setting, method, kl, has_equalizer, seed)
-        for seed, setting, method, kl, has_equalizer in itertools.product(seeds, settings, methods, kls, equalizer)
+        TableRun(setting, method, kl, has_equalizer, seed, schedule)
+        for seed, setting, method, kl, has_equalizer, schedule in combinations
     ]
     return list(dict.fromkeys(runs))
+
+
+def milder_schedule(trust: TrustRegionSettings) -> list[str]:
+    """Flags of the adaptive rule with twice the warm-up and half the gain of the settings.
+
+    Its coefficient is at no update above that of ``two_stage``, which is at none above ``constant``.
+    """
+    warmup, gain = 2 * trust.kl_warmup_updates, trust.kl_gain / 2
+    return ["--kl_schedule", "adaptive", "--kl_warmup_updates", str(warmup), "--kl_gain", f"{gain:g}"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,12 @@ class Study:
         if (self.folder(run) / "metrics.jsonl").is_file():
             flags += ["--resume_from_checkpoint", "latest"]
         # The trust region last: an extra kl_weight is of the runs that have one, and gives none to those without.
-        return flags + self.extra + KL_FLAGS[run.kl]
+        flags = flags + self.extra + KL_FLAGS[run.kl]
+        if run.schedule and any(word.partition("=")[0] == "--kl_schedule" for word in self.extra):
+            raise ValueError("--extra cannot set kl_schedule, which differs between the cells")
+        if run.schedule == "milder":
+            return flags + milder_schedule(parse(flags).config.trust_region)
+        return flags + (["--kl_schedule", run.schedule] if run.schedule else [])
 
     def config(self, run: TableRun) -> Config:
         """Settings of a run. Ends the program with one message for a flag that does not exist."""

@@ -64,24 +64,29 @@ def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], nu
     return videos * settings.validation_steps * num_branches
 
 
-def describe(study: Study, plans: list[RunPlan]) -> str:
-    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
+def describe(study: Study, plans: list[RunPlan], *, evaluates: bool = True) -> str:
+    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained.
+
+    Args:
+        evaluates: The runs are evaluated in the end, which is counted too.
+    """
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
         done = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.run.name:<44} {done:>12} {left}")
     to_run = [plan for plan in plans if not plan.progress.is_finished]
-    measured = study.evaluation_config()
-    per_policy = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
-    evaluation = (1 + len(plans)) * per_policy
     rollouts = sum(plan.left * plan.rollouts for plan in to_run)
     forwards = sum(plan.left * plan.forwards for plan in to_run)
     lines += [
         f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, {forwards:,.0f} transformer forwards at "
         "most (a forward and backward pass counts as 3, or 4 if recomputed)",
-        f"evaluation of {len(plans)} cells and the base: {evaluation:,} transformer forwards",
     ]
+    if evaluates:
+        measured = study.evaluation_config()
+        per_policy = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
+        evaluation = (1 + len(plans)) * per_policy
+        lines.append(f"evaluation of {len(plans)} cells and the base: {evaluation:,} transformer forwards")
     if to_run:
         lines.append("for instance: " + " ".join(command(study, to_run[0].run)))
     return "\n".join(lines)

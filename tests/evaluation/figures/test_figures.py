@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, compare, curve, find_runs
+from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, by_schedule, compare, curve, find_runs
 from hyvideo.evaluation.figures.figures import Sampler, gradient_scale
 from scripts import make_figures
 
@@ -80,6 +80,22 @@ def test_comparisons_are_told_apart_by_what_differs(make_run, tmp_path):
             make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
     found = compare(find_runs([tmp_path / "runs"]), "kl_schedule")
     assert {comparison.label() for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
+
+
+def test_a_schedule_is_its_rule_with_its_warm_up_and_gain(make_run, tmp_path):
+    make_run("constant", kl_schedule="constant")
+    make_run("two_stage", kl_schedule="two_stage")
+    make_run("milder", kl_schedule="adaptive", kl_warmup_updates=4, kl_gain=0.05)
+    runs = find_runs([tmp_path / "runs"])
+    assert not compare(runs[1:], "kl_schedule"), "their warm-up differs"
+    (comparison,) = compare([by_schedule(run) for run in runs], "kl_schedule")
+    assert list(comparison.variants) == [
+        "adaptive, rises over 4 updates, gain 0.05",
+        "constant",
+        "two_stage, rises over 2 updates",
+    ]
+    without = find_runs([make_run("none", kl_weight=0.0)])[0]
+    assert by_schedule(without) is without
 
 
 def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, tmp_path):

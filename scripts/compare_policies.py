@@ -1,0 +1,73 @@
+"""The same prompts and seeds under several policies, as a picture and as mp4 side by side: figures 6 and 10 to 12.
+
+    python -m scripts.compare_policies --config configs/miniature.yaml --out outputs/policies \\
+        --policies base sage=outputs/miniature --prompt "a green triangle moves left" "a red circle moves up"
+    python -m scripts.compare_policies --config configs/hunyuanvideo15_480p_8gpu.yaml --valid_video_csv prompts.csv \\
+        --out outputs/policies --policies base sage=outputs/table2/cells/B-sage_grpo-dual_moving-eq-seed0 lora=my_lora
+    torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         shares the videos
+
+A policy is `base`, the model of the settings, or name=path: the folder of a run, whose newest checkpoint it is, a
+checkpoint, or the file or folder of a LoRA. Takes every flag of post_train.py beside its own: videos are sampled as in
+its validation (validation_steps, validation_seed, ...), the prompts are rows spread over valid_video_csv, or those of
+--prompt. Leaves policies.png, side_by_side/ and a folder for each policy in --out.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hyvideo.config import processes
+from hyvideo.config.command_line import parse
+from hyvideo.config.rules import check_sampling
+from hyvideo.data.outside import refusals
+
+
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base or name=path, several")
+    parser.add_argument("--prompt", nargs="+", help="prompts in place of those of valid_video_csv")
+    parser.add_argument("--num_prompts", type=int, default=8, help="rows of valid_video_csv to take; 8")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures and videos")
+    return parser.parse_known_args()
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> None:
+    config = parse(flags).config
+    if options.num_prompts < 1:
+        raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
+    if not (options.prompt or config.data.valid_video_csv):
+        raise ValueError("give the prompts by --prompt or --valid_video_csv, got neither")
+    check_sampling(config, output=options.out)
+
+    from hyvideo.distributed import mesh as ranks  # what is heavy, only now
+    from hyvideo.distributed.collectives import barrier
+    from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
+    from hyvideo.evaluation.generation import read_or_make_requests
+    from hyvideo.records.run_files import evenly_spaced
+    from hyvideo.training.model_setup import choose_device
+
+    requests = read_or_make_requests(None if options.prompt else config.data.valid_video_csv, options.prompt, None)
+    if not options.prompt:
+        requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
+    comparison = PolicyComparison(config, read_policies(options.policies), requests, options.out)
+    comparison.check()
+    device = choose_device(config.model.device, processes.local_rank())
+    mesh = ranks.start(1, device, timeout=config.distributed.collective_timeout)
+    comparison.make()
+    barrier(mesh)
+    if mesh.is_main:
+        print(f"written: {', '.join(map(str, comparison.draw()))}")
+    ranks.stop()
+
+
+def main() -> int:
+    options, flags = arguments()
+    with refusals("compare_policies.py"):
+        run(options, flags)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

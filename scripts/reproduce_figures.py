@@ -1,0 +1,69 @@
+"""Figures 3, 7 and 8 of the paper from nothing: trains the runs that each needs, and draws it.
+
+    python -m scripts.reproduce_figures --figures 7 --world miniature --jobs 2            its runs, then the figure
+    python -m scripts.reproduce_figures --figures 3 7 8 --world miniature --dry_run       what they would cost
+    python -m scripts.reproduce_figures --figures 8 --config configs/hunyuanvideo15_480p_8gpu.yaml --num_gpus 8 \\
+        --only_cell B-sage_grpo-moving-eq-seed0                                           one job of a cluster
+    python -m scripts.reproduce_figures ... --only_figure                                 of what is finished by now
+
+    3  every sampler without a KL term, with the equalizer and without
+    7  SAGE-GRPO dual moving under three schedules of the KL coefficient: constant, two-stage, milder
+    8  SAGE-GRPO under five trust regions: none, fixed, stepwise, moving, dual moving
+
+--methods, --kl and --schedules take others. The runs are cells of Table 2, or more of their kind: in the same --out
+none is trained twice. Leaves cells/, logs/ and figures/ there. Ends with 1 when a cell failed.
+"""
+
+import argparse
+import itertools
+import sys
+
+from hyvideo.data.outside import refusals
+from hyvideo.evaluation.figures.trained_figures import TRAINED_FIGURES, runs_of
+from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, SCHEDULES
+from hyvideo.evaluation.table2.study_command import exit_code, finished, named, plan_and_train, study_of, study_parser
+
+
+def parse() -> argparse.Namespace:
+    parser = study_parser(__doc__)
+    parser.set_defaults(settings=["B"])
+    numbers = list(TRAINED_FIGURES)
+    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="samplers in place of the figure's")
+    parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions in place of the figure's")
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 in place of its three")
+    parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
+    parser.add_argument("--only_cell", metavar="NAME", help="train this cell, draw nothing")
+    parser.add_argument("--only_figure", action="store_true", help="train nothing, draw what is finished")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.window < 1:
+        raise ValueError(f"--window must be at least 1, got {options.window}")
+    study = study_of(options)
+    others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
+    runs = {number: runs_of(number, options.settings, options.seeds, **others) for number in options.figures}
+    cells = named(list(dict.fromkeys(itertools.chain(*runs.values()))), options.only_cell)
+    trains = not (options.dry_run or options.only_figure)
+    failed = plan_and_train(study, cells, jobs=options.jobs, trains=trains, evaluates=False)
+    if options.dry_run or options.only_cell:
+        return exit_code(failed)
+
+    from hyvideo.evaluation.figures.curves import find_runs  # what is heavy, only now
+    from hyvideo.evaluation.figures.figures import draw
+
+    for number, of_figure in runs.items():
+        trained = find_runs(finished(study, of_figure))
+        print(draw(number, trained, study.out / "figures", window=options.window))
+    return exit_code(failed)
+
+
+def main() -> int:
+    options = parse()
+    with refusals("reproduce_figures.py"):
+        return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Several policies on the same prompts and seeds: who they are, and that noise and prompts are the same for all."""
+
+import pytest
+import torch
+from PIL import Image
+
+from hyvideo.data.videos import read_video
+from hyvideo.evaluation.figures.policies import read_policies
+from hyvideo.evaluation.generation import Source
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.lora import Pair, save_lora
+from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
+from scripts import compare_policies
+from tests.distributed.launch import start
+
+COMMON = ["--config", "configs/smoke.yaml", "--validation_steps", "1", "--cfg_scale", "1"]
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    for iteration in ("000010", "000020"):
+        folder = tmp_path / "run/checkpoints" / iteration
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    return tmp_path / "run"
+
+
+def test_a_policy_is_the_base_a_checkpoint_the_newest_of_a_run_or_a_lora(tmp_path, run_folder):
+    save_lora({"module": Pair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
+    (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
+    first = run_folder / "checkpoints/000010"
+    words = ["base", f"run={run_folder}", f"first={first}", f"lora={tmp_path / 'lora'}", f"file={lora_file}"]
+    assert read_policies(words) == {
+        "base": Source(),
+        "run": Source(run_folder / "checkpoints/000020"),
+        "first": Source(first),
+        "lora": Source(lora=tmp_path / "lora"),
+        "file": Source(lora=lora_file),
+    }
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
+        (["base", "base"], "names of their own"),
+        (["side_by_side=."], "names of their own"),
+        (["../x=."], "names of their own"),
+        (["x=nowhere"], "got 'nowhere'"),
+    ],
+)
+def test_a_word_that_is_no_policy_is_refused(words, said):
+    with pytest.raises(ValueError, match=said):
+        read_policies(words)
+
+
+def test_two_processes_make_the_videos_of_all_policies_from_the_same_noise(tmp_path, tiny_config):
+    transformer = load_transformer("assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED)
+    transformer.save_pretrained(tmp_path / "copy")
+    with torch.no_grad():
+        transformer.proj_out.weight.mul_(0.5)
+    transformer.save_pretrained(tmp_path / "other")
+    policies = [f"copy={tmp_path / 'copy'}", f"other={tmp_path / 'other'}", "base"]
+    out = tmp_path / "out"
+    ends = start(
+        2, "-m", "scripts.compare_policies", *COMMON, "--out", out, "--num_prompts", 3, "--policies", *policies
+    )
+    assert [end.exception() for end in ends] == [None, None]
+    for number in range(3):
+        copy, other, base = (read_video(out / name / f"{number:04d}.mp4")[0] for name in ("copy", "other", "base"))
+        assert torch.equal(copy, base) and not torch.equal(other, base)
+        together, fps = read_video(out / "side_by_side" / f"{number:04d}.mp4")
+        assert fps == 8 and len(together) == len(base) and together.shape[-1] == 3 * base.shape[-1] + 8
+        assert together.shape[-2] > base.shape[-2]
+    assert Image.open(out / "policies.png").width > 3 * 5 * 96
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--num_prompts", "0"], "--num_prompts must be at least 1, got 0"),
+        (["--valid_video_csv="], "give the prompts by --prompt or --valid_video_csv"),
+        (["--policies", "x=configs"], "a policy is a checkpoint of a run, or a transformer's own folder"),
+        (["--prompt", ""], "as number 1 of --prompt"),
+    ],
+)
+def test_bad_input_ends_with_one_message_before_anything_is_written(
+    tmp_path, tiny_config, monkeypatch, capsys, flags, said
+):
+    out = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["x", *COMMON, "--out", str(out), "--policies", "base", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        compare_policies.main()
+    assert said in capsys.readouterr().err and not out.exists()

@@ -1,0 +1,59 @@
+"""docs/reproduce.md: its commands can be called as they stand, and its hours are the planner's."""
+
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from scripts import plan
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"`(?:python|torchrun --nproc_per_node=8) -m (scripts\.\w+) ([^`]*--[^`]*)`", TEXT)
+# What ends a command right after its flags have been read, and what it says then.
+ENDS = {
+    "scripts.reproduce_table2": (["--dry_run"], 0, "to run: "),
+    "scripts.reproduce_figures": (["--dry_run"], 0, "to run: "),
+    "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
+    "scripts.measure_gradient_norms": (["--rounds", "0"], 2, "--rounds must be at least 1"),
+    "scripts.make_figures": (["--window", "0"], 2, "--window must be at least 1"),
+    "scripts.plan": ([], 0, "legal near it"),
+}
+
+
+@pytest.mark.parametrize("module, flags", [c for c in COMMANDS if "RUN..." not in c[1]])
+def test_a_command_of_the_document_can_be_called(module, flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    more, expected, said = ENDS[module]
+    words = shlex.split(flags) + more
+    if "reproduce" in module:  # what is there of a run would be left out of the plan
+        words += ["--out", str(tmp_path), "--extra", f"pretrained_model_root {tmp_path}"]
+    monkeypatch.setattr("sys.argv", [module, *words])
+    try:
+        code = import_module(module).main()
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr()
+    assert code == expected and said in printed.out + printed.err
+
+
+def test_every_table_and_figure_that_measures_something_has_a_row():
+    rows = {row.split("|")[1].strip() for row in TEXT.splitlines() if row.startswith("| ")}
+    wanted = {"Table 2", "Table 3", *(f"Figure {n}" for n in (3, 4, 6, 7, 8, 9)), "Figures 10 to 12"}
+    assert wanted <= rows and len(COMMANDS) > 12
+
+
+@pytest.mark.parametrize("sampler, anchor, none", [("sage_grpo", 191, 169), ("cps", 185, 164)])
+def test_the_hours_of_a_run_are_the_planners(sampler, anchor, none, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    column = 2 if sampler == "sage_grpo" else 3
+    rows = {row.split("|")[1].split(":")[0].strip(): row.split("|") for row in TEXT.splitlines() if row[:3] == "| w"}
+    for kind, hours, flags in (
+        ("with an anchor", anchor, []),
+        ("without", none, ["--kl_strategy", "none", "--kl_weight", "0"]),
+    ):
+        assert plan.main(["--config", "configs/paper/table2_b_8gpu.yaml", "--sde_type", sampler, *flags]) == 0
+        assert f" {hours} GPU-hours" in capsys.readouterr().out
+        assert rows[kind][column].strip() == str(hours)

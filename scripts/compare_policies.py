@@ -44,11 +44,12 @@ def run(options: argparse.Namespace, flags: list[str]) -> None:
     from hyvideo.distributed import mesh as ranks  # what is heavy, only now
     from hyvideo.distributed.collectives import barrier
     from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
-    from hyvideo.evaluation.generation import read_or_make_requests
+    from hyvideo.evaluation.generation import make_and_read_requests
     from hyvideo.records.run_files import evenly_spaced
     from hyvideo.training.model_setup import choose_device
 
-    requests = read_or_make_requests(None if options.prompt else config.data.valid_video_csv, options.prompt, None)
+    csvs = [] if options.prompt else config.data.valid_video_csv
+    requests = make_and_read_requests(options.prompt or [], None, csvs)
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
     comparison = PolicyComparison(config, read_policies(options.policies), requests, options.out)

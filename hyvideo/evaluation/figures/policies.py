@@ -66,15 +66,12 @@ class PolicyComparison:
 
     def make(self) -> None:
         """Makes the videos of one policy after the other; several processes of torchrun share them."""
-        record, data = self.config.record, self.config.data
-        config = self.config.with_settings(
-            sample_n_frames=record.validation_num_frames or data.sample_n_frames,
-            shift=record.validation_shift or self.config.rollout.shift,
-        )
-        sizes = dict.fromkeys(self.requests, self.config.validation_size[-2:])  # height and width
+        frames, height, width = self.config.validation_size
+        config = self.config.with_settings(sample_n_frames=frames, shift=self.config.validation_shift)
+        sizes = dict.fromkeys(self.requests, (height, width))
         for name, source in self.policies.items():
             videos = list_videos(sizes, self.requests, self.out / name)
-            generate(config, videos, source=source, seed=record.validation_seed, is_stochastic=False)
+            generate(config, videos, source=source, seed=config.record.validation_seed, is_stochastic=False)
 
     def draw(self) -> list[Path]:
         """Writes the sheet and the mp4 files of all policies beside each other; gives their paths."""

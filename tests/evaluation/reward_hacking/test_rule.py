@@ -119,11 +119,12 @@ def test_few_videos_end_no_run():
 
 @pytest.mark.parametrize("freedom", [3, 7, 30, 190])
 def test_the_quantile_is_students(freedom):
-    """As much of its density lies above as of a normal variable lies above 4; by quadrature."""
+    """As much of its density lies above as of a normal variable above 4, by quadrature; less of few degrees."""
     x = np.linspace(math.atan(student_quantile(4.0, freedom)), math.pi / 2, 20001)[:-1]
     log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
     density = np.exp(log_norm - (freedom + 1) / 2 * np.log1p(np.tan(x) ** 2 / freedom)) / np.cos(x) ** 2
-    assert np.trapezoid(density, x) == pytest.approx(1 - statistics.NormalDist().cdf(4.0), rel=0.2)
+    share = np.trapezoid(density, x) / (1 - statistics.NormalDist().cdf(4.0))
+    assert (0.9 if freedom > 3 else 0.5) < share <= 1
 
 
 # --- false alarms -----------------------------------------------------------------------------------------------------
@@ -143,10 +144,8 @@ def rates(kind, count, shift=0.0, num_runs=400):
 
     Each validation draws other videos. Of the measures, all of which stay, ``shift`` spreads move the first.
     """
-    rng, names = (
-        np.random.default_rng(count),
-        SMOOTH + MARKS if kind != "marks" else [f"{k}_correct" for k in range(14)],
-    )
+    names = [f"{number}_correct" for number in range(14)] if kind == "marks" else SMOOTH + MARKS
+    rng = np.random.default_rng(count)
     values = KINDS[kind](rng, (num_runs, 1 + VALIDATIONS, len(names), count))
     means, stds = values.mean(-1), values.std(-1)
     means[:, 1:, 0] += shift * stds[:, :1, 0]

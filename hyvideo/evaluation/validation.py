@@ -4,7 +4,6 @@ A validation in a run and an evaluation after it (`policy_scores`) sample and de
 of the same shapes: on one machine the same policy makes the same videos, byte for byte.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import contents_of, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import all_objects
@@ -60,9 +59,8 @@ class Validation:
         self.output = Path(self.settings.output_dir) / FOLDER
         self.size = config.validation_size
         self.latent_shape = self.pipeline.latent_shape(config.data.sample_n_frames, *self.size)
-        asked = [[request.prompt, request.image and Path(request.image).name] for request in requests]
         self.made_with = {
-            "prompts": hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest(),
+            "prompts": contents_of(requests),
             "steps": self.settings.validation_steps,
             "seed": self.settings.validation_seed,
             "repeats": self.settings.validation_repeats,

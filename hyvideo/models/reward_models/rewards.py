@@ -29,11 +29,13 @@ class Entry(NamedTuple):
 
     class_path: str  # module:class; imported when asked for, so that a run loads the packages of its scorers only
     folder: str  # of its files, below the checkpoint folder
+    files: tuple[str, ...] = (".",)  # of that folder: where they change, a stored evaluation is made again
 
 
+_MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
-    "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", "."),
-    "videoalign_local": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", "."),
+    "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),
+    "videoalign_local": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", ".", (*_MINIATURE, "VideoReward")),
     "videoalign": Entry("hyvideo.models.reward_models.videoalign:VideoAlignScorer", "VideoReward"),
     "clip": Entry("hyvideo.models.reward_models.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),

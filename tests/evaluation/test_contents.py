@@ -1,4 +1,4 @@
-"""The identity of an evaluation: what changes it, byte by byte, and that a stored one is made again where it changed."""
+"""The identity of an evaluation: what changes it, byte by byte; a stored one is made again where something changed."""
 
 import json
 import os

@@ -192,12 +192,16 @@ def watched_run(folder, settings):
     return [numbers, ""]
 
 
-def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
-    """With other steps or prompts the base's videos differ, and not by training."""
-    config = tiny_config.with_settings(**VALIDATION)
+def test_validations_made_otherwise_are_no_history(tiny_config, mesh, tmp_path, capsys):
+    """With other steps, or other prompts in the same file, the base's videos differ, and not by training."""
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
+    config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
     trainer_of(config, mesh).validation.run(0)
     other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
     assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
+    prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
+    assert not trainer_of(config, mesh).validation.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
     assert "has no validation of the base policy made as this one" in capsys.readouterr().err
 

@@ -104,7 +104,7 @@ def test_a_distance_of_the_whole_set_counts_in_its_base_value_and_its_error():
 
 def test_distances_of_another_number_of_videos_are_not_compared():
     """That of 12 clean videos is six times that of 96."""
-    base, now = distance(0.0076), distance(0.05, 10, count=12, reward=2)
+    base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)
     assert judge(base, now) == [] and other_sets(base, now) == {"frechet_distance": (96, 12)}
     assert other_sets(base, distance(0.05, 10)) == {}
     unknown = ValidationStats(0, base.means, {name: one for name, one in base.spreads.items() if "frechet" not in name})

@@ -50,7 +50,8 @@ def run(options: argparse.Namespace, config: Config) -> None:
     evaluator = Evaluator(config)
     try:
         sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
-        identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world_identity(config)
+        world = world_identity(config.flat(), config.reward)
+        identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world
         source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:

@@ -102,6 +102,7 @@ class RewardSettings:
     reward_weights: str = learning(
         "alignment",
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
+        measured=True,
     )
     reward_config: str = learning(
         "", "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`.", no.SCORERS, measured=True

@@ -13,11 +13,13 @@ model of Qwen2-VL that an adapter of VideoAlign finds beside its folder, this pr
 """
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.identity import evaluation_settings
-from hyvideo.config.settings import Config
+from hyvideo.config.sections import RewardSettings
 from hyvideo.data.prompts import contents_of, read_requests
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading
@@ -25,19 +27,20 @@ from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.training.model_setup import ENCODER_FOLDERS
 
 
-def world_identity(config: Config) -> dict[str, object]:
+def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[str, object]:
     """Settings and contents that evaluations of several policies have in common.
+
+    Args:
+        settings: All of them, by flag.
 
     Raises: ValueError for prompts or options that cannot be read.
     """
-    model, csv = config.model, config.data.valid_video_csv
-    root = Path(model.pretrained_model_root)
-    transformer = loading.find_transformer(root, model.transformer_version)
+    root, csv = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
+    transformer = loading.find_transformer(root, settings["transformer_version"])
     base = [*([transformer] if transformer else []), *(root / folder for folder in ENCODER_FOLDERS)]
-    options = {} if config.reward.remote_reward_url else reward_options(config.reward)
+    options = {} if reward.remote_reward_url else reward_options(reward)
     return {
-        "settings": evaluation_settings(config.flat()),
-        "reward_weights": config.reward_weights,
+        "settings": evaluation_settings(settings),
         "prompts": contents_of(read_requests(csv)) if csv else None,
         "base": fingerprint(base),
         "scorers": {

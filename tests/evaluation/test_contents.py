@@ -12,7 +12,8 @@ from hyvideo.config.command_line import load_config
 from hyvideo.distributed import manifest
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.contents import policy_identity, world_identity
+from hyvideo.evaluation import contents
+from hyvideo.evaluation.contents import policy_identity
 from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs
 from hyvideo.evaluation.table2.runs import Study
 from hyvideo.models.reward_models.rewards import SCORERS, Entry
@@ -33,6 +34,10 @@ def world(tmp_path, tiny_config):
         valid_video_csv=str(tmp_path / "prompts.csv"),
         reward_config=str(tmp_path / "options.yaml"),
     )
+
+
+def world_identity(config):
+    return contents.world_identity(config.flat(), config.reward)
 
 
 def change_a_byte(path):

@@ -26,7 +26,7 @@ def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[
     for run in runs:
         if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
             checkpoints[run.name] = checkpoint
-    world = world_identity(config)
+    world = world_identity(config.flat(), config.reward)
     identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
     files = {name: study.out / "scores" / f"{name}.json" for name in checkpoints}
     evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}

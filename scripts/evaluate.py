@@ -18,7 +18,6 @@ import sys
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
-from hyvideo.config.identity import evaluation_settings
 from hyvideo.config.rules import check_ranges
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import refusals
@@ -43,21 +42,21 @@ def run(options: argparse.Namespace, config: Config) -> None:
         raise ValueError(f"--out must be another folder than --videos, whose records it would replace: {options.out}")
     check_ranges(config.flat())
 
+    from hyvideo.evaluation.contents import policy_identity, world_identity
     from hyvideo.evaluation.generation import Source
     from hyvideo.evaluation.policy_scores import Evaluator
     from hyvideo.evaluation.scores_file import as_text, summarise, write_evaluation, write_scores_csv
 
     evaluator = Evaluator(config)
     try:
+        sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
+        world = world_identity(config.flat(), config.reward)
+        identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world
         source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:
         evaluator.close()
-    named = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
-    identity = {name: str(path) for name, path in named.items() if path}
-    write_evaluation(
-        options.out / "scores.json", evaluation, identity | {"settings": evaluation_settings(config.flat())}
-    )
+    write_evaluation(options.out / "scores.json", evaluation, identity)
     write_scores_csv(options.out / "scores.csv", evaluation)
     print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
     print(as_text(summarise(evaluation)))

@@ -23,7 +23,9 @@ class ModelSettings:
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
     vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the decoder.", measured=True)
     vae_tile_size: int = machine(256, "Pixels on a side of a tile to decode; 0 decodes videos whole.", measured=True)
-    vae_tile_overlap: float = machine(0.125, "Part of a tile that its neighbour covers too.", no.TILES, below=1)
+    vae_tile_overlap: float = machine(
+        0.125, "Part of a tile that its neighbour covers too.", no.TILES, below=1, measured=True
+    )
     precompute_conditions: bool = machine(False, "Encode all prompts first, and let the encoders' memory go.")
     conditions_dir: str = machine(
         "", "Folder that keeps encoded prompts for later runs; <output_dir>/conditions with precompute_conditions."
@@ -105,6 +107,7 @@ class RewardSettings:
     reward_weights: str = learning(
         "alignment",
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
+        measured=True,
     )
     reward_config: str = learning(
         "",

@@ -5,7 +5,10 @@ The position in the data is a function of the iteration, so a resumed run goes o
 
 import csv
 import functools
+import hashlib
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +62,14 @@ def _requests_of(path: Path) -> list[Request]:
         except ValueError as error:
             raise ValueError(f"ref_image_path of row {number} of {path} must be an image file, {error}") from error
     return requests
+
+
+def contents_of(requests: Sequence[Request]) -> str:
+    """Hash of the prompts in order and of the bytes of their images, whatever the files are called."""
+    paths = dict.fromkeys(request.image for request in requests if request.image)
+    images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
+    asked = [[request.prompt, request.image and images[request.image]] for request in requests]
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
 def check_prompt(prompt: str, where: str) -> None:

@@ -1,11 +1,14 @@
 """The manifest of a checkpoint: files, sizes, hashes. Written with it, and checked before it is taken up.
 
-Ranks share the work: each hashes some of the files.
+Ranks share the work: each hashes some of the files. What a policy is made of is told from another by the same hashes.
 """
 
 import hashlib
 import json
+import os
 from collections import ChainMap
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyvideo.distributed.collectives import share_reason
@@ -48,6 +51,40 @@ def damage(folder: Path, mesh: Mesh) -> str | None:
         share = sorted(files)[mesh.rank :: mesh.world_size]
         problem = next(filter(None, (_content_problem(folder / name, files[name], name) for name in share)), None)
     return share_reason(problem, mesh)
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Hash of the names and of every byte of files, and of those below folders; what is not there counts as nothing.
+
+    In a checkpoint, a file that is as large as its manifest says and not newer has the hash that the manifest has: a
+    checkpoint has optimizer states too, of 100 GB and more. Names that begin with a dot are left out.
+    """
+    names = [(path, file) for path in paths for file in _files_below(path)]
+    with ThreadPoolExecutor() as pool:  # hashing lets other threads run: 57 GB of weights at the speed of the disk
+        entries = list(pool.map(_describe_unless_known, (file for _, file in names)))
+    content = [[file.relative_to(path).as_posix(), entry] for (path, file), entry in zip(names, entries)]
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+
+def _files_below(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = []
+    for folder, below, names in os.walk(path, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]
+        files += [Path(folder) / name for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+def _describe_unless_known(file: Path) -> dict:
+    found = file.stat()
+    for folder in file.parents[:3]:
+        manifest = folder / NAME
+        if manifest.is_file() and manifest != file:
+            entry = json.loads(manifest.read_text()).get(file.relative_to(folder).as_posix(), {})
+            if entry.get("size") == found.st_size and found.st_mtime_ns <= manifest.stat().st_mtime_ns:
+                return entry
+    return _describe(file)
 
 
 def _content_problem(path: Path, entry: dict, name: str) -> str | None:

@@ -15,6 +15,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.generation import Source
+from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_sets
 from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
@@ -101,8 +102,8 @@ class Evaluator:
             entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
             del entry["advantage"]
             entries.append(entry | {name: finite_or_none(value) for name, value in held_out.get(number, {}).items()})
-        measures = self.scorer.held_out(*clips) if decoded else {}
-        return Evaluation(entries, {name: finite_or_none(value) for name, value in measures.items()})
+        measures, _ = measure_sets(decoded, prompts, self.scorer, Mesh(0, 1, 1))
+        return Evaluation(entries, dict(measures))
 
     def close(self) -> None:
         self.scorer.close()

@@ -4,7 +4,6 @@ A validation in a run and an evaluation after it (`policy_scores`) sample and de
 of the same shapes: on one machine the same policy makes the same videos, byte for byte.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import contents_of, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all
+from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all, measure_sets
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
 from hyvideo.evaluation.scores_file import gather_rewards, reward_spread, summarise_rewards
@@ -35,8 +34,6 @@ FOLDER = "samples"
 
 class Validation:
     """Samples, scores and records the validation set. The replicas share the videos.
-
-    Measures of a whole set, as a Frechet distance, are taken over the videos of the main rank; all others over all.
 
     Args:
         on_stage: Is called with ``validation`` before each batch.
@@ -62,9 +59,8 @@ class Validation:
         self.output = Path(self.settings.output_dir) / FOLDER
         self.size = config.validation_size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
-        asked = [[request.prompt, request.image and Path(request.image).name] for request in requests]
         self.made_with = {
-            "prompts": hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest(),
+            "prompts": contents_of(requests),
             "steps": self.settings.validation_steps,
             "seed": self.settings.validation_seed,
             "repeats": self.settings.validation_repeats,
@@ -82,8 +78,9 @@ class Validation:
         local = dict(zip(videos, self.scorer.score(list(videos.values()), prompts, fps=self.fps)))
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
-        measures = means | summarise_rewards(rewards) | self._held_out(list(videos.values()), prompts)
-        stats = ValidationStats(iteration, measures, spreads | reward_spread(rewards))
+        sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)
+        measures = means | summarise_rewards(rewards) | sets
+        stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread(rewards))
         hacking = self.watch.look(stats)
         names = self._keep(iteration, videos)
         with reported_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
@@ -140,12 +137,6 @@ class Validation:
     def _noise(self, row: int) -> Tensor:
         prompt, repeat = divmod(row, self.settings.validation_repeats)
         return normal(self.latent_shape, self.settings.validation_seed, "validation noise", prompt, repeat)
-
-    def _held_out(self, videos: list[Tensor | None], prompts: list[str]) -> dict[str, float]:
-        """Measures of the set of this rank's videos, and their number."""
-        decoded = [(video, prompt) for video, prompt in zip(videos, prompts) if video is not None]
-        measures = self.scorer.held_out(*map(list, zip(*decoded))) if decoded else {}
-        return measures | ({"held_out_videos": float(len(decoded))} if measures else {})
 
     def _keep(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
         """Writes what is to be kept of this rank's videos; gives the main rank the file names of all, by row."""

@@ -1,5 +1,6 @@
 """The miniature world's scorers: what a clip truly shows, in the role of VideoAlign, and the learned reward model."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, labels_of, render
-from hyvideo.models.reward_models.rewards import DIMENSIONS
+from hyvideo.models.reward_models.rewards import DIMENSIONS, SetMeasure
 from hyvideo.models.reward_models.trial_clips import Trial
 
 REFERENCE_STATISTICS = "reference_statistics.safetensors"
@@ -38,11 +39,16 @@ class MiniatureScorer:
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, float]:
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
         """Frechet distance of the whole set to clean clips."""
-        if self.reference is None or len(videos) < 2:
+        if self.reference is None:
             return {}
-        return {"frechet_distance": frechet_distance(moments(features(torch.stack(videos).cpu())), self.reference)}
+        # One by one: a video's features are the same, to the last bit, whichever others its rank has.
+        rows = torch.cat([features(video[None].cpu()) for video in videos])
+        return {"frechet_distance": SetMeasure(rows, self._frechet_distance)}
+
+    def _frechet_distance(self, rows: Tensor) -> float:
+        return frechet_distance(moments(rows), self.reference) if len(rows) > 1 else math.nan
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
         """Marks of whether colour, shape and direction are those of the caption, 1 or 0."""

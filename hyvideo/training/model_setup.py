@@ -285,7 +285,7 @@ def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:
 
 
 # Where the files lie that conditions depend on, in either layout.
-_ENCODER_FOLDERS = (
+ENCODER_FOLDERS = (
     "vae",
     "text_encoder",
     "text_encoder/llm",
@@ -305,7 +305,7 @@ _SAMPLE = 2**16  # bytes
 def _identity(root: Path, *settings: object) -> str:
     """Hash of a set of encoders, by name, size and samples of the bytes of every file."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    for path in (path for folder in _ENCODER_FOLDERS for path in sorted((root / folder).glob("*")) if path.is_file()):
+    for path in (path for folder in ENCODER_FOLDERS for path in sorted((root / folder).glob("*")) if path.is_file()):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(root)} {size}".encode())
         with open(path, "rb") as file:

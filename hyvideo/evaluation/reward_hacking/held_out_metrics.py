@@ -7,7 +7,7 @@ with levels and distances as fractions of the full range. Of a large video some 
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.distributed.collectives import merge_rows, union_of_names
+from hyvideo.distributed.collectives import all_objects, merge_rows, union_of_names
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.rule import Dispersion
+from hyvideo.evaluation.reward_hacking.rule import SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import evenly_spaced
@@ -27,6 +27,7 @@ NUM_SHARP_FRAMES = 4
 SMALL = 32  # pixels of the longer side for motion
 THUMBNAIL = (4, 8, 8)  # frames, height, width of what videos are compared by
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
+NUM_PARTS = 16  # of a set, left out in turn for the error of its measure
 FROZEN_BELOW = 0.5 / 255  # mean change of a pixel from one frame to the next: less than rounding shows
 
 
@@ -128,6 +129,46 @@ def measure_all(
     finite = {name: values for name, values in finite.items() if values}
     spreads = {name: Dispersion(statistics.pstdev(values), len(values)) for name, values in finite.items()}
     return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
+
+
+def measure_sets(
+    videos: Mapping[int, Tensor | None], prompts: Sequence[str], scorer: AsyncScorer, mesh: Mesh
+) -> tuple[dict[str, float], dict[str, Dispersion]]:
+    """Measures of the whole set of videos, each once, whichever rank has it; with the spread of those that are watched.
+
+    The spread is such that, as for a mean, ``std / sqrt(count - 1)`` is the standard error; ``count`` are the videos.
+
+    Args:
+        videos, prompts: As of `measure_all`.
+    """
+    decoded = {row: video for row, video in videos.items() if video is not None}
+    local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
+    widths: dict[str, int] = {}  # by name, also of what only other ranks have
+    for of_rank in all_objects({name: one.rows.shape[1] for name, one in local.items()}, mesh):
+        widths |= of_rank
+    means, spreads = {}, {}
+    for name in sorted(widths):
+        rows = dict(zip(decoded, local[name].rows.tolist())) if name in local else {}
+        table = merge_rows(rows, len(prompts), widths[name], mesh)
+        table = table[table.isfinite().all(1)]
+        measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES) if name in local else None
+        # A rank without videos has no function; those that have one find the same.
+        value, error = next(filter(None, all_objects(measured, mesh)))
+        if math.isfinite(value):
+            means[name] = value
+        if math.isfinite(error):
+            spreads[name] = Dispersion(error * math.sqrt(len(table) - 1), len(table))
+    return means, spreads
+
+
+def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error: bool) -> tuple[float, float]:
+    """A measure of a set and its standard error by the jackknife, which leaves out one part in turn."""
+    value, count = of_set(rows), min(len(rows), NUM_PARTS)
+    if not with_error or count < 3:
+        return value, math.nan
+    parts = torch.arange(len(rows)) % count
+    values = [of_set(rows[parts != part]) for part in range(count)]
+    return value, math.sqrt((count - 1) * statistics.pvariance(values))
 
 
 def _without_weight(reward: Reward, weights: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from hyvideo.data.outside import parse_json
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import (
+    FEWEST_TO_STOP,
     MARKER,
     Dispersion,
     MetricShift,
@@ -22,6 +23,8 @@ from hyvideo.evaluation.reward_hacking.rule import (
     base_stats,
     describe,
     find_shifts,
+    may_stop,
+    other_sets,
 )
 from hyvideo.records.run_files import write_json
 
@@ -36,6 +39,8 @@ class HackingWatch:
         threshold: Spreads of the base that a measure may move.
         samples: Folder of the run's validations.
         made_with: What the videos are made with: validations of other prompts or steps are no history.
+
+    A shift that is seen in fewer than 16 videos ends no run.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
@@ -44,16 +49,18 @@ class HackingWatch:
         self.marker = samples.parent / MARKER
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
-        self.has_said_no_base = False
+        self._may_stop = False
+        self._told: set[str] = set()  # what is said once
 
     def look(self, now: ValidationStats) -> float:
         """1 for a validation that shows reward hacking beside those before it, else 0; NaN without a base."""
-        is_judged, self.shifts, self.reason = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
+        judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
+        is_judged, self.shifts, self.reason, self._may_stop = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
 
     @property
     def ends_run(self) -> bool:
-        return bool(self.shifts) and self.action == "stop"
+        return bool(self.shifts) and self.action == "stop" and self._may_stop
 
     def end(self, saved: Path) -> None:
         """Leaves a note and raises RewardHacking; every rank calls it.
@@ -69,17 +76,30 @@ class HackingWatch:
             f"on, delete {self.marker} or take --on_reward_hacking warn"
         )
 
-    def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str]:
+    def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool]:
         self.marker.unlink(missing_ok=True)  # the run went on
         history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
         shifts = find_shifts(history, self.threshold)
         reason = describe(history, shifts) if shifts else ""
-        has_base = base_stats(history) is not None
-        no_base = f"{self.samples} has no validation of the base policy made as this one: reward hacking cannot be told"
-        if warning := reason or ("" if has_base or self.has_said_no_base else no_base):
-            _warn(warning)
-        self.has_said_no_base |= not has_base
-        return has_base, shifts, reason
+        base = base_stats(history)
+        if base is None:
+            self._warn_once(
+                f"{self.samples} has no validation of the base policy made as this one: reward hacking cannot be told"
+            )
+            return False, shifts, reason, False
+        for name, (before, after) in other_sets(base, now).items():
+            self._warn_once(f"{name} of {after} videos is not compared with that of the base, which is of {before}")
+        if not may_stop(base, now) and self.action == "stop":
+            few = f"a validation of fewer than {FEWEST_TO_STOP} videos"
+            self._warn_once(f"{few} shows too little to end a run by: on_reward_hacking stop only warns")
+        if reason:
+            _warn(reason)
+        return True, shifts, reason, may_stop(base, now)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            _warn(message)
 
 
 def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:

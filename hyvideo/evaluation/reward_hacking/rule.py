@@ -1,11 +1,15 @@
 """The rule for reward hacking: the reward went up, and something that it does not reward left the base policy's range.
 
-    base    mean m_0 and spread s over the n_0 validation videos of the policy before training
-    shift   (m - m_0) / s of a later validation, same prompts and seeds, n videos
-    fires   shift of the reward        > max(0.25, e)
-            and of a held-out measure  > max(threshold, 3 e) in the direction that is bad, for one or more
-            e = sqrt((1/n_0 + 1/n) n_0 / (n_0 - 3)), the standard error of a shift between sets with nothing in
-            common, s being known from n_0 videos only; of three videos or fewer nothing is said
+    base    mean m_0 and spread s_0 over the n_0 validation videos of the policy before training
+    now     m and s over the n videos of a later validation, same prompts and seeds
+    error   e^2 = s_0^2 / (n_0 - 1) + s^2 / (n - 1), of m - m_0 between sets with nothing in common
+    fires   m - m_0 of the reward      > max(0.25 s_0, e)
+            and of a held-out measure  > max(threshold s_0, t e) in the direction that is bad, for one or more
+            t as Student's with Welch's degrees of freedom, as rare as 4 errors of a normal variable: 3e-5 on a side
+
+So a run of 10 validations and 14 measures that moves none of them fires in at most 1 of 100 (docs/reward_hacking.md has
+the rates). A measure of the whole set has its base value for the unit s_0, and is compared between as many videos only.
+Of three videos or fewer nothing is said; what fewer than 16 videos say ends no run.
 
 Pure functions of numbers: all ranks that have the same history come to the same verdict.
 """
@@ -21,7 +25,9 @@ from hyvideo.records.run_folder import check_run_folder
 MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
 REWARD = "reward"
 REWARD_RISE = 0.25  # base spreads: less is no success that could have been bought
-ERRORS = 3.0
+ERRORS = 4.0
+FEWEST_VIDEOS = 4  # below, nothing is said
+FEWEST_TO_STOP = 16
 
 
 class RewardHacking(RuntimeError):
@@ -55,7 +61,7 @@ WATCHED = {
 # What a scorer says of each video: true measures, CLIPScore, a dimension without weight.
 OTHER_METRIC = WatchedMetric("down")
 RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
-SET_MEASURES = ("frechet_distance",)  # one number of all videos: its unit is the base's value
+SET_MEASURES = ("frechet_distance",)  # one number of all videos; how many they are moves it
 
 
 @dataclass(frozen=True)
@@ -95,54 +101,83 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
     base, now = base_stats(history), history[-1]
     if base is None or base is now:
         return []
-    if not _rise(base, now) > max(REWARD_RISE, _standard_error(REWARD, base, now)):
+    error, _ = _error(REWARD, base, now)
+    spread = base.spreads[REWARD].std
+    if not (spread > 0 and _difference(REWARD, base, now) > max(REWARD_RISE * spread, error)):
         return []
     shifts = []
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
-        if name == REWARD or not (name in base.spreads or name in SET_MEASURES):
+        unit = _unit(name, base, watched) if name in base.spreads else 0.0
+        if name == REWARD or not unit > 0 or name in other_sets(base, now):
             continue
-        shift = _shift(name, base, now, watched)
-        allowed = max(threshold, ERRORS * _standard_error(name, base, now))
+        error, student = _error(name, base, now)
+        shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
         badness = {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
         if badness > allowed:
             shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
     return sorted(shifts, key=lambda metric: -abs(metric.shift))
 
 
+def other_sets(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:
+    """Measures of the whole set that cannot be compared, with their numbers of videos: they are not as many as then."""
+    counts = {name: (_count(name, base), _count(name, now)) for name in SET_MEASURES}
+    measured = base.means.keys() & now.means.keys()
+    return {name: (before, after) for name, (before, after) in counts.items() if before != after and name in measured}
+
+
+def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
+    """Claims that both have enough videos to end a run by."""
+    return min(_count(REWARD, base), _count(REWARD, now)) >= FEWEST_TO_STOP
+
+
+def student_quantile(deviate: float, freedom: float) -> float:
+    """The value that Student's t exceeds as rarely as a normal variable ``deviate``, or, of few degrees, more rarely.
+
+    Wallace's approximation (1959).
+    """
+    scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
+    return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
+
+
 def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
     """One line with the reward's rise and every shift with its numbers."""
     base, now = base_stats(history), history[-1]
+    rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
         f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
-        f"({_rise(base, now):+.2f} spreads of the base) while " + ", ".join(map(str, shifts))
+        f"({rise:+.2f} spreads of the base) while " + ", ".join(map(str, shifts))
     )
 
 
-def _rise(base: ValidationStats, now: ValidationStats) -> float:
-    """Rise of the reward in spreads of the base; its zero may lie anywhere, so its mean says nothing of its spread."""
-    return _ratio(now.means.get(REWARD, math.nan) - base.means[REWARD], base.spreads[REWARD].std)
+def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float:
+    difference = now.means.get(name, math.nan) - base.means.get(name, math.nan)
+    return difference if math.isfinite(difference) else math.nan
 
 
-def _shift(name: str, base: ValidationStats, now: ValidationStats, watched: WatchedMetric) -> float:
-    """Shift of a measure in spreads of the base; NaN where that is no number."""
-    before, after = base.means.get(name, math.nan), now.means[name]
-    std = abs(before) if name in SET_MEASURES else base.spreads[name].std
-    return _ratio(after - before, max(std, watched.least_spread, RELATIVE_LEAST * abs(before)))
+def _unit(name: str, base: ValidationStats, watched: WatchedMetric) -> float:
+    """Size of a shift of one spread."""
+    value = abs(base.means.get(name, math.nan))
+    return max(value if name in SET_MEASURES else base.spreads[name].std, watched.least_spread, RELATIVE_LEAST * value)
 
 
-def _ratio(difference: float, unit: float) -> float:
-    return difference / unit if unit > 0 and math.isfinite(difference) else math.nan
+def _count(name: str, stats: ValidationStats) -> int:
+    return stats.spreads[name].count if name in stats.spreads else 0
 
 
-def _standard_error(name: str, base: ValidationStats, now: ValidationStats) -> float:
-    """Standard error of a shift; 0 for a measure of the whole set."""
-    if name in SET_MEASURES:
-        return 0.0
-    before, after = (stats.spreads[name].count if name in stats.spreads else 0 for stats in (base, now))
-    if before <= 3 or after == 0:
-        return math.inf
-    return math.sqrt((1 / before + 1 / after) * before / (before - 3))
+def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[float, float]:
+    """Standard error of the difference of two means, and how many of them chance explains; infinite for few videos."""
+    if min(_count(name, base), _count(name, now)) < FEWEST_VIDEOS:
+        return math.inf, ERRORS
+    sets = base.spreads[name], now.spreads[name]
+    # Two sets without spread, such as of marks that are all 1 and all 0: what they have together.
+    alike = abs(_difference(name, base, now)) / 2 if not any(one.std for one in sets) else 0.0
+    parts = [((one.std or alike) ** 2 / (one.count - 1), one.count - 1) for one in sets]
+    variance = sum(part for part, _ in parts)
+    if not variance > 0:
+        return 0.0, ERRORS
+    freedom = variance**2 / sum(part**2 / count for part, count in parts)  # Welch
+    return math.sqrt(variance), student_quantile(ERRORS, freedom)
 
 
 def check_output_dir(settings: RecordSettings) -> None:

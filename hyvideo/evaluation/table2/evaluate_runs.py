@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-from hyvideo.config.identity import evaluation_settings
+from hyvideo.evaluation.contents import policy_identity, world_identity
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
@@ -26,15 +26,8 @@ def evaluate_runs(study: Study, runs: list[TableRun]) -> tuple[Evaluation, dict[
     for run in runs:
         if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
             checkpoints[run.name] = checkpoint
-    identities = {
-        name: {
-            "policy": name,
-            # A run that was trained anew is evaluated anew.
-            "written": (checkpoint / "state.json").stat().st_mtime_ns if checkpoint else None,
-            "settings": evaluation_settings(config.flat()),
-        }
-        for name, checkpoint in checkpoints.items()
-    }
+    world = world_identity(config.flat(), config.reward)
+    identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
     files = {name: study.out / "scores" / f"{name}.json" for name in checkpoints}
     evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}
     missing = [name for name, evaluation in evaluations.items() if evaluation is None]

@@ -25,6 +25,7 @@ from hyvideo.models.reward_models.rewards import (
     ScoreResult,
     ScorerUnavailable,
     Scores,
+    SetMeasure,
     is_finite,
     weighted,
 )
@@ -87,11 +88,20 @@ class AsyncScorer:
         for scorer in self.scorers.values():
             scorer.check_prompts(prompts)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> Scores:
-        """Measures of a whole set of videos that are never part of the reward, of all scorers."""
-        measures: Scores = {}
-        for scorer in self.scorers.values():
-            measures |= scorer.held_out(videos, prompts)
+    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
+        """Measures of a whole set of videos that are never part of the reward, of all scorers.
+
+        Raises: ValueError for a scorer that gives something else.
+        """
+        measures: dict[str, SetMeasure] = {}
+        for name, scorer in self.scorers.items() if videos else ():
+            given = scorer.held_out(videos, prompts)
+            if wrong := [key for key, one in given.items() if not isinstance(one, SetMeasure)]:
+                raise ValueError(
+                    f"held_out of reward {name} must give a SetMeasure by name, got another type for "
+                    f"{', '.join(wrong)}; a measure of one video belongs in held_out_each"
+                )
+            measures |= given
         return measures
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[Scores]:

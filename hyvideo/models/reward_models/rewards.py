@@ -8,7 +8,7 @@ import inspect
 import math
 import pkgutil
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -29,11 +29,13 @@ class Entry(NamedTuple):
 
     class_path: str  # module:class; imported when asked for, so that a run loads the packages of its scorers only
     folder: str  # of its files, below the checkpoint folder
+    files: tuple[str, ...] = (".",)  # of that folder: where they change, a stored evaluation is made again
 
 
+_MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
-    "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", "."),
-    "miniature_videoalign": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", "."),
+    "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),
+    "miniature_videoalign": Entry("hyvideo.miniature.reward:LearnedMiniatureScorer", ".", (*_MINIATURE, "VideoReward")),
     "videoalign": Entry("hyvideo.models.reward_models.videoalign:VideoAlignScorer", "VideoReward"),
     "clip": Entry("hyvideo.models.reward_models.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),
@@ -54,12 +56,20 @@ class Scorer(Protocol):
     def check_prompts(self, prompts: list[str]) -> None:
         """Raises ValueError for a prompt that could not be scored, before a run begins."""
 
-    def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> Scores:
+    def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> "dict[str, SetMeasure]":
         """Measures of a whole set of videos that are never part of the reward, for validation. May be empty.
 
-        Those of a video alone, of which more is better, belong in an optional ``held_out_each(videos, prompts)``.
+        The videos are those of one rank. Measures of a video alone, of which more is better, belong in an optional
+        ``held_out_each(videos, prompts)``.
         """
         return {}
+
+
+class SetMeasure(NamedTuple):
+    """A measure of a whole set of videos, which may lie on several ranks: numbers of each video, then of the set."""
+
+    rows: "Tensor"  # (videos, numbers), of the videos that the scorer was given
+    of_set: "Callable[[Tensor], float]"  # from the float64 rows of all videos (all videos, numbers); NaN for too few
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,31 @@
 """Measures of pixels: closed forms, and what each of them answers to."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hyvideo.data.randomness import normal
+from hyvideo.data.randomness import generator, normal
+from hyvideo.data.videos import to_uint8
+from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import (
     NAMES,
     diversity,
     measure_all,
+    measure_sets,
     measure_video,
     thumbnail,
 )
+from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats, find_shifts
+from hyvideo.miniature import world
+from hyvideo.miniature.measures import features, frechet_distance, moments
+from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import Reward, SetMeasure
+from tests.distributed.launch import launch
 
 
 def grey(level, frames=5, size=16):
@@ -128,3 +137,89 @@ def test_what_is_scored_without_weight_is_measured_too():
     rewards = [Reward(1.0, {"VQ": 1.0, "MQ": value, "Overall": 9.0}) for value in (2.0, 4.0, math.nan)]
     means, spreads = measured([grey(51)] * 3, ["a"] * 3, rewards)
     assert means["MQ"] == 3 and spreads["MQ"] == (1, 2) and not {"VQ", "Overall"} & means.keys()
+
+
+# --- of the whole set -------------------------------------------------------------------------------------------------
+
+ALONE = Mesh(0, 1, 1)
+
+
+class Average:
+    """The mean brightness, as a measure of the set, and a count that needs three videos."""
+
+    def held_out(self, videos, prompts):
+        rows = torch.tensor([[video.float().mean() / 255] for video in videos])
+        least = SetMeasure(rows, lambda of_all: float(len(of_all)) if len(of_all) > 2 else math.nan)
+        return {"frechet_distance": SetMeasure(rows, lambda of_all: of_all.mean().item()), "count": least}
+
+
+def clean_clips(count):
+    labels = world.LABELS.repeat(2, 1)[:count]
+    return to_uint8(world.render(labels, generator(0, "clean"))).transpose(1, 2).contiguous()
+
+
+def measured_on_ranks(count, lacking):
+    """Set measures of ``count`` clips, dealt to the ranks in turn; the last is done twice where that is needed."""
+    mesh = ranks.start(1, torch.device("cpu"))
+    clips, scorer = clean_clips(count), AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
+    rows = range(mesh.rank, count + -count % mesh.world_size, mesh.world_size)
+    videos = {min(row, count - 1): clips[min(row, count - 1)] for row in rows}
+    videos |= {row: None for row in lacking if row in videos}
+    return measure_sets(videos, ["a red circle moves up"] * count, scorer, mesh)
+
+
+def test_a_set_is_measured_alike_however_many_ranks_have_its_videos():
+    scorer = AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
+    clips = clean_clips(9)
+    videos = dict(enumerate(clips))
+    means, spreads = measure_sets(videos | {4: None}, ["a red circle moves up"] * 9, scorer, ALONE)
+    assert spreads["frechet_distance"].count == 8
+    for num_ranks in (2, 4):
+        for found in launch(f"{__name__}:measured_on_ranks", num_ranks, 9, [4]):
+            assert found == [means, {name: list(one) for name, one in spreads.items()}]
+    whole = features(clips[[row for row in range(9) if row != 4]])
+    assert means["frechet_distance"] == pytest.approx(
+        frechet_distance(moments(whole), scorer.scorers["test"].reference), rel=1e-4
+    )
+    assert measure_sets({}, [], scorer, ALONE) == ({}, {})
+
+
+def test_a_rank_without_videos_hears_of_the_measures():
+    """That of the main rank could not be decoded; two others and a second one of the last are left."""
+    found = launch(f"{__name__}:measured_on_ranks", 4, 3, [0])
+    assert found[0][0].keys() == {"frechet_distance"} and found[0][1] == {}  # of two no error is told
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_the_error_of_a_set_that_is_a_mean_is_that_of_the_mean(count):
+    videos = {row: grey(7 * row) for row in range(count)}
+    means, spreads = measure_sets(videos, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
+    levels = torch.arange(count) * 7 / 255
+    assert means == {"frechet_distance": pytest.approx(levels.mean().item()), "count": count}
+    assert spreads == {"frechet_distance": (pytest.approx(levels.std(correction=0).item(), rel=1e-5), count)}
+    few = {0: videos[0], 1: videos[1]}
+    means, spreads = measure_sets(few, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
+    assert means.keys() == {"frechet_distance"} and spreads == {}
+
+
+class FrechetOfRows(MiniatureScorer):
+    """Takes rows of features for videos."""
+
+    def held_out(self, videos, prompts):
+        return {"frechet_distance": SetMeasure(torch.stack(videos), self._frechet_distance)}
+
+
+def test_clean_sets_are_not_far_from_one_another():
+    """Distances of some sets of 16 clean clips are 2.5 times others', and none is further than errors explain."""
+    rows = torch.cat([features(clips) for clips in clean_clips(96).split(24)])
+    picks, scorer, history = generator(0, "sets"), AsyncScorer({"a": FrechetOfRows("assets/miniature")}, {}), []
+    for place in range(16):
+        chosen = rows[torch.from_numpy(picks.choice(96, 16, replace=False))]
+        means, spreads = measure_sets(dict(enumerate(chosen)), [""] * 16, scorer, ALONE)
+        history.append((means | {"reward": place}, spreads | {"reward": Dispersion(1e-3, 16)}))
+    distances = [means["frechet_distance"] for means, _ in history]
+    assert max(distances) > 2.5 * min(distances)
+    for base, now in itertools.permutations(history, 2):
+        risen = now[0] | {"reward": base[0]["reward"] + 1}
+        assert not find_shifts([ValidationStats(0, *base), ValidationStats(1, risen, now[1])], 1.5)

@@ -17,6 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import run_summary
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_history, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import MARKER, Dispersion, RewardHacking, ValidationStats, check_output_dir
+from hyvideo.models.reward_models.rewards import SetMeasure
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -46,13 +47,17 @@ class Brightness:
 
 
 class Truthful(Brightness):
-    """Has an opinion on each video that is not rewarded, and scores a dimension without weight."""
+    """Has an opinion on each video that is not rewarded and on the set, and scores a dimension without weight."""
 
     def score(self, videos, prompts, *, fps):
         return [one | {"CLIPScore": 2 * one["VQ"]} for one in super().score(videos, prompts, fps=fps)]
 
     def held_out_each(self, videos, prompts):
         return [{"true/length": float(len(prompt))} for prompt in prompts]
+
+    def held_out(self, videos, prompts):
+        rows = torch.tensor([[video.float().mean() / 255] for video in videos])
+        return {"frechet_distance": SetMeasure(rows, lambda of_all: of_all.square().mean().item())}
 
 
 @pytest.fixture
@@ -119,7 +124,8 @@ def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config,
     numbers = trainer.validation.run(0)
     (seen,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
     assert numbers["validation/CLIPScore"] == pytest.approx(2 * numbers["validation/VQ"])
-    assert {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure"} <= seen.spreads.keys()
+    watched = {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure", "frechet_distance"}
+    assert watched <= seen.spreads.keys()
     assert "VQ" not in seen.spreads
     assert seen.spreads["CLIPScore"].std == pytest.approx(2 * seen.spreads["reward"].std)
     assert seen.spreads["CLIPScore"].count == 16 and seen.spreads["held_out/diversity"].count == 8
@@ -186,18 +192,49 @@ def watched_run(folder, settings):
     return [numbers, ""]
 
 
-def test_validations_made_otherwise_are_no_history(tiny_config, mesh, capsys):
-    """With other steps or prompts the base's videos differ, and not by training."""
-    config = tiny_config.with_settings(**VALIDATION)
+def test_validations_made_otherwise_are_no_history(tiny_config, mesh, tmp_path, capsys):
+    """With other steps, or other prompts in the same file, the base's videos differ, and not by training."""
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
+    config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
     trainer_of(config, mesh).validation.run(0)
     other = trainer_of(config.with_settings(validation_steps=config.record.validation_steps - 1), mesh).validation
     assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
+    prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
+    assert not trainer_of(config, mesh).validation.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
     assert "has no validation of the base policy made as this one" in capsys.readouterr().err
 
 
-def stats_of(iteration, **means):
-    return ValidationStats(iteration, means, {name: Dispersion(0.1, 96) for name in means})
+def stats_of(iteration, count=96, std=0.1, **means):
+    return ValidationStats(iteration, means, {name: Dispersion(std, count) for name in means})
+
+
+def watch_of(folder, mesh, *, base):
+    samples = folder / "samples"
+    (samples / "000000").mkdir(parents=True)
+    write_validation(samples / "000000", base, [], {})
+    return HackingWatch("stop", 1.5, mesh, samples, {})
+
+
+@pytest.mark.parametrize("count, ends", [(15, False), (16, True)])
+def test_what_few_videos_show_is_said_and_ends_no_run(tmp_path, mesh, capsys, count, ends):
+    watch = watch_of(tmp_path, mesh, base=stats_of(0, count, reward=1.0, motion=1.0))
+    for iteration in (10, 20):
+        assert watch.look(stats_of(iteration, count, reward=2.0, motion=0.0)) == 1
+        assert watch.ends_run == ends
+    said = capsys.readouterr().err
+    assert said.count("reward hacking at iteration") == 2
+    assert said.count("fewer than 16 videos shows too little") == (0 if ends else 1)
+
+
+def test_a_distance_of_other_videos_than_the_bases_ends_no_run_and_that_is_said_once(tmp_path, mesh, capsys):
+    """As where the base was recorded on one rank, and of its videos alone."""
+    watch = watch_of(tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054))
+    for iteration in (10, 20):
+        assert watch.look(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
+    assert not watch.ends_run
+    assert capsys.readouterr().err.count("frechet_distance of 12 videos is not compared with that of the base") == 1
 
 
 def look_at_broken_records(folder):

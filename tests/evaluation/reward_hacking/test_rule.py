@@ -1,17 +1,22 @@
 """The rule on histories that are made up: honest success, bought success, noise."""
 
 import math
-import random
 import statistics
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hyvideo.evaluation.reward_hacking.rule import (
+    WATCHED,
     Dispersion,
     ValidationStats,
     base_stats,
     describe,
     find_shifts,
+    may_stop,
+    other_sets,
+    student_quantile,
 )
 
 NAMES = ("reward", "held_out/exposure", "held_out/motion", "held_out/frozen", "true/VQ", "frechet_distance")
@@ -21,14 +26,14 @@ BASE = {
     "held_out/motion": (0.02, 0.005),
     "held_out/frozen": (0.0, 0.0),
     "true/VQ": (0.8, 0.1),
-    "frechet_distance": (0.016, None),
+    "frechet_distance": (0.016, 0.0),
 }
 
 
 def seen(iteration, count=96, **changes):
     """A validation whose means are the base's, but for those given, in spreads of the base."""
     means = {name: mean for name, (mean, _) in BASE.items()}
-    spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items() if std is not None}
+    spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items()}
     for key, by in changes.items():
         (name,) = (one for one in BASE if one.rpartition("/")[2] == key)
         means[name] += by * (BASE[name][1] or 1)
@@ -83,36 +88,96 @@ def test_a_base_without_spread_needs_more_than_a_trifle():
     assert judge(seen(0), frozen(0.5)) == ["held_out/frozen"]
 
 
-def test_a_distance_of_the_whole_set_counts_in_its_base_value():
-    assert judge(seen(0), seen(10, reward=1, frechet_distance=0.016)) == []
-    assert judge(seen(0), seen(10, reward=1, frechet_distance=0.03)) == ["frechet_distance"]
-    assert judge(seen(0), seen(10, reward=1, frechet_distance=-0.015)) == []
+def distance(value, iteration=0, count=96, std=0.03, **changes):
+    """A validation with a distance of the whole set, whose standard error is ``std / sqrt(count - 1)``."""
+    stats = seen(iteration, count, **changes)
+    spreads = stats.spreads | {"frechet_distance": Dispersion(std, count)}
+    return ValidationStats(iteration, stats.means | {"frechet_distance": value}, spreads)
 
 
-def drawn(rng, iteration, count):
-    values = {name: [rng.gauss(mean, std) for _ in range(count)] for name, (mean, std) in BASE.items() if std}
-    means = {name: statistics.fmean(some) for name, some in values.items()}
-    return ValidationStats(
-        iteration, means, {name: Dispersion(statistics.pstdev(some), count) for name, some in values.items()}
-    )
+def test_a_distance_of_the_whole_set_counts_in_its_base_value_and_its_error():
+    assert judge(distance(0.016), distance(0.032, 10, reward=1)) == []
+    assert judge(distance(0.016), distance(0.046, 10, reward=1)) == ["frechet_distance"]
+    assert judge(distance(0.016), distance(0.046, 10, reward=1, std=0.08)) == []
+    assert judge(distance(0.016), distance(0.001, 10, reward=1)) == []
 
 
-@pytest.mark.parametrize("count", [4, 16, 96])
-def test_noise_does_not_fire_however_few_the_videos_are(count):
-    """Even where every validation drew other videos, with the reward up for certain, and threshold as good as none."""
-    rng = random.Random(0)
-    fired = 0
-    for _ in range(300):
-        base, now = drawn(rng, 0, count), drawn(rng, 10, count)
-        now = ValidationStats(10, now.means | {"reward": base.means["reward"] + 10}, now.spreads)
-        fired += bool(find_shifts([base, now], 1e-9))
-    assert fired <= (30 if count == 4 else 9)  # of 300 with three measures each
+def test_distances_of_another_number_of_videos_are_not_compared():
+    """That of 12 clean videos is six times that of 96."""
+    base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)
+    assert judge(base, now) == [] and other_sets(base, now) == {"frechet_distance": (96, 12)}
+    assert other_sets(base, distance(0.05, 10)) == {}
+    unknown = ValidationStats(0, base.means, {name: one for name, one in base.spreads.items() if "frechet" not in name})
+    assert judge(unknown, distance(0.05, 10, reward=2)) == []  # recorded before it had an error
+    assert other_sets(unknown, now) == {"frechet_distance": (0, 12)}
+
+
+def test_few_videos_end_no_run():
+    assert may_stop(seen(0, 16), seen(10, 16))
+    assert not may_stop(seen(0, 15), seen(10, 96)) and not may_stop(seen(0, 96), seen(10, 15))
+
+
+@pytest.mark.parametrize("freedom", [3, 7, 30, 190])
+def test_the_quantile_is_students(freedom):
+    """As much of its density lies above as of a normal variable above 4, by quadrature; less of few degrees."""
+    x = np.linspace(math.atan(student_quantile(4.0, freedom)), math.pi / 2, 20001)[:-1]
+    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    density = np.exp(log_norm - (freedom + 1) / 2 * np.log1p(np.tan(x) ** 2 / freedom)) / np.cos(x) ** 2
+    share = np.trapezoid(density, x) / (1 - statistics.NormalDist().cdf(4.0))
+    assert (0.9 if freedom > 3 else 0.5) < share <= 1
+
+
+# --- false alarms -----------------------------------------------------------------------------------------------------
+
+SMOOTH = [name for name in WATCHED if name.startswith("held_out/")] + ["true/VQ", "true/MQ", "true/TA"]
+MARKS = ["color_correct", "shape_correct", "direction_correct", "all_correct"]
+VALIDATIONS = 10
+KINDS = {
+    "normal": lambda rng, shape: rng.normal(1, 0.25, shape),
+    "skewed": lambda rng, shape: rng.lognormal(0, 0.7, shape),
+    "marks": lambda rng, shape: 1.0 * (rng.random(shape) < np.linspace(0.5, 0.97, 14)[:, None]),
+}
+
+
+def rates(kind, count, shift=0.0, num_runs=400):
+    """Fraction of runs, and of validations, that fire, with the reward up for certain.
+
+    Each validation draws other videos. Of the measures, all of which stay, ``shift`` spreads move the first.
+    """
+    names = [f"{number}_correct" for number in range(14)] if kind == "marks" else SMOOTH + MARKS
+    rng = np.random.default_rng(count)
+    values = KINDS[kind](rng, (num_runs, 1 + VALIDATIONS, len(names), count))
+    means, stds = values.mean(-1), values.std(-1)
+    means[:, 1:, 0] += shift * stds[:, :1, 0]
+    error = np.sqrt((stds[:, :1] ** 2 + stds[:, 1:] ** 2) / (count - 1))
+    moved = np.abs(means[:, 1:] - means[:, :1]) > np.maximum(1.5 * stds[:, :1], 4 * error)
+    fired = np.zeros((num_runs, VALIDATIONS), bool)
+
+    def stats(run, place):
+        of_all = dict(zip(names, means[run, place])) | {"reward": 9.0 if place else 0.0}
+        spreads = {name: Dispersion(std, count) for name, std in zip(names, stds[run, place])}
+        return ValidationStats(place, of_all, spreads | {"reward": Dispersion(1.0, count)})
+
+    for run, number in zip(*moved.any(-1).nonzero()):  # in the others nothing is far enough
+        fired[run, number] = bool(find_shifts([stats(run, 0), stats(run, number + 1)], 1.5))
+    return fired.any(1).mean(), fired.mean()
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 32, 96])
+def test_false_alarms_and_power_are_as_the_page_says(count):
+    """A clean run of 10 validations fires at most once in 100, and a measure that moved by 2.5 spreads is seen."""
+    (shift,) = find_shifts([seen(0, count), seen(10, count, reward=9, exposure=99)], 1.5)
+    alarms = [rates(kind, count)[0] for kind in KINDS]
+    _, found = rates("normal", count, shift=2.5, num_runs=100)
+    assert max(alarms) <= 0.01 and (found > 0.9 or count < 16)
+    row = f"| {count} | {shift.allowed:.1f} | " + " | ".join(f"{rate:.1%}" for rate in alarms) + f" | {found:.0%} |"
+    assert row in (Path(__file__).parents[3] / "docs" / "reward_hacking.md").read_text(encoding="utf-8"), row
 
 
 def test_the_default_threshold_is_stricter_with_few_videos_only():
     assert judge(seen(0), seen(10, reward=1, exposure=1.6)) == ["held_out/exposure"]
-    assert judge(seen(0, count=8), seen(10, count=8, reward=1, exposure=1.6)) == []
-    assert judge(seen(0, count=8), seen(10, count=8, reward=1, exposure=2.2)) == ["held_out/exposure"]
+    assert judge(seen(0, count=8), seen(10, count=8, reward=1, exposure=2.9)) == []
+    assert judge(seen(0, count=8), seen(10, count=8, reward=1, exposure=3.1)) == ["held_out/exposure"]
     assert judge(seen(0, count=3), seen(10, count=3, reward=99, exposure=99)) == []
 
 

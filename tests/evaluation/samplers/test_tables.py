@@ -3,12 +3,15 @@
 What one transition is, at a few places, is in test_transitions.py and test_scheduling_flow_match_discrete.py.
 """
 
+import itertools
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from hyvideo.evaluation.figures import figures
+from hyvideo.evaluation.figures.figures import REGIMES, Sampler, regime_stds
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SDE_TYPES, Transition, schedule, shifted_levels, transition
 from tests.evaluation.samplers import tables
@@ -233,6 +236,44 @@ def test_with_many_steps_a_clamp_reaches_further_and_one_at_sigma_1_does_not():
     assert a["sage_grpo"][0] == 0 and a["sage_grpo"][1] > 0 and c["sage_grpo"][1] == 0
     assert torch.equal(b["sage_grpo"], c["sage_grpo"])
     assert b["flow_grpo"][1] < c["flow_grpo"][1] and torch.equal(a["flow_grpo"], c["flow_grpo"])
+
+
+def noise_by_its_definition(sde_type, levels, eta, regime):
+    """Standard deviations of sage or flow, anew from docs/sde.md: what no level counts as closer to 1 than."""
+    sigma, below = torch.tensor(levels[:-1], dtype=torch.float64), torch.tensor(levels[1:], dtype=torch.float64)
+    if sde_type == "sage_grpo":
+        top = levels[1] if regime == "sigma_1" else SAGE_SIGMA_MAX
+        variance = torch.log((1 - below) / (1 - sigma.clamp(max=top))) - (sigma - below)
+        variance[below >= top] = 0
+    else:
+        top = SAGE_SIGMA_MAX if regime == "clamp" else levels[1]  # its own default clamps the first level alone
+        variance = sigma / (1 - sigma.clamp(max=top)) * (sigma - below)
+    return eta * variance.clamp(min=0).sqrt()
+
+
+@pytest.mark.parametrize("shift", SEARCH_SHIFTS)
+def test_figure_9_and_the_tables_agree_at_every_number_of_steps(shift):
+    for num_steps, regime in itertools.product(SEARCH_STEPS, REGIMES):
+        levels = shifted_levels(num_steps, shift)
+        table = std_table(num_steps, shift, 0.5, sde_types=("sage_grpo", "flow_grpo"), regime=regime)
+        for name in ("sage_grpo", "flow_grpo"):
+            drawn = torch.tensor(regime_stds(name, levels, 0.5, regime), dtype=torch.float64)
+            assert torch.equal(drawn, table[name])
+            expected = noise_by_its_definition(name, levels, 0.5, regime)
+            torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_steps", [20, 80])
+def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
+    panels = []
+    monkeypatch.setattr(figures, "Sampler", lambda: Sampler(num_steps=num_steps))
+    monkeypatch.setattr(figures, "_save", lambda figure, *_: panels.extend(figure.axes))
+    figures.figure_9([], tmp_path, window=1)
+    for axes, regime in zip(panels, REGIMES, strict=True):
+        table = std_table(num_steps, regime=regime, sde_types=("sage_grpo", "flow_grpo"))
+        for line, name in zip(axes.lines, ("sage_grpo", "flow_grpo"), strict=True):
+            assert list(line.get_ydata()) == table[name].tolist()
+    figures.plt.close("all")
 
 
 def test_the_tables_have_the_values_of_the_method():

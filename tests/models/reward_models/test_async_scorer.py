@@ -8,7 +8,7 @@ import torch
 
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.async_scorer import AsyncScorer, score_safely
-from hyvideo.models.reward_models.rewards import ScorerUnavailable
+from hyvideo.models.reward_models.rewards import ScorerUnavailable, SetMeasure
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
 
@@ -30,7 +30,7 @@ class Brightness:
             raise ValueError("no prompt may be empty")
 
     def held_out(self, videos, prompts):
-        return {"held": 1.0}
+        return {"held": SetMeasure(torch.zeros(len(videos), 1), len)}
 
 
 class Returns(Brightness):
@@ -175,4 +175,13 @@ def test_prompts_are_checked_by_all_and_measures_come_from_all(scorer_of):
     async_scorer = scorer_of({"a": Brightness(), "b": Returns([])})
     with pytest.raises(ValueError, match="may be empty"):
         async_scorer.check_prompts(["a", ""])
-    assert async_scorer.held_out(videos(1), ["a"]) == {"held": 1.0}
+    assert async_scorer.held_out(videos(1, 2), ["a", "b"])["held"].rows.shape == (2, 1)
+    assert async_scorer.held_out([], []) == {}
+
+
+def test_a_measure_of_a_set_that_is_a_number_is_refused(scorer_of):
+    """It would be that of one rank's videos."""
+    scorer = Brightness()
+    scorer.held_out = lambda videos, prompts: {"held": 1.0}
+    with pytest.raises(ValueError, match="held_out of reward test must give a SetMeasure by name, .* for held;"):
+        scorer_of(scorer).held_out(videos(1), ["a"])

@@ -1,0 +1,75 @@
+"""The identity of an evaluation: settings, and the contents of every file that decides it, not their paths.
+
+A stored evaluation stands for a new one where all of it agrees (`scores_file.read_evaluation`). It sees
+
+    prompts     their texts in order, and the bytes of their images
+    base        every byte of the transformer's files, the VAE's, the encoders' and those of a LoRA that runs start from
+    scorers     their resolved options, and every byte of their files, of options that are paths, and of a module from
+                outside this project
+    policy      every byte of a LoRA, a transformer or videos; of a checkpoint what `manifest.fingerprint` says
+
+and not what lies elsewhere: the models of a reward service or of the hub, which it knows by address or name, a base
+model of Qwen2-VL that an adapter of VideoAlign finds beside its folder, this project's code and the packages.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyvideo.config.command_line import reward_options
+from hyvideo.config.identity import evaluation_settings
+from hyvideo.config.sections import RewardSettings
+from hyvideo.data.prompts import contents_of, read_requests
+from hyvideo.distributed.manifest import fingerprint
+from hyvideo.models import loading
+from hyvideo.models.lora import lora_files
+from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.training.model_setup import ENCODER_FOLDERS
+
+
+def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[str, object]:
+    """Settings and contents that evaluations of several policies have in common.
+
+    Args:
+        settings: All of them, by flag.
+
+    Raises: ValueError for prompts or options that cannot be read.
+    """
+    root, csvs, lora = (
+        Path(settings["pretrained_model_root"]),
+        settings["valid_video_csv"],
+        settings["pretrained_lora_path"],
+    )
+    transformer = loading.find_transformer(root, settings["transformer_version"])
+    base = [*([transformer] if transformer else []), *(root / folder for folder in ENCODER_FOLDERS)]
+    base += lora_files(lora) if lora else []
+    options = {} if reward.remote_reward_url else reward_options(reward)
+    return {
+        "settings": evaluation_settings(settings),
+        "prompts": contents_of(read_requests(*csvs)) if csvs else None,
+        "base": fingerprint(base),
+        "scorers": {
+            name: {"options": given, "files": fingerprint(_scorer_files(name, root, given))}
+            for name, given in options.items()
+        },
+    }
+
+
+def policy_identity(**sources: Path | None) -> dict[str, object]:
+    """Paths and contents of what is evaluated: a checkpoint, a LoRA, videos; of nothing, the base model."""
+    return {name: {"path": str(path), "files": fingerprint([path])} for name, path in sources.items() if path}
+
+
+def _scorer_files(name: str, root: Path, options: dict) -> list[Path]:
+    entry = SCORERS[name]
+    module = entry.class_path.partition(":")[0]
+    code = importlib.util.find_spec(module)
+    folder = Path(options.get("path") or root / entry.folder)
+    files = [folder / part for part in entry.files]
+    files += [Path(value) for key, value in options.items() if key != "path" and _is_path(value)]
+    return files + ([Path(code.origin)] if code and code.origin and not module.startswith("hyvideo.") else [])
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and len(value) < 1000 and Path(value).exists()

@@ -1,0 +1,172 @@
+"""The identity of an evaluation: what changes it, byte by byte; a stored one is made again where something changed."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hyvideo.config.command_line import load_config
+from hyvideo.distributed import manifest
+from hyvideo.distributed.manifest import fingerprint
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation import contents
+from hyvideo.evaluation.contents import policy_identity
+from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs
+from hyvideo.evaluation.table2.runs import Study
+from hyvideo.models.reward_models.rewards import SCORERS, Entry
+
+CSV = "prompt,ref_image_path\na red circle moves up,\na blue square moves left,first.png\n"
+
+
+@pytest.fixture
+def world(tmp_path, tiny_config):
+    """Prompts, options and weights of one's own."""
+    shutil.copytree("assets/miniature", tmp_path / "ckpts")
+    (tmp_path / "prompts.csv").write_text(CSV)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "first.png")
+    (tmp_path / "options.yaml").write_text("miniature_videoalign: {batch_size: 8}\n")
+    return load_config(
+        "configs/miniature.yaml",
+        pretrained_model_root=str(tmp_path / "ckpts"),
+        valid_video_csv=str(tmp_path / "prompts.csv"),
+        reward_config=str(tmp_path / "options.yaml"),
+    )
+
+
+def world_identity(config):
+    return contents.world_identity(config.flat(), config.reward)
+
+
+def change_a_byte(path):
+    """As silently as can be: as large and as old as before."""
+    content, found = bytearray(path.read_bytes()), path.stat()
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_what_is_not_touched_is_the_same_wherever_it_lies(world, tmp_path):
+    before = world_identity(world)
+    assert json.loads(json.dumps(before)) == before == world_identity(world)
+    shutil.copytree("assets/miniature", tmp_path / "moved")
+    (tmp_path / "moved" / ".cache").mkdir()
+    (tmp_path / "moved" / "vae" / ".notes").write_text("of a download")
+    moved = world_identity(world.with_settings(pretrained_model_root=str(tmp_path / "moved")))
+    assert moved["base"] == before["base"] and moved["scorers"] == before["scorers"]
+
+
+@pytest.mark.parametrize(
+    "part, change",
+    [
+        ("prompts", lambda root: (root / "prompts.csv").write_text(CSV.replace("blue", "red"))),
+        ("prompts", lambda root: Image.new("RGB", (8, 8), "blue").save(root / "first.png")),
+        ("scorers", lambda root: (root / "options.yaml").write_text("miniature_videoalign: {batch_size: 4}\n")),
+        ("scorers", lambda root: change_a_byte(root / "ckpts/VideoReward/checkpoint-1/model.pth")),
+        ("scorers", lambda root: change_a_byte(root / "ckpts/reference_statistics.safetensors")),
+        ("base", lambda root: change_a_byte(next((root / "ckpts/transformer/miniature").glob("*.safetensors")))),
+        ("base", lambda root: change_a_byte(next((root / "ckpts/vae").glob("*.safetensors")))),
+        ("base", lambda root: shutil.rmtree(root / "ckpts/text_encoder")),
+    ],
+    ids=["csv", "image", "options", "scorer", "statistics", "transformer", "vae", "encoder"],
+)
+def test_a_change_at_the_same_path_is_another_evaluation(world, tmp_path, part, change):
+    before = world_identity(world)
+    change(tmp_path)
+    after = world_identity(world)
+    assert {name for name in before if before[name] != after[name]} == {part}
+
+
+def test_other_columns_of_the_csv_and_other_versions_are_the_same_evaluation(world, tmp_path):
+    before = world_identity(world)
+    (tmp_path / "prompts.csv").write_text(CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n"))
+    (tmp_path / "ckpts/transformer/other").mkdir()
+    (tmp_path / "ckpts/transformer/other/config.json").write_text("{}")
+    assert world_identity(world) == before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"remote_reward_url": "http://127.0.0.1:8000"},
+        {"vae_tile_size": 64},
+        {"vae_tile_overlap": 0.5},
+        {"encoder_dtype": "fp32"},
+        {"reward_checkpoint_mode": "v2"},
+        {"reward_weights": "averaged"},
+        {"validation_seed": 1},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_that_decide_the_videos_or_the_scores_are_in_it(world, settings):
+    assert world_identity(world.with_settings(**settings)) != world_identity(world)
+
+
+def test_the_code_of_a_scorer_from_outside_is_in_it(world, tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text("class Brightness: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(SCORERS, "brightness", Entry("my_rewards:Brightness", ".", ()))
+    config = world.with_settings(reward_model=["brightness"], reward_config="")
+    before = world_identity(config)
+    (tmp_path / "my_rewards.py").write_text("class Brightness: pass\n")
+    assert world_identity(config)["scorers"] != before["scorers"]
+
+
+def test_a_checkpoint_is_known_by_its_manifest_and_what_is_newer_by_its_bytes(tmp_path, monkeypatch):
+    folder = tmp_path / "000010"
+    (folder / "tensors").mkdir(parents=True)
+    (folder / "tensors" / "a").write_bytes(b"weights")
+    (folder / "state.json").write_text("{}")
+    manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
+    before = policy_identity(checkpoint=folder)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, copy_function=shutil.copy)  # newer, in any order
+    assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before["checkpoint"]["files"]
+
+    read, describe = [], manifest._describe
+    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path.name) or describe(path))
+    assert policy_identity(checkpoint=folder) == before and read == ["manifest.json"]
+    (folder / "tensors" / "a").write_bytes(b"Weights")
+    later = (folder / "manifest.json").stat().st_mtime_ns + 10**9
+    os.utime(folder / "tensors" / "a", ns=(later, later))
+    assert policy_identity(checkpoint=folder) != before and "a" in read
+
+
+def test_names_and_bytes_count_and_nothing_is_nothing(tmp_path):
+    (tmp_path / "lora.safetensors").write_bytes(bytes(100))
+    before = policy_identity(lora=tmp_path)
+    change_a_byte(tmp_path / "lora.safetensors")
+    changed = policy_identity(lora=tmp_path)
+    (tmp_path / "lora.safetensors").rename(tmp_path / "other.safetensors")
+    assert before != changed != policy_identity(lora=tmp_path)
+    assert policy_identity(lora=None, checkpoint=None) == {}
+    assert fingerprint([tmp_path / "absent"]) == fingerprint([])
+
+
+def test_a_stored_evaluation_is_made_again_where_something_changed_and_only_there(world, tmp_path, capsys):
+    """The base model's, of Table 2."""
+    flags = {
+        "pretrained_model_root": world.model.pretrained_model_root,
+        "valid_video_csv": world.data.valid_video_csv[0],
+        "validation_repeats": 1,
+        "validation_steps": 1,
+        "reward_model": "miniature",
+    }
+    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves up\na blue square moves left\n")
+    extra = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    study = Study("configs/miniature.yaml", tmp_path / "out", extra=extra)
+
+    def evaluated():
+        evaluation, _ = evaluate_runs(study, [])
+        return evaluation.videos, "evaluated base" in capsys.readouterr().out
+
+    first, is_new = evaluated()
+    assert is_new and evaluated() == (first, False)
+    (tmp_path / "prompts.csv").write_text("prompt\na red circle moves up\na green square moves left\n")
+    second, is_new = evaluated()
+    assert is_new and second[0] == first[0] and second[1]["prompt"] != first[1]["prompt"]
+    assert evaluated() == (second, False)
+    change_a_byte(next(Path(world.model.pretrained_model_root, "vae").glob("*.safetensors")))
+    assert evaluated()[1] and not evaluated()[1]

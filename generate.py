@@ -18,19 +18,15 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import truth
-from hyvideo.config.reference_flags import flags_in, meanings, size_of_text, table
-from hyvideo.data.outside import BriefErrors, brief, shown, unusable
+from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table
+from hyvideo.data.outside import Parser, brief, shown, unusable
 
 MOST_VIDEOS = 100_000  # of one call
 MOST_PIXELS = 8_192  # of a side
 
 
-class Parser(BriefErrors, argparse.ArgumentParser):
-    pass
-
-
 def parse() -> argparse.Namespace:
-    parser = Parser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     what = parser.add_argument_group("what to make")
     what.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
     what.add_argument("--image_path", help="first frame of the videos of --prompt, for image-to-video")
@@ -71,9 +67,7 @@ def parse() -> argparse.Namespace:
     how.add_argument("--fixed_size", help="both as height x width, such as 480x864")
     how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, flow_grpo, ...")
     how.add_argument("--eta", type=float, help="exploration scale, with --stochastic")
-    names = (word[2:].partition("=")[0] for word in sys.argv[1:] if word.startswith("--"))
-    for name in (renamed := flags_in(names, table("generate"))):
-        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
+    renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
     options.of_reference = {name: getattr(options, name) for name in renamed}
     return options

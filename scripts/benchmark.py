@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import forward_flops
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 MINIATURE = "configs/miniature.yaml"
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729
@@ -257,7 +257,7 @@ def benchmark_reward(options: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="transformer | overhead | reward")
     transformer, overhead, reward = (commands.add_parser(name) for name in ("transformer", "overhead", "reward"))
     transformer.set_defaults(run=benchmark_transformer)

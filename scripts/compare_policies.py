@@ -19,13 +19,11 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_sampling
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base or name=path, several")
     parser.add_argument("--prompt", nargs="+", help="prompts in place of those of valid_video_csv")
     parser.add_argument("--num_prompts", type=int, default=8, help="rows of valid_video_csv to take; 8")

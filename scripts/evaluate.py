@@ -20,13 +20,11 @@ from pathlib import Path
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_ranges
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; the base model by default")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     parser.add_argument("--lora_scale", type=float, default=1.0)

@@ -12,11 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     parser.add_argument("--merge", action="store_true", help="write the model with the LoRA in its weights")

@@ -11,15 +11,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import parse_json, refusals
+from hyvideo.data.outside import Parser, parse_json, refusals
 
 THEORY_ALONE = "theory alone: give norms that scripts/measure_gradient_norms.py measured by --gradients"
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run, or of runs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     parser.add_argument("--figures", nargs="+", type=int, choices=[3, 4, 7, 8, 9], default=[3, 4, 7, 8, 9])

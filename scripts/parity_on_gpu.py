@@ -15,11 +15,11 @@ import gc
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model_path", default="ckpts")
     parser.add_argument("--transformer_version", default="480p_t2v")
     parser.add_argument("--config", help="YAML, for a model that is not one of the released versions")

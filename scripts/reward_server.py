@@ -13,14 +13,14 @@ import socket
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 from hyvideo.models.reward_models.rewards import make_scorer, parse_options
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--reward_model", default="videoalign")
     parser.add_argument("--model_path", default="ckpts", help="folder of the checkpoints")
     parser.add_argument("--options", default="{}", help="JSON object of the scorer's options")

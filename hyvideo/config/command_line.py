@@ -18,11 +18,11 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.reference_flags import TASK, flags_in, meanings, table
+from hyvideo.config.reference_flags import TASK, add_flags, flags_in, meanings, table
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
-from hyvideo.data.outside import BriefErrors, file_problem, parse_json, shown
+from hyvideo.data.outside import Parser, file_problem, parse_json, shown
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # of a YAML file
@@ -45,8 +45,8 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     Ends the program with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
     """
     words = [*map(_as_flag, sys.argv[1:] if argv is None else argv)]
-    renamed = flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), table("post_train"))
-    parser = _parser(renamed)
+    parser = _parser()
+    renamed = add_flags(parser, words, table("post_train"))
     options, strangers = parser.parse_known_args(words)
     if strangers:
         flags = [f"--{name}" for name in [*FIELDS, *table("post_train")]]
@@ -135,25 +135,18 @@ def _settled(values: dict[str, Any]) -> dict[str, Any]:
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-class _Parser(BriefErrors, argparse.ArgumentParser):
-    pass
-
-
-def _parser(renamed: Iterable[str]) -> argparse.ArgumentParser:
-    parser = _Parser(
-        usage="%(prog)s --config FILE.yaml [--setting value ...]",
-        description="Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        "Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
         "--print_config shows the resolved settings and the arithmetic of the run. Flags of the public reference that "
         "have another name here are understood: docs/reference_flags.md.",
+        usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=36, width=120),
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="settings of a run")
     parser.add_argument("--print_config", action="store_true", default=False, help="show what would be run, and stop")
     parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes, for --print_config")
-    for name in renamed:
-        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     for name in REMOVED:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     defaults = Config().flat()

@@ -3,6 +3,7 @@
 Values are words, as on a command line; whoever knows a setting's type makes values of them.
 """
 
+import argparse
 import fnmatch
 import functools
 import re
@@ -49,6 +50,14 @@ def table(program: Literal["post_train", "generate"]) -> dict[str, Row]:
     """The rows of a program by their flags, of which one may end in ``*``."""
     content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     return {flag: Row(**row) for flag, row in content[program].items()}
+
+
+def add_flags(parser: argparse.ArgumentParser, words: Iterable[str], rows: Mapping[str, Row]) -> list[str]:
+    """Makes a parser take those flags of the reference that are among the words; gives their names."""
+    names = [*flags_in((word[2:].partition("=")[0] for word in words if word.startswith("--")), rows)]
+    for name in names:
+        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
+    return names
 
 
 def flags_in(names: Iterable[str], rows: Mapping[str, Row]) -> dict[str, Row]:

@@ -3,6 +3,7 @@
 ``Path.exists`` says False of a loop of links and raises for a name that is too long: here both are told in words.
 """
 
+import argparse
 import json
 import os
 import re
@@ -127,8 +128,12 @@ def brief(message: str, longest: int = MAX_MESSAGE) -> str:
     return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
 
 
-class BriefErrors:
-    """Mix-in of an ArgumentParser that quotes a part of what it refuses: a shell may expand a file into a flag."""
+class Parser(argparse.ArgumentParser):
+    """Parser without abbreviations, which quotes a part of what it refuses: a shell may expand a file into a flag."""
+
+    def __init__(self, description: str | None = None, **options):
+        options = {"formatter_class": argparse.RawDescriptionHelpFormatter} | options
+        super().__init__(description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         super().error(brief(message, 1_000))

@@ -1,51 +1,29 @@
 """Runs that the figures 3, 7 and 8 of the paper are drawn from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from hyvideo.evaluation.table2.runs import METHODS, TableRun, grid
 
-
-@dataclass(frozen=True)
-class TrainedFigure:
-    """Runs of a figure but for reward settings and seeds."""
-
-    methods: tuple[str, ...] = ("sage_grpo",)
-    kls: tuple[str, ...] = ("dual_moving",)
-    no_equalizer: bool = False
-    schedules: tuple[str, ...] = ("",)
-
-
+# What a figure compares; the rest is SAGE-GRPO with a dual moving trust region.
 TRAINED_FIGURES = {
-    3: TrainedFigure(methods=tuple(METHODS), kls=("none",), no_equalizer=True),
-    7: TrainedFigure(schedules=("constant", "two_stage", "milder")),
-    8: TrainedFigure(kls=("none", "fixed", "stepwise", "moving", "dual_moving")),
+    3: {"methods": list(METHODS), "kls": ["none"], "no_equalizer": True},
+    7: {"schedules": ["constant", "two_stage", "milder"]},
+    8: {"kls": ["none", "fixed", "stepwise", "moving", "dual_moving"]},
 }
 
 
-def runs_of(
-    figure: int,
-    settings: Iterable[str],
-    seeds: Iterable[int],
-    *,
-    methods: Iterable[str] | None = None,
-    kls: Iterable[str] | None = None,
-    schedules: Iterable[str] | None = None,
-) -> list[TableRun]:
-    """Runs of a figure, with other methods, trust regions or, in figure 7, schedules than its own where given.
+def runs_of(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[TableRun]:
+    """Runs of a figure.
+
+    Args:
+        others: ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own; None for its own.
 
     Raises: ValueError for what the figure does not compare.
     """
-    own = TRAINED_FIGURES[figure]
-    if schedules and figure != 7:
+    others = {name: values for name, values in others.items() if values}
+    if "schedules" in others and figure != 7:
         raise ValueError(f"--schedules are what figure 7 compares, and --figures has {figure}; leave one of them out")
-    if figure == 7 and "none" in (kls or ()):
+    if figure == 7 and "none" in others.get("kls", ()):
         raise ValueError("figure 7 compares schedules of the KL coefficient, and --kl none has none; name another")
-    return grid(
-        settings,
-        methods or own.methods,
-        kls or own.kls,
-        seeds,
-        no_equalizer=own.no_equalizer,
-        schedules=schedules or own.schedules,
-    )
+    chosen = {"methods": ["sage_grpo"], "kls": ["dual_moving"]} | TRAINED_FIGURES[figure] | others
+    return grid(settings, seeds=seeds, **chosen)

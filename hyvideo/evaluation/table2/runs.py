@@ -56,7 +56,7 @@ def grid(
     kls: Iterable[str],
     seeds: Iterable[int],
     *,
-    no_equalizer: bool,
+    no_equalizer: bool = False,
     schedules: Iterable[str] = ("",),
 ) -> list[TableRun]:
     """All runs, seed by seed, so that a study that is stopped has whole tables of fewer seeds."""

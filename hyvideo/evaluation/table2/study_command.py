@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from hyvideo.data.outside import Parser
 from hyvideo.evaluation.table2.runs import SETTINGS, Study, TableRun, progress, split_extra
 from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_run, train_runs
 
@@ -13,9 +14,7 @@ MINIATURE_NOISE = "sage_grpo:0.7"
 
 def study_parser(doc: str) -> argparse.ArgumentParser:
     """Parser with the flags of every study."""
-    parser = argparse.ArgumentParser(
-        description=doc, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(doc)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--world", choices=list(WORLDS), help="a world that needs no download")
     where.add_argument("--config", help="YAML of a run, with valid_video_csv")

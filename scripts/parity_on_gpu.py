@@ -45,14 +45,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.models.attention import use_fastest_kernels
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
     from hyvideo.records.stage_timer import StageTimer
-    from hyvideo.training.model_setup import (
-        RequiredEncoders,
-        check_checkpoint,
-        check_images,
-        choose_device,
-        load_encoder,
-        load_pipeline,
-    )
+    from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder, load_pipeline
 
     settings = {
         "pretrained_model_root": options.model_path,
@@ -69,10 +62,7 @@ def run(options: argparse.Namespace) -> None:
         config = Config().with_settings(**settings).resolved()
     request = Request(options.prompt, options.image_path)
     size = options.height, options.width
-    # diffusers' pipeline has no choice about glyphs
-    needs = RequiredEncoders(glyphs=True, images=options.image_path is not None)
-    check_checkpoint(config, needs, [(options.video_length, *size)])
-    check_images(config.model, [request], "this call")
+    needs = check_checkpoint(config, {"this call": [request]}, [(options.video_length, *size)])
     device = choose_device(config.model.device)
     kernels = use_fastest_kernels()
     encoder, vae = load_encoder(config, device)

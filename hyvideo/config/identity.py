@@ -39,10 +39,13 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Files that settings name, by the setting: prompts, and the scorers' options where they are no JSON text."""
-    options = settings["reward_config"]
+    """Files that settings name, by the setting: prompts, options of scorers, and the LoRA that a run starts from."""
+    from hyvideo.models.lora import lora_files  # imports torch
+
+    options, lora = settings["reward_config"], settings["pretrained_lora_path"]
     named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv")}
     named["reward_config"] = [options] if options and not is_json(options) else []
+    named["pretrained_lora_path"] = lora_files(lora) if lora else []
     return {name: [located(path) for path in paths] for name, paths in named.items() if paths}
 
 

@@ -231,10 +231,6 @@ class OptimizerSettings:
         "matrices of the blocks by default.",
     )
 
-    def __post_init__(self) -> None:
-        # Settings of earlier versions have one text, empty for none.
-        object.__setattr__(self, "lora_target_modules", [word for word in self.lora_target_modules if word])
-
 
 @dataclass(frozen=True)
 class DistributedSettings:

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config.command_line import reward_options
-from hyvideo.config.identity import evaluation_settings
+from hyvideo.config.identity import evaluation_settings, named_files
 from hyvideo.config.sections import RewardSettings
 from hyvideo.data.prompts import contents_of, read_requests
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading
-from hyvideo.models.lora import lora_files
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.training.model_setup import ENCODER_FOLDERS
 
@@ -36,23 +35,20 @@ def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[
 
     Raises: ValueError for prompts or options that cannot be read.
     """
-    root, csvs, lora = (
-        Path(settings["pretrained_model_root"]),
-        settings["valid_video_csv"],
-        settings["pretrained_lora_path"],
-    )
-    transformer = loading.find_transformer(root, settings["transformer_version"])
-    base = [*([transformer] if transformer else []), *(root / folder for folder in ENCODER_FOLDERS)]
-    base += lora_files(lora) if lora else []
+    root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
+    base = [root / folder for folder in ENCODER_FOLDERS] + named_files(settings).get("pretrained_lora_path", [])
+    if transformer := loading.find_transformer(root, settings["transformer_version"]):
+        base.insert(0, transformer)
     options = {} if reward.remote_reward_url else reward_options(reward)
+    scorers = {
+        name: {"options": given, "files": fingerprint(_scorer_files(name, root, given))}
+        for name, given in options.items()
+    }
     return {
         "settings": evaluation_settings(settings),
         "prompts": contents_of(read_requests(*csvs)) if csvs else None,
         "base": fingerprint(base),
-        "scorers": {
-            name: {"options": given, "files": fingerprint(_scorer_files(name, root, given))}
-            for name, given in options.items()
-        },
+        "scorers": scorers,
     }
 
 

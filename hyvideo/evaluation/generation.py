@@ -34,7 +34,6 @@ from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import (
     RequiredEncoders,
     check_checkpoint,
-    check_images,
     choose_device,
     load_encoder,
     load_pipeline,
@@ -190,10 +189,8 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
-    requests, frames = [video.request for video in videos], config.data.sample_n_frames
-    needs = RequiredEncoders.of(requests + config.negative_requests)
-    check_checkpoint(config, needs, [(frames, video.height, video.width) for video in videos])
-    check_images(config.model, requests, "this call")
+    sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
+    needs = check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.or_start(config.optimizer.pretrained_lora_path)
     source.check(config.model)
     device = choose_device(config.model.device, processes.local_rank())

@@ -21,13 +21,7 @@ from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import score_entry
-from hyvideo.training.model_setup import (
-    RequiredEncoders,
-    check_checkpoint,
-    check_images,
-    choose_device,
-    load_encoder,
-)
+from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 
 
@@ -59,9 +53,7 @@ class Evaluator:
         config = self.config
         if not self.requests:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
-        needs = RequiredEncoders.of(self.requests + config.negative_requests)
-        check_checkpoint(config, needs, [self.size])
-        check_images(config.model, self.requests, "valid_video_csv")
+        needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
         source = source.or_start(config.optimizer.pretrained_lora_path)
         source.check(config.model)
         encoder, vae = self._encoder_and_vae

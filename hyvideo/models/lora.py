@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 FORMS = ("diffusers", "peft", "original")
-_PEFT_FILE, _PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = "adapter_model.safetensors", "pytorch_lora_weights.safetensors"
+_PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
 # Settings in them: no more, because a peft that does not know a newer one refuses the file.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
@@ -243,10 +243,10 @@ def lora_files(path: str | Path) -> list[Path]:
 def _file_of(path: Path) -> Path:
     if path.is_file():
         return path
-    for name in (_PEFT_FILE, _DIFFUSERS_FILE):
+    for name in LORA_FILES:
         if (path / name).is_file():
             return path / name
-    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {_PEFT_FILE} or {_DIFFUSERS_FILE}")
+    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}")
 
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:

@@ -13,7 +13,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, located
 from hyvideo.data.prompts import read_requests
 from hyvideo.models.reward_models.rewards import SCORERS
-from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint
+from hyvideo.training.model_setup import check_checkpoint
 
 
 def lacks(config: Config, world_size: int) -> Iterator[str]:
@@ -24,11 +24,11 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
     root = config.model.pretrained_model_root
     if folder_problem(root):
         return
-    named = [*config.data.prompts_csv, *config.data.valid_video_csv]
-    requests = read_requests(*(path for path in named if os.path.isfile(located(path)))) + config.negative_requests
+    named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
+    there = {name: [path for path in paths if os.path.isfile(located(path))] for name, paths in named.items()}
     sizes = [config.rollout_size, *([config.validation_size] if config.data.valid_video_csv else [])]
     try:
-        check_checkpoint(config, RequiredEncoders.of(requests), sizes)
+        check_checkpoint(config, {name: read_requests(*paths) for name, paths in there.items()}, sizes)
     except ValueError as error:
         yield from str(error).splitlines()
     if not config.reward.remote_reward_url:

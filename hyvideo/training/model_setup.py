@@ -1,8 +1,9 @@
 """Loads what a run needs: one place for training, generation and scripts."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from hyvideo.distributed.node_report import NodeExpectations
 from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
-from hyvideo.models.lora import Lora, check_lora, lora_files, read_lora, training_config
+from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
 from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
@@ -64,18 +65,12 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
-def input_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Files that settings name, by the setting: prompts, options of scorers, and the LoRA that a run starts from."""
-    lora = settings["pretrained_lora_path"]
-    return named_files(settings) | ({"pretrained_lora_path": lora_files(lora)} if lora else {})
-
-
 def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
     """Expectations of a run on every node, by its settings, for the preflight."""
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     files = {
         f"{name} {number}" if number > 1 else name: str(path)
-        for name, paths in input_files(settings).items()
+        for name, paths in named_files(settings).items()
         for number, path in enumerate(paths, start=1)
     }
     return NodeExpectations(
@@ -227,14 +222,19 @@ def precompute_conditions(
     barrier(mesh)
 
 
-def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tuple[int, int, int]]) -> None:
-    """Raises ValueError that lists what is wrong with the checkpoint folder for this run; reads headers only.
+def check_checkpoint(
+    config: Config, requests: Mapping[str, list[Request]], sizes: Iterable[tuple[int, int, int]]
+) -> RequiredEncoders:
+    """Encoders that the requests and guidance need. Raises ValueError that lists what is wrong with the checkpoint
+    folder for this run, or with the images; reads headers only.
 
     Args:
+        requests: Those of the run, by words for where they are from.
         sizes: Frames, height and width of the videos that the run makes.
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
+    needs = RequiredEncoders.of([*chain(*requests.values()), *config.negative_requests])
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
     problems = fit_checks.check_checkpoint(
@@ -249,31 +249,31 @@ def check_checkpoint(config: Config, needs: RequiredEncoders, sizes: Iterable[tu
     for frames, height, width in dict.fromkeys(sizes):
         problems += fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
     problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
+    task = loading.read_task(root, version)
+    for source, some in requests.items():
+        problems += _image_problems(task, some, f"transformer_version {version}", source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
+    return needs
 
 
-def check_images(model: ModelSettings, requests: list[Request], source: str) -> None:
-    """Raises ValueError for images that the transformer was not made for, and for none where it was made for them.
+def _image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Iterator[str]:
+    """Images that the transformer was not made for, or none where it was made for them.
 
     An image-to-video version also knows rows without an image, so some may lack one. Where all do, the images were
     forgotten or the text-to-video version is meant.
-
-    Args:
-        source: Words for where the requests are from.
     """
-    task = loading.read_task(model.pretrained_model_root, model.transformer_version)
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
-        raise ValueError(
-            f"transformer_version {model.transformer_version} is for text-to-video and was given reference images, "
-            f"{with_image} in {source}; take an i2v version, or leave out the images"
+        yield (
+            f"{version} is for text-to-video and was given reference images, {with_image} in {source}; take an i2v "
+            "version, or leave out the images"
         )
     if task == "i2v" and requests and not with_image:
-        raise ValueError(
-            f"transformer_version {model.transformer_version} is for image-to-video and was given no reference image "
-            f"for the {len(requests)} prompts of {source}; name images, in a column ref_image_path of the CSV or by "
-            "--image_path of generate.py, or take a t2v version by its name"
+        yield (
+            f"{version} is for image-to-video and was given no reference image for the {len(requests)} prompts of "
+            f"{source}; name images, in a column ref_image_path of the CSV or by --image_path of generate.py, or take "
+            "a t2v version by its name"
         )
 
 

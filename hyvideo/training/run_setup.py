@@ -19,7 +19,6 @@ from hyvideo.training.model_setup import (
     RequiredEncoders,
     check_adapter,
     check_checkpoint,
-    check_images,
     load_encoder,
     make_pipeline,
     negative_condition,
@@ -73,9 +72,7 @@ def build_parts(
     validated = read_requests(*config.data.valid_video_csv)
     encoded = requests + config.negative_requests
     sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
-    check_checkpoint(config, RequiredEncoders.of(encoded + validated), sizes)
-    check_images(config.model, requests, "prompts_csv")
-    check_images(config.model, validated, "valid_video_csv")
+    check_checkpoint(config, {"prompts_csv": requests, "valid_video_csv": validated}, sizes)
     check_adapter(config.model, config.optimizer)
     scorer = make_async_scorer(config, device, scorers)
     scorer.check_prompts([request.prompt for request in requests + validated])

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hyvideo.config.identity import Changes, changed_settings
+from hyvideo.config.identity import Changes, changed_settings, named_files
 from hyvideo.config.settings import TRAITS, Config
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.models.lora import save_lora
-from hyvideo.training.model_setup import input_files
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
@@ -134,7 +133,7 @@ def contents(settings: Mapping[str, Any]) -> dict[str, str]:
     """Hashes of the files that decide what is learned, by the setting that names them."""
     return {
         name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
-        for name, paths in input_files(settings).items()
+        for name, paths in named_files(settings).items()
         if TRAITS[name].decides == "learning"
     }
 
@@ -156,7 +155,7 @@ def differences(
     changes = changed_settings(saved, settings, same_rollouts=same_rollouts)
     for name, digest in contents.items():
         if saved_contents.get(name, digest) != digest:
-            paths = ", ".join(map(str, input_files(settings)[name]))
+            paths = ", ".join(map(str, named_files(settings)[name]))
             changes.of_the_method.append(f"the contents of {name} {paths} are not what they were")
     return changes
 

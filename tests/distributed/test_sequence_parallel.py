@@ -188,8 +188,8 @@ def test_heads_are_shared_as_evenly_as_they_can_be():
 
 def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
     from hyvideo.config.command_line import load_config
-    from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint
+    from hyvideo.training.model_setup import check_checkpoint
 
     config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(ValueError, match="at most the 3 attention heads.*got 4; 1, 3 give every rank the same"):
-        check_checkpoint(config, RequiredEncoders(glyphs=False, images=False), [(5, 16, 16)])
+        check_checkpoint(config, {}, [(5, 16, 16)])

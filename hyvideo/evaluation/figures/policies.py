@@ -15,18 +15,15 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.generation import Source, generate, list_videos
+from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, even_frames
 from hyvideo.records.side_by_side import side_by_side
 
 BASE, TOGETHER, SHEET = "base", "side_by_side", "policies.png"
-LORA_FILES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 
 
 def read_policies(words: list[str]) -> dict[str, Source]:
-    """Policies by name, from ``base`` or ``name=path``; see `source_of` for what a path may be.
-
-    Raises: ValueError for another form, for a name that cannot be used, and for a path that is not there.
-    """
+    """Policies by name, from ``base`` or ``name=path``; `source_of` says what a path may be. ValueError for others."""
     policies: dict[str, Source] = {}
     for word in words:
         name, has_path, path = word.partition("=")
@@ -75,15 +72,16 @@ class PolicyComparison:
 
     def draw(self) -> list[Path]:
         """Writes the sheet and the mp4 files of all policies beside each other; gives their paths."""
-        seed, prompts = self.config.record.validation_seed, [request.prompt for request in self.requests]
+        sheet, together = self.out / SHEET, self.out / TOGETHER
+        together.mkdir(exist_ok=True)
         frames: dict[str, list] = {name: [] for name in self.policies}
-        (self.out / TOGETHER).mkdir(exist_ok=True)
-        for number in range(len(prompts)):
+        captions = []
+        for number in range(len(self.requests)):
             file = f"{number:04d}.mp4"
             clips = {name: read_video(self.out / name / file)[0] for name in self.policies}
-            write_video(self.out / TOGETHER / file, side_by_side(clips), self.config.data.fps)
+            write_video(together / file, side_by_side(clips), self.config.data.fps)
             for name, clip in clips.items():
                 frames[name].append(even_frames(clip))
-        captions = [f"seed {seed}, video {number}" for number in range(len(prompts))]
-        contact_sheet(self.out / SHEET, prompts, frames, captions)
-        return [self.out / SHEET, self.out / TOGETHER]
+            captions.append(f"seed {self.config.record.validation_seed}, video {number}")
+        contact_sheet(sheet, [request.prompt for request in self.requests], frames, captions)
+        return [sheet, together]

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.config.memory.whole_run import num_validations
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
@@ -46,9 +47,9 @@ def plan_run(study: Study, run: TableRun) -> RunPlan:
     plan = make_plan(config, world_size)
     steps = config.optimizer.max_steps
     rollouts = plan.rollouts * steps
-    validations = config.record.validate_at_step0 + -(-steps // config.record.validation_interval)
     per_validation = validation_forwards(config.record, config.data.valid_video_csv, config.num_branches)
-    forwards = rollouts * plan.forwards_per_rollout + validations * per_validation
+    validated = num_validations(config.record, steps) * per_validation
+    forwards = rollouts * plan.forwards_per_rollout + validated
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards)
 
 

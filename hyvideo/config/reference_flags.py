@@ -78,12 +78,12 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
     for flag, row in flags_in(given, rows).items():
         words = given[flag] or ["true"]
         text = f"{flag} {' '.join(words)}"
-        if row.needs and not (row.needs in given and _is(given[row.needs] or ["true"], True)):
-            if row.needs not in given and not known.get(row.sets[0]):
-                raise ValueError(f"{text} does nothing in the reference without {row.needs}; add {row.needs} true")
-            if row.needs in given:
-                idle.setdefault(f"{row.needs} is false", []).append(text)
-                continue
+        switch = given.get(row.needs)
+        if row.needs and switch is None and not known.get(row.sets[0]):
+            raise ValueError(f"{text} does nothing in the reference without {row.needs}; add {row.needs} true")
+        if switch and not _is(switch, True):
+            idle.setdefault(f"{row.needs} is false", []).append(text)
+            continue
         chosen = next((row.values[value] for value in row.values if _is(words, value)), None)
         if chosen is not None:
             found += [Meaning(name, flag, [str(value)], row.unless_set, row.one) for name, value in chosen.items()]

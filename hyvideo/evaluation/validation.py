@@ -26,7 +26,7 @@ from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.records.contact_sheet import before_after
+from hyvideo.records.contact_sheet import contact_sheet
 from hyvideo.records.run_files import evenly_spaced, reported_if_unwritable, score_entry, write_json, write_videos
 
 FOLDER = "samples"
@@ -105,10 +105,11 @@ class Validation:
         )
         if not files:
             return None
-        before, after = ([read_video(self.folder(k) / name)[0] for name in files] for k in (0, iteration))
+        folders = {"before": self.folder(0), "after": self.folder(iteration)}
+        clips = {when: [read_video(folder / name)[0] for name in files] for when, folder in folders.items()}
         captions = [f"{_score(old[name]['reward'])} -> {_score(new[name]['reward'])}" for name in files]
         path = self.output.parent / "before_after.png"
-        before_after(path, [old[name]["prompt"] for name in files], before, after, captions)
+        contact_sheet(path, [old[name]["prompt"] for name in files], clips, captions)
         return path
 
     def rows(self) -> list[int]:

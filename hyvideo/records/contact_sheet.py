@@ -24,22 +24,6 @@ WIDE = "\u1100"  # from here on, letters are about twice as wide
 WIDE_FONTS = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei")
 
 
-def before_after(
-    path: str | os.PathLike,
-    prompts: Sequence[str],
-    before: Sequence[Tensor],
-    after: Sequence[Tensor],
-    captions: Sequence[str],
-) -> None:
-    """Writes a PNG, a row for each prompt: its text, frames before training and after, time to the right.
-
-    Args:
-        before, after: A clip for each prompt, from the same seed; uint8 (frames, 3, height, width), any size.
-        captions: A short line under each prompt, such as its scores: "0.81 -> 1.42".
-    """
-    contact_sheet(path, prompts, {"before": before, "after": after}, captions)
-
-
 def contact_sheet(
     path: str | os.PathLike, prompts: Sequence[str], clips: Mapping[str, Sequence[Tensor]], captions: Sequence[str]
 ) -> None:
@@ -47,6 +31,7 @@ def contact_sheet(
 
     Args:
         clips: By the title of a column, a clip for each prompt; uint8 (frames, 3, height, width), any size.
+        captions: A short line under each prompt, such as its scores: "0.81 -> 1.42".
     """
     columns = {
         title: [[fit_frame(frame) for frame in even_frames(clip)] for clip in column] for title, column in clips.items()

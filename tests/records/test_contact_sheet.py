@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hyvideo.data.videos import enlarge
-from hyvideo.records.contact_sheet import before_after, contact_sheet, even_frames, fit_frame, wrap
+from hyvideo.records.contact_sheet import contact_sheet, even_frames, fit_frame, wrap
 
 
 def plain_clip(color: tuple[int, int, int], num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
@@ -21,6 +21,10 @@ def pixels(path) -> np.ndarray:
 
 def where(picture: np.ndarray, color: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.nonzero((picture == np.array(color, dtype=np.uint8)).all(axis=-1))
+
+
+def before_after(path, prompts, before, after, captions):
+    contact_sheet(path, prompts, {"before": before, "after": after}, captions)
 
 
 RED, GREEN, BLUE, YELLOW = (230, 10, 10), (10, 200, 10), (10, 10, 230), (230, 230, 10)

@@ -7,6 +7,7 @@ with levels and distances as fractions of the full range. Of a large video some 
 
 import math
 import statistics
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -143,9 +144,8 @@ def measure_sets(
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
     local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
-    widths: dict[str, int] = {}  # by name, also of what only other ranks have
-    for of_rank in all_objects({name: one.rows.shape[1] for name, one in local.items()}, mesh):
-        widths |= of_rank
+    # By name, also of what only other ranks have.
+    widths = dict(ChainMap(*all_objects({name: one.rows.shape[1] for name, one in local.items()}, mesh)))
     means, spreads = {}, {}
     for name in sorted(widths):
         rows = dict(zip(decoded, local[name].rows.tolist())) if name in local else {}

@@ -14,7 +14,7 @@ from hyvideo.evaluation.scores_file import Evaluation, by_prompt
 from hyvideo.evaluation.table2.intervals import Interval
 from hyvideo.evaluation.table2.runs import KL_FLAGS, TableRun
 from hyvideo.evaluation.table2.table import FRECHET, REWARD, TRUE_REWARD, Column, RowKey, over_seeds
-from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, seeds_in_words
+from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, markdown_table, seeds_in_words
 
 MEASURES = (REWARD, TRUE_REWARD, FRECHET)
 VIDEO = ("number", "prompt", "seed", "group")  # what says which video an entry is of
@@ -114,11 +114,10 @@ def difference(column: Column, setting: str, first: Evaluation, second: Evaluati
 
 def as_markdown(comparisons: list[Comparison]) -> str:
     columns = [column.name for column in MEASURES if any(column.name in c.differences for c in comparisons)]
-    rows = [["Question", "Setting", "Seeds", *columns, "Reading"]]
-    rows.append(["---"] * len(rows[0]))
+    rows = []
     for answer in comparisons:
         cells = [
             "".join(in_words(answer.differences[c], sign="+")) if c in answer.differences else "-" for c in columns
         ]
         rows.append([answer.question, answer.setting, seeds_in_words(len(answer.seeds)), *cells, answer.reading])
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *NOTES]) + "\n"
+    return markdown_table(["Question", "Setting", "Seeds", *columns, "Reading"], rows, NOTES)

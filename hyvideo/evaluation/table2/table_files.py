@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from hyvideo.evaluation.table2.intervals import Interval
@@ -24,11 +25,17 @@ def write_table(table: Table, folder: Path) -> list[Path]:
 
 def as_markdown(table: Table) -> str:
     heads = _row_heads(table) + ["Seeds"] + [f"{setting}: {column.name}" for setting, column in _columns(table)]
-    rows = [heads, ["---"] * len(heads)]
+    rows = []
     for row in table.rows:
         cells = [_cell(table, row, *place, bold="**{}**", minus="-") for place in _columns(table)]
         rows.append(_row_labels(table, row) + [_seeds(table, row)] + cells)
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes(table)]) + "\n"
+    return markdown_table(heads, rows, notes(table))
+
+
+def markdown_table(heads: list[str], rows: list[list[str]], below: Iterable[str]) -> str:
+    """A table of cells, and lines of text below it."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join([*lines, "", *below]) + "\n"
 
 
 def as_csv(table: Table) -> str:

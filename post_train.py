@@ -15,7 +15,7 @@ from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import print_sentences, print_without_effect, settings_without_effect
+from hyvideo.config.without_effect import print_sentences, settings_without_effect
 from hyvideo.data.outside import brief
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
@@ -81,7 +81,7 @@ def show(command: CommandLine) -> None:
     plan = make_plan(config, world_size)
     print(yaml.safe_dump(config.flat(), sort_keys=False))
     print("\n".join([describe(config, plan), *start_lines(config, world_size, config.model.device)]))
-    print_without_effect(settings_without_effect(config, plan, world_size))
+    print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
 
     from hyvideo.training.machine import lacks
 

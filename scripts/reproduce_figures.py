@@ -33,7 +33,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions in place of the figure's")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 in place of its three")
     parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
-    parser.add_argument("--only_cell", metavar="NAME", help="train this cell, draw nothing")
     parser.add_argument("--only_figure", action="store_true", help="train nothing, draw what is finished")
     return parser.parse_args()
 

@@ -26,7 +26,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), default=["none", "fixed", "dual_moving"])
     parser.add_argument("--no_equalizer", action="store_true", help="also every cell without the equalizer")
     parser.add_argument("--scorers", nargs="+", default=[], help="measure with these: videoalign clip pickscore")
-    parser.add_argument("--only_cell", metavar="NAME", help="train and evaluate this cell, write no table")
     parser.add_argument("--only_table", action="store_true", help="train nothing, write the table of what is finished")
     return parser.parse_args()
 

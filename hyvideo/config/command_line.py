@@ -97,9 +97,8 @@ def _understood(given: dict[str, Any], words_of: dict[str, list[str]], inherited
 
 
 def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
-    kind = FIELDS[name].type
     try:
-        if get_origin(kind) is list:
+        if get_origin(FIELDS[name].type) is list:
             return in_form(name, [_value(name, word) for word in words])
         if len(words) != 1:
             raise argparse.ArgumentTypeError(f"takes one value, got {shown(' '.join(words))}")

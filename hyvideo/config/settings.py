@@ -107,6 +107,11 @@ class Config:
         own = self.record.validation_shift
         return self.rollout.shift if own is None else own
 
+    def sampled_as_validation(self) -> "Config":
+        """A copy whose rollouts have the frames, size and shift of a validation."""
+        frames, height, width = self.validation_size
+        return self.with_settings(sample_n_frames=frames, height=height, width=width, shift=self.validation_shift)
+
     @property
     def kl_strategy(self) -> str:
         """The strategy by its name, whichever flags chose it."""

@@ -36,11 +36,6 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
     return sentences
 
 
-def print_without_effect(sentences: list[str]) -> None:
-    """Prints a sentence for each setting that does nothing in this run."""
-    print_sentences("does nothing here", sentences)
-
-
 def print_sentences(title: str, sentences: Iterable[str]) -> None:
     """Prints a line for each sentence, the first after the title."""
     for number, sentence in enumerate(sentences):

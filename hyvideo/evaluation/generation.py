@@ -144,9 +144,7 @@ def sampling_config(
 def _config_of_version(file: str | None, settings: dict) -> Config:
     if file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
         config = load_config(file or MINIATURE, **settings)
-        frames, height, width = config.validation_size
-        own = {"sample_n_frames": frames, "height": height, "width": width, "shift": config.validation_shift}
-        return config if "sde_type" in settings else config.with_settings(**(own | settings))
+        return config if "sde_type" in settings else config.sampled_as_validation().with_settings(**settings)
     config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**settings)
     defaults = version_defaults(config.model.transformer_version)
     if "validation_steps" not in settings and defaults:

@@ -12,6 +12,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.transformer import stock_twin
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
+from hyvideo.training.model_setup import weights_seed
 
 
 def sample_diffusers(
@@ -42,7 +43,7 @@ def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, 
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # needs no torchvision
 
     root, dtype = model.pretrained_model_root, DTYPES[model.dtype]
-    common = {"device": pipeline.device, "random_weights_seed": 0 if model.random_weights else None}
+    common = {"device": pipeline.device, "random_weights_seed": weights_seed(model)}
     tokenizer, text_encoder = encoders.load_text_encoder(root, dtype=DTYPES[model.encoder_dtype], **common)
     tokenizer_2, text_encoder_2 = encoders.load_glyph_encoder(root, **common)
     parts = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.run_plan import Plan, describe
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import print_without_effect, settings_without_effect
+from hyvideo.config.without_effect import print_sentences, settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.records.metrics_file import whole_lines
 
@@ -30,7 +30,7 @@ def print_start(
     """
     print("\n".join([describe(config, plan), *start_lines(config, world_size, str(device))]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
-    print_without_effect(settings_without_effect(config, plan, world_size))
+    print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
     for sentence in changed_settings:
         print(f"changed since then     {sentence}")

@@ -86,7 +86,7 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     """The encoder of a run, which reads its models when they are needed, and the VAE."""
     model = config.model
     root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
-    common = {"device": device, "random_weights_seed": _seed(model)}
+    common = {"device": device, "random_weights_seed": weights_seed(model)}
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
@@ -150,7 +150,7 @@ def load_transformer(
         model.transformer_version,
         dtype=dtype,
         device=device,
-        random_weights_seed=_seed(model),
+        random_weights_seed=weights_seed(model),
         lora=lora,
     )
 
@@ -201,7 +201,8 @@ def make_pipeline(
     )
 
 
-def _seed(model: ModelSettings) -> int | None:
+def weights_seed(model: ModelSettings) -> int | None:
+    """Seed that random weights are drawn from; None where they are read."""
     return RANDOM_WEIGHTS_SEED if model.random_weights else None
 
 

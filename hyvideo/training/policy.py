@@ -22,12 +22,12 @@ from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import (
-    RANDOM_WEIGHTS_SEED,
     RequiredEncoders,
     adapter_config,
     load_transformer,
     prepare_transformer,
     read_start,
+    weights_seed,
 )
 from hyvideo.training.optimizers import Optimizers, make_optimizers
 
@@ -76,12 +76,11 @@ class Policy:
         dtype = DTYPES[model.dtype if self.is_lora else model.master_weight_type]
         weights = None
         if self.is_sharded:
-            seed = RANDOM_WEIGHTS_SEED if model.random_weights else None
             transformer, weights = loading.stream_transformer(
                 model.pretrained_model_root,
                 model.transformer_version,
                 read=self.mesh.is_main,
-                random_weights_seed=seed,
+                random_weights_seed=weights_seed(model),
                 lora=merged,
             )
             transformer.to(dtype)

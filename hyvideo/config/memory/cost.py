@@ -68,7 +68,7 @@ def cost(run: PlannedRun) -> Cost:
 def decode_flops(run: PlannedRun) -> float:
     """FLOPs of decoding one video; what neighbouring tiles share is decoded twice."""
     ratio = run.architecture.spatial_compression_ratio
-    covered, *sides = run.video_size
+    covered, *sides = run.config.rollout_size
     for side in sides:
         covered *= _tiled(side // ratio, run.settings.vae_tile_size // ratio, run.settings.vae_tile_overlap) * ratio
     relative = run.architecture.block_out_channels[0] / Architecture.block_out_channels[0]

@@ -83,19 +83,19 @@ def vae_bytes(run: PlannedRun) -> float:
 def decoding_bytes(run: PlannedRun) -> float:
     """Bytes of the feature maps of a tile, the mask of its attention layer, and the videos."""
     model, size = run.architecture, BYTES[run.settings.vae_dtype]
-    frames, *sides = run.video_size
+    frames, *sides = run.config.rollout_size
     height, width = (min(run.settings.vae_tile_size or max(sides), side) for side in sides)
     feature_map = frames * height * width * model.block_out_channels[0] * size
     latent_frames = (frames - 1) // model.temporal_compression_ratio + 1
     tokens = latent_frames * height * width // model.spatial_compression_ratio**2
     # The tiles, and the video that they are blended into.
-    pixels = 2 * 3 * math.prod(run.video_size) * size
+    pixels = 2 * 3 * math.prod(run.config.rollout_size) * size
     return run.settings.decode_batch_size * (_DECODER_MAPS * feature_map + pixels) + tokens**2 * size
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
     """Bytes of float32 latents before, between and after the steps, means of the steps, and the anchor's means."""
-    latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.video_size))
+    latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     states = 2 * run.settings.grpo_sampling_steps + 1
     if run.config.needs_anchor and run.settings.kl_compute_mode == "rollout_phase":
         states += run.num_trained_steps

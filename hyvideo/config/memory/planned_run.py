@@ -35,13 +35,8 @@ class PlannedRun:
         return SimpleNamespace(**self.config.flat())
 
     @property
-    def video_size(self) -> tuple[int, int, int]:
-        """Frames, height and width of a rollout."""
-        return self.config.rollout_size
-
-    @property
     def image_tokens(self) -> int:
-        return self.architecture.image_tokens(*self.video_size)
+        return self.architecture.image_tokens(*self.config.rollout_size)
 
     @property
     def checkpointing(self) -> str:
@@ -81,14 +76,9 @@ class PlannedRun:
         record = self.config.record
         if not self.config.data.valid_video_csv:
             return None
-        frames, height, width = self.config.validation_size
-        return self.with_settings(
-            sample_n_frames=frames,
-            height=height,
-            width=width,
-            grpo_sampling_steps=record.validation_steps,
-            batch_size=record.validation_batch_size,
-        )
+        steps, batch_size = record.validation_steps, record.validation_batch_size
+        sampling = self.config.sampled_as_validation()
+        return replace(self, config=sampling.with_settings(grpo_sampling_steps=steps, batch_size=batch_size))
 
     @property
     def rollouts_per_replica(self) -> int:

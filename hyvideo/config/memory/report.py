@@ -29,7 +29,7 @@ def report(run: PlannedRun, *, gpu_memory: float, rate: float) -> str:
 def run_lines(run: PlannedRun) -> list[str]:
     """Lines about the model, the video, the ranks and the anchor."""
     model, settings = run.architecture, run.settings
-    frames, height, width = run.video_size
+    frames, height, width = run.config.rollout_size
     sharding = f"FSDP over {run.num_shards}" if settings.enable_fsdp else "no sharding"
     trained = f"LoRA of rank {settings.lora_rank}" if settings.lora_rank else "all parameters"
     lines = [

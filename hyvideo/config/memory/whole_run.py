@@ -71,26 +71,25 @@ def length_lines(
     run: PlannedRun, *, rate: float = EXPECTED_RATE, device: str = "auto", label_width: int = 17
 ) -> list[str]:
     """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
-    length, label = whole_run(run, rate), "whole run".ljust(label_width)
+    length = whole_run(run, rate)
+    is_timed = run.architecture.is_released and not device.startswith("cpu")
     iterations = _counted(length.iterations, "iteration")
     validations = f"{_counted(length.validations, 'validation')} of {_counted(length.validation_videos, 'video')}"
-    if device.startswith("cpu") or not run.architecture.is_released:
-        terms = [f"{iterations} of {_counted(cost(run).rollouts, 'rollout')}", validations][: 1 + bool(run.validation)]
-        return [f"{label}{' + '.join(terms)} = {_forwards(run, length):,.0f} transformer forwards, in a time not known"]
-    terms = [f"{iterations} x {length.iteration_seconds:,.0f} s", f"{validations} x {length.validation_seconds:,.0f} s"]
-    source = f"predicted at {rate:g} TFLOP/s a GPU{' (H100, H800)' if rate == EXPECTED_RATE else ''}, not measured"
-    lines = [
-        f"{label}{' + '.join(terms[: 1 + bool(run.validation)])} = {_duration(length.seconds)} on "
-        f"{_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours",
-        f"{' ' * label_width}{source}; rewards and communication come on top",
-    ]
-    if length.seconds > _WEEK:
-        in_a_week = math.floor(_WEEK / length.seconds * length.iterations)
-        lines.append(
-            f"{' ' * label_width}WARNING: longer than a week, which is {_counted(in_a_week, 'iteration')}; lower "
-            f"max_steps, now {length.iterations}"
-        )
-    return lines
+    if is_timed:
+        iterations += f" x {length.iteration_seconds:,.0f} s"
+        validations += f" x {length.validation_seconds:,.0f} s"
+        total = f"{_duration(length.seconds)} on {_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours"
+    else:
+        iterations += f" of {_counted(cost(run).rollouts, 'rollout')}"
+        total = f"{_forwards(run, length):,.0f} transformer forwards, in a time not known"
+    lines = [f"{iterations} + {validations} = {total}" if run.validation else f"{iterations} = {total}"]
+    if is_timed:
+        gpu = " (H100, H800)" if rate == EXPECTED_RATE else ""
+        lines.append(f"predicted at {rate:g} TFLOP/s a GPU{gpu}, not measured; rewards and communication come on top")
+    if is_timed and length.seconds > _WEEK:
+        allowed = _counted(math.floor(_WEEK / length.seconds * length.iterations), "iteration")
+        lines.append(f"WARNING: longer than a week, which is {allowed}; lower max_steps, now {length.iterations}")
+    return [f"{'' if number else 'whole run':<{label_width}}{line}" for number, line in enumerate(lines)]
 
 
 def _forwards(run: PlannedRun, length: WholeRun) -> float:

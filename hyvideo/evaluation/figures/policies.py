@@ -63,9 +63,8 @@ class PolicyComparison:
 
     def make(self) -> None:
         """Makes the videos of one policy after the other; several processes of torchrun share them."""
-        frames, height, width = self.config.validation_size
-        config = self.config.with_settings(sample_n_frames=frames, shift=self.config.validation_shift)
-        sizes = dict.fromkeys(self.requests, (height, width))
+        config = self.config.sampled_as_validation()
+        sizes = dict.fromkeys(self.requests, (config.data.height, config.data.width))
         for name, source in self.policies.items():
             videos = list_videos(sizes, self.requests, self.out / name)
             generate(config, videos, source=source, seed=config.record.validation_seed, is_stochastic=False)

@@ -29,6 +29,7 @@ def study_parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time on this machine")
     parser.add_argument("--num_gpus", type=int, default=0, help="processes of torchrun for each cell; 0 is without")
     parser.add_argument("--extra", default="", help='flags of post_train.py for every cell: "max_steps 30 eta 0.5"')
+    parser.add_argument("--only_cell", metavar="NAME", help="take this cell alone, and make no table or figure")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and its cost, write nothing")
     return parser
 

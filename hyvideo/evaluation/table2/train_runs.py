@@ -12,12 +12,13 @@ from hyvideo.config.memory.whole_run import num_validations
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
+from hyvideo.data.outside import ROOT
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
 from hyvideo.models.reward_models.rewards import SCORERS
 
-POST_TRAIN = Path(__file__).resolve().parents[3] / "post_train.py"
+POST_TRAIN = ROOT / "post_train.py"
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hyvideo.evaluation.scores_file import Evaluation, by_prompt
+from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.table2.intervals import Interval
 from hyvideo.evaluation.table2.runs import KL_FLAGS, TableRun
-from hyvideo.evaluation.table2.table import FRECHET, REWARD, TRUE_REWARD, Column, RowKey, over_seeds
-from hyvideo.evaluation.table2.table_files import KL_LABELS, in_words, markdown_table, seeds_in_words
+from hyvideo.evaluation.table2.table import FRECHET, REWARD, TRUE_REWARD, RowKey, over_seeds
+from hyvideo.evaluation.table2.table_files import in_words, markdown_table, seeds_in_words
 
 MEASURES = (REWARD, TRUE_REWARD, FRECHET)
 VIDEO = ("number", "prompt", "seed", "group")  # what says which video an entry is of
@@ -60,13 +60,9 @@ def compare(runs: list[TableRun], evaluations: dict[TableRun, Evaluation]) -> li
         for question, first, second in questions([row for of, row in by_row if of == setting]):
             firsts, seconds = by_row[setting, first], by_row[setting, second]
             seeds = sorted(firsts.keys() & seconds.keys())
-            for seed in seeds:
-                check_same_videos(firsts[seed], seconds[seed], evaluations)
-            pairs = [(evaluations[firsts[seed]], evaluations[seconds[seed]]) for seed in seeds]
-            intervals = {
-                column.name: over_seeds([difference(column, setting, *pair) for pair in pairs]) for column in MEASURES
-            }
-            there = {name: interval for name, interval in intervals.items() if np.isfinite(interval.mean)}
+            pairs = [difference(firsts[seed], seconds[seed], evaluations) for seed in seeds]
+            intervals = [over_seeds([column.by_prompt(pair, setting) for pair in pairs]) for column in MEASURES]
+            there = {c.name: interval for c, interval in zip(MEASURES, intervals) if np.isfinite(interval.mean)}
             found.append(Comparison(question, setting, first, second, seeds, there))
     return found
 
@@ -77,47 +73,47 @@ def questions(rows: list[RowKey]) -> list[tuple[str, RowKey, RowKey]]:
     strength = list(KL_FLAGS).index
     for first, second in itertools.permutations(rows, 2):
         differing = [f.name for f in fields(RowKey) if getattr(first, f.name) != getattr(second, f.name)]
-        kl, without = KL_LABELS.get(first.kl, first.kl), "" if first.has_equalizer else ", no equalizer"
+        kl, without = first.kl_label, "" if first.has_equalizer else ", no equalizer"
         if differing == ["method"] and first.method == "sage_grpo":
             question = f"{first.label} against {second.label}, KL {kl}{without}"
         elif differing == ["has_equalizer"] and first.has_equalizer:
             question = f"equalizer on against off, {first.label}, KL {kl}"
         elif differing == ["kl"] and strength(first.kl) > strength(second.kl):
-            question = f"KL {kl} against {KL_LABELS.get(second.kl, second.kl)}, {first.label}{without}"
+            question = f"KL {kl} against {second.kl_label}, {first.label}{without}"
         else:
             continue
         by_kind[differing[0]].append((question, first, second))
     return list(itertools.chain(*by_kind.values()))
 
 
-def check_same_videos(first: TableRun, second: TableRun, evaluations: dict[TableRun, Evaluation]) -> None:
-    """Raises ValueError where the evaluations of two runs have other videos, which cannot be paired."""
-    videos = [[[entry.get(name) for name in VIDEO] for entry in evaluations[run].videos] for run in (first, second)]
+def difference(first: TableRun, second: TableRun, evaluations: dict[TableRun, Evaluation]) -> Evaluation:
+    """Scores of the first less those of the second, by video; every column of the table is linear in them.
+
+    Raises ValueError where they have other videos, which cannot be paired.
+    """
+    of_first, of_second = evaluations[first], evaluations[second]
+    videos = [[[entry.get(name) for name in VIDEO] for entry in of.videos] for of in (of_first, of_second)]
     if videos[0] != videos[1]:
         raise ValueError(
             f"{first.name} and {second.name} must be measured on the same prompts and noise to be compared, and are "
             "not; remove their files in scores/, and they are evaluated anew"
         )
+    pairs = zip(of_first.videos, of_second.videos)
+    entries = [_less(entry, other) | {"group": entry["group"]} for entry, other in pairs]
+    return Evaluation(entries, _less(of_first.measures, of_second.measures))
 
 
-def difference(column: Column, setting: str, first: Evaluation, second: Evaluation) -> dict[int, float]:
-    """Difference of each prompt, from the videos that both have a value of."""
-    if column.of_set:
-        values, others = column.by_prompt(first, setting), column.by_prompt(second, setting)
-        return {prompt: values[prompt] - others[prompt] for prompt in values.keys() & others.keys()}
-    entries = []
-    for entry, other in zip(first.videos, second.videos, strict=True):
-        values = column.of_video(entry, setting), column.of_video(other, setting)
-        entries.append({"group": entry["group"], "value": None if None in values else values[0] - values[1]})
-    return by_prompt(entries, lambda entry: entry["value"])
+def _less(values: dict, others: dict) -> dict[str, float]:
+    """Differences of the numbers that both have."""
+    names = [name for name in values if all(isinstance(of.get(name), (int, float)) for of in (values, others))]
+    return {name: values[name] - others[name] for name in names}
 
 
 def as_markdown(comparisons: list[Comparison]) -> str:
     columns = [column.name for column in MEASURES if any(column.name in c.differences for c in comparisons)]
     rows = []
     for answer in comparisons:
-        cells = [
-            "".join(in_words(answer.differences[c], sign="+")) if c in answer.differences else "-" for c in columns
-        ]
+        found = {name: "".join(in_words(interval, sign="+")) for name, interval in answer.differences.items()}
+        cells = [found.get(name, "-") for name in columns]
         rows.append([answer.question, answer.setting, seeds_in_words(len(answer.seeds)), *cells, answer.reading])
     return markdown_table(["Question", "Setting", "Seeds", *columns, "Reading"], rows, NOTES)

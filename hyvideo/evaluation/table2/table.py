@@ -60,6 +60,10 @@ class RowKey:
     def label(self) -> str:
         return METHODS[self.method] if self.method else "Base model"
 
+    @property
+    def kl_label(self) -> str:
+        return self.kl.replace("_", " ")
+
     @staticmethod
     def of(run: TableRun) -> "RowKey":
         return RowKey(run.method, run.kl, run.has_equalizer)

@@ -11,8 +11,6 @@ from hyvideo.evaluation.table2.runs import SETTINGS
 from hyvideo.evaluation.table2.table import Column, RowKey, Table
 from hyvideo.records.run_files import write_text
 
-KL_LABELS = {"none": "none", "fixed": "fixed", "dual_moving": "dual moving", "dual_fixed": "dual fixed"}
-
 
 def write_table(table: Table, folder: Path) -> list[Path]:
     """Writes table2.md, table2.csv and table2.tex."""
@@ -114,7 +112,7 @@ def _row_heads(table: Table) -> list[str]:
 
 def _row_labels(table: Table, row: RowKey) -> list[str]:
     equalizer = ("yes" if row.has_equalizer else "no") if row.method else ""
-    return [row.label, KL_LABELS.get(row.kl, row.kl), *([equalizer] if table.shows_equalizer else [])]
+    return [row.label, row.kl_label, *([equalizer] if table.shows_equalizer else [])]
 
 
 def _seeds(table: Table, row: RowKey) -> str:

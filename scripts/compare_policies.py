@@ -31,7 +31,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def run(options: argparse.Namespace, flags: list[str]) -> None:
+@refusals("compare_policies.py")
+def main() -> int:
+    options, flags = arguments()
     config = parse(flags).config
     if options.num_prompts < 1:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
@@ -59,12 +61,6 @@ def run(options: argparse.Namespace, flags: list[str]) -> None:
     if mesh.is_main:
         print(f"written: {', '.join(map(str, comparison.draw()))}")
     ranks.stop()
-
-
-def main() -> int:
-    options, flags = arguments()
-    with refusals("compare_policies.py"):
-        run(options, flags)
     return 0
 
 

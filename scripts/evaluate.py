@@ -19,7 +19,6 @@ from pathlib import Path
 
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_ranges
-from hyvideo.config.settings import Config
 from hyvideo.data.outside import Parser, refusals
 
 
@@ -33,7 +32,10 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def run(options: argparse.Namespace, config: Config) -> None:
+@refusals("evaluate.py")
+def main() -> int:
+    options, settings = arguments()
+    config = parse(settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():
@@ -59,13 +61,6 @@ def run(options: argparse.Namespace, config: Config) -> None:
     print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
     print(as_text(summarise(evaluation)))
     print(f"written to {options.out}")
-
-
-def main() -> int:
-    options, settings = arguments()
-    config = parse(settings).config
-    with refusals("evaluate.py"):
-        run(options, config)
     return 0
 
 

@@ -28,7 +28,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace) -> None:
+@refusals("make_figures.py")
+def main() -> int:
+    options = parse()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
 
@@ -40,6 +42,7 @@ def run(options: argparse.Namespace) -> None:
     for number in options.figures:
         hint = f" ({THEORY_ALONE})" if number == 4 and not measured else ""
         print(draw(number, runs, options.out, window=options.window, measured=measured) + hint)
+    return 0
 
 
 def read_measured(path: Path) -> dict:
@@ -53,13 +56,6 @@ def read_measured(path: Path) -> dict:
             f"--gradients must name JSON of scripts.measure_gradient_norms, got {path}: {error}"
         ) from error
     return content
-
-
-def main() -> int:
-    options = parse()
-    with refusals("make_figures.py"):
-        run(options)
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from hyvideo.data.outside import Parser, refusals
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("--model_path", default="ckpts")
     parser.add_argument("--transformer_version", default="480p_t2v")
@@ -30,13 +30,13 @@ def main() -> int:
     parser.add_argument("--video_length", type=int, default=33)
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--width", type=int, default=848)
-    options = parser.parse_args()
-    with refusals("parity_on_gpu.py"):
-        run(options)
-    return 0
+    return parser.parse_args()
 
 
-def run(options: argparse.Namespace) -> None:
+@refusals("parity_on_gpu.py")
+def main() -> int:
+    options = parse()
+
     from hyvideo.config.command_line import load_config
     from hyvideo.config.settings import Config
     from hyvideo.data.prompts import Request
@@ -86,6 +86,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"latents {tuple(ours.shape)}: largest difference {difference:.2e} of the largest value")
     seconds = timer.metrics()
     print(f"ours {seconds['time/ours']:.2f} s, diffusers {seconds['time/diffusers']:.2f} s (with its text encoding)")
+    return 0
 
 
 if __name__ == "__main__":

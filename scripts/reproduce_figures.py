@@ -37,7 +37,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace) -> int:
+@refusals("reproduce_figures.py")
+def main() -> int:
+    options = parse()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
     study = study_of(options)
@@ -56,12 +58,6 @@ def run(options: argparse.Namespace) -> int:
         trained = find_runs(finished(study, of_figure))
         print(draw(number, trained, study.out / "figures", window=options.window))
     return exit_code(failed)
-
-
-def main() -> int:
-    options = parse()
-    with refusals("reproduce_figures.py"):
-        return run(options)
 
 
 if __name__ == "__main__":

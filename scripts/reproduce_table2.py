@@ -30,7 +30,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace) -> int:
+@refusals("reproduce_table2.py")
+def main() -> int:
+    options = parse()
     study = study_of(options, scorers=options.scorers)
     runs = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
     runs = named(runs, options.only_cell)
@@ -48,12 +50,6 @@ def run(options: argparse.Namespace) -> int:
         for name in ("table2.md", "comparisons.md"):
             print((study.out / name).read_text(encoding="utf-8"))
     return exit_code(failed)
-
-
-def main() -> int:
-    options = parse()
-    with refusals("reproduce_table2.py"):
-        return run(options)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
-    """Context that ends the program with code 2 and one message for an error of the user."""
+    """Context or decorator that ends the program with code 2 and one message for an error of the user."""
     try:
         yield
     except errors as error:

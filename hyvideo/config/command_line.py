@@ -85,13 +85,13 @@ def _understood(given: dict[str, Any], words_of: dict[str, list[str]], inherited
     """
     values, names = dict(given), {name: name for name in given}
     found = meanings(words_of, table("post_train"), inherited | given)
-    for setting, flag, words, unless_set, one in sorted(found, key=lambda meaning: meaning.unless_set):
+    for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):
         value = words[0] if setting == TASK else _value_of_words(setting, flag, words)
-        if unless_set and value and (values.get(setting) or inherited.get(setting)):
+        if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
             continue
         if setting in values and in_form(setting, values[setting]) != value:
             both = f"{names[setting]} and {flag} mean {setting} {shown(values[setting])} and {shown(value)}"
-            raise ValueError(f"{both}; {one or 'they are names of one setting'}: give one of them")
+            raise ValueError(f"{both}; {row.one or 'they are names of one setting'}: give one of them")
         values[setting], names[setting] = value, flag
     return values
 

@@ -41,8 +41,7 @@ class Meaning(NamedTuple):
     setting: str
     flag: str
     words: list[str]
-    unless_set: bool = False
-    one: str = ""  # the reason why it is one setting, where the reference has two
+    row: Row
 
 
 @functools.cache
@@ -86,11 +85,11 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
             continue
         chosen = next((row.values[value] for value in row.values if _is(words, value)), None)
         if chosen is not None:
-            found += [Meaning(name, flag, [str(value)], row.unless_set, row.one) for name, value in chosen.items()]
+            found += [Meaning(name, flag, [str(value)], row) for name, value in chosen.items()]
         elif row.only and not any(_is(words, value) for value in row.only) or row.values and not row.sets:
             raise ValueError(f"{shown(text)[1:-1]} is refused: {row.refused}")
         else:
-            found += [Meaning(name, flag, part, one=row.one) for name, part in zip(row.sets, _parts(row, text, words))]
+            found += [Meaning(name, flag, part, row) for name, part in zip(row.sets, _parts(row, text, words))]
         if row.no_effect:
             idle.setdefault(row.no_effect, []).append(text)
     for reason, texts in idle.items():

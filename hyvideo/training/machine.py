@@ -8,7 +8,6 @@ import torch
 
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import machine_problems
-from hyvideo.config.sections import RewardSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, located
 from hyvideo.data.prompts import read_requests
@@ -31,8 +30,10 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
         check_checkpoint(config, {name: read_requests(*paths) for name, paths in there.items()}, sizes)
     except ValueError as error:
         yield from str(error).splitlines()
-    if not config.reward.remote_reward_url:
-        yield from scorer_problems(config.reward, Path(root))
+    for name, options in ({} if config.reward.remote_reward_url else reward_options(config.reward)).items():
+        folder = options.get("path", Path(root) / SCORERS[name].folder)
+        if problem := folder_problem(folder):
+            yield f"the files of reward_model {name} in {folder}: {problem}"
 
 
 def gpu_problem(device: str, world_size: int) -> str | None:
@@ -43,11 +44,3 @@ def gpu_problem(device: str, world_size: int) -> str | None:
         return None
     otherwise = "; device auto takes the CPU then" if device == "auto" and gpus == 0 else ""
     return f"a GPU for each process: there are {gpus} GPUs and {here} processes{otherwise}"
-
-
-def scorer_problems(reward: RewardSettings, root: Path) -> Iterator[str]:
-    """Scorers whose folder is not there."""
-    for name, options in reward_options(reward).items():
-        folder = options.get("path", root / SCORERS[name].folder)
-        if problem := folder_problem(folder):
-            yield f"the files of reward_model {name} in {folder}: {problem}"

@@ -49,18 +49,14 @@ class HackingWatch:
         self.marker = samples.parent / MARKER
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
-        self._may_stop = False
+        self.ends_run = False  # as of the last validation
         self._told: set[str] = set()  # what is said once
 
     def look(self, now: ValidationStats) -> float:
         """1 for a validation that shows reward hacking beside those before it, else 0; NaN without a base."""
         judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
-        is_judged, self.shifts, self.reason, self._may_stop = judgement
+        is_judged, self.shifts, self.reason, self.ends_run = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
-
-    @property
-    def ends_run(self) -> bool:
-        return bool(self.shifts) and self.action == "stop" and self._may_stop
 
     def end(self, saved: Path) -> None:
         """Leaves a note and raises RewardHacking; every rank calls it.
@@ -89,12 +85,13 @@ class HackingWatch:
             return False, shifts, reason, False
         for name, (before, after) in other_sets(base, now).items():
             self._warn_once(f"{name} of {after} videos is not compared with that of the base, which is of {before}")
-        if not may_stop(base, now) and self.action == "stop":
+        stops = self.action == "stop" and may_stop(base, now)
+        if self.action == "stop" and not stops:
             few = f"a validation of fewer than {FEWEST_TO_STOP} videos"
             self._warn_once(f"{few} shows too little to end a run by: on_reward_hacking stop only warns")
         if reason:
             _warn(reason)
-        return True, shifts, reason, may_stop(base, now)
+        return True, shifts, reason, bool(shifts) and stops
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

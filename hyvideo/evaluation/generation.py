@@ -130,9 +130,8 @@ def sampling_config(
         settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}{asked}"}
     config = _config_of_version(file, settings)
     version = version_defaults(config.model.transformer_version)
-    kind = version.kind if version else None
     for name, is_asked in kinds.items():
-        if is_asked is not None and is_asked != (kind == name) and (version or is_asked):
+        if is_asked not in (None, version is not None and version.kind == name):
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
             raise ValueError(
                 f"transformer_version {config.model.transformer_version} is not {'' if is_asked else 'other than '}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -40,7 +41,6 @@ def _labels(names: list[str], width: int, height: int) -> list[Tensor]:
     strips = []
     for name in names:
         strip = Image.new("RGB", (width, 2 * size), "white")
-        middle = (width / 2, size)
-        ImageDraw.Draw(strip).text(middle, name, "black", font=ImageFont.truetype(path, size), anchor="mm")
-        strips.append(torch.frombuffer(bytearray(strip.tobytes()), dtype=torch.uint8).view(2 * size, width, 3))
-    return [strip.permute(2, 0, 1) for strip in strips]
+        ImageDraw.Draw(strip).text((width / 2, size), name, "black", ImageFont.truetype(path, size), anchor="mm")
+        strips.append(torch.from_numpy(np.array(strip)).permute(2, 0, 1))
+    return strips

@@ -19,20 +19,21 @@ class Changes(NamedTuple):
 def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
     """Settings of a checkpoint against those of now, both by name; the saved ones as JSON gives them back.
 
-    An older checkpoint may have one word where a setting is a list today.
+    An older checkpoint may have one word where a setting is a list today; a setting that it lacks had its default.
 
     Args:
         same_rollouts: An iteration has as many rollouts as it had, so that their layout is free.
     """
     free: list[str] = []
     of_the_method: list[str] = []
+    before = Config().flat() | dict(saved)
     for name, value in now.items():
         decides = TRAITS[name].decides
-        if decides == "start" or name not in saved or in_form(name, saved[name]) == value:
+        if decides == "start" or in_form(name, before[name]) == value:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
-        sentence = f"{name} is {value!r} and was {saved[name]!r}"
-        if name == "reward_model" and "videoalign_local" in saved[name] and "miniature_videoalign" in value:
+        sentence = f"{name} is {value!r} and was {before[name]!r}"
+        if name == "reward_model" and "videoalign_local" in before[name] and "miniature_videoalign" in value:
             sentence += ", an older name of the same scorer: set allow_changed_settings to go on"
         (free if is_free else of_the_method).append(sentence)
     return Changes(free, of_the_method)

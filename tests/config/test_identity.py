@@ -60,10 +60,17 @@ def test_the_layout_is_free_where_an_iteration_has_as_many_rollouts(tiny_config)
     assert changes(tiny_config, False, batch_size=4).of_the_method == ["batch_size is 4 and was 8"]
 
 
-def test_a_setting_that_an_old_checkpoint_has_or_lacks_is_no_change(tiny_config):
+def test_a_setting_that_only_an_old_checkpoint_has_or_that_it_lacks_at_its_default_is_no_change(tiny_config):
     now = tiny_config.flat()
     saved = {name: value for name, value in now.items() if name != "gate_interval"} | {"spool_rounds": 1}
     assert changed_settings(saved, now, same_rollouts=True) == ([], [])
+
+
+def test_a_setting_that_an_old_checkpoint_lacks_had_its_default(tiny_config):
+    now = tiny_config.with_settings(negative_prompt="blurry").flat()
+    saved = {name: value for name, value in now.items() if name != "negative_prompt"}
+    (said,) = changed_settings(saved, now, same_rollouts=True).of_the_method
+    assert said == "negative_prompt is 'blurry' and was ''"
 
 
 def test_a_word_of_an_old_checkpoint_is_the_list_of_it(tiny_config):

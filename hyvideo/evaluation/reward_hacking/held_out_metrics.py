@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hyvideo.distributed.collectives import all_objects, merge_rows, union_of_names
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.rule import SET_MEASURES, Dispersion
+from hyvideo.evaluation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import evenly_spaced
@@ -28,7 +28,6 @@ NUM_SHARP_FRAMES = 4
 SMALL = 32  # pixels of the longer side for motion
 THUMBNAIL = (4, 8, 8)  # frames, height, width of what videos are compared by
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
-NUM_PARTS = 16  # of a set, left out in turn for the error of its measure
 FROZEN_BELOW = 0.5 / 255  # mean change of a pixel from one frame to the next: less than rounding shows
 
 

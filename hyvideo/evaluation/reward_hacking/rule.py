@@ -62,6 +62,7 @@ WATCHED = {
 OTHER_METRIC = WatchedMetric("down")
 RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
 SET_MEASURES = ("frechet_distance",)  # one number of all videos; how many they are moves it
+NUM_PARTS = 16  # of a set, left out in turn for the error of its measure
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,12 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
     sets = base.spreads[name], now.spreads[name]
     # Two sets without spread, such as of marks that are all 1 and all 0: what they have together.
     alike = abs(_difference(name, base, now)) / 2 if not any(one.std for one in sets) else 0.0
-    parts = [((one.std or alike) ** 2 / (one.count - 1), one.count - 1) for one in sets]
+    most = NUM_PARTS if name in SET_MEASURES else math.inf  # numbers that an error was made of
+    parts = [((one.std or alike) ** 2 / (one.count - 1), min(one.count, most) - 1) for one in sets]
     variance = sum(part for part, _ in parts)
     if not variance > 0:
         return 0.0, ERRORS
-    freedom = variance**2 / sum(part**2 / count for part, count in parts)  # Welch
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)  # Welch
     return math.sqrt(variance), student_quantile(ERRORS, freedom)
 
 

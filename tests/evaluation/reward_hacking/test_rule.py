@@ -102,6 +102,12 @@ def test_a_distance_of_the_whole_set_counts_in_its_base_value_and_its_error():
     assert judge(distance(0.016), distance(0.001, 10, reward=1)) == []
 
 
+def test_an_error_of_sixteen_parts_has_the_degrees_of_freedom_of_sixteen_numbers():
+    (shift,) = find_shifts([distance(0.016, std=0.05), distance(0.06, 10, reward=1, std=0.05)], 1.5)
+    error = 0.05 * (2 / 95) ** 0.5
+    assert shift.allowed == pytest.approx(student_quantile(4, 30) * error / 0.016)
+
+
 def test_distances_of_another_number_of_videos_are_not_compared():
     """That of 12 clean videos is six times that of 96."""
     base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)

@@ -215,7 +215,6 @@ def test_one_video_may_be_named(make, tmp_path):
         (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "names of one size; give one of them"),
         (["--prompt", "a", "--fixed_size", "0x48"], "--fixed_size must be height x width"),
         (["--prompt", "a", "--cfg_distilled", "--enable_step_distill"], "no released version is both; give one"),
-        (["--prompt", "a", "--num_inference_steps", "0"], "validation_steps (given as --num_inference_steps) must be"),
         (["--prompt", "a", "--cfg_distilled"], "480p_t2v is not cfg_distilled, as the flags ask; of that kind are"),
         (["--prompt", "a", "--height", "64"], "--height and --width go together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic"),

@@ -222,7 +222,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def _hint(stranger: str, words: list[str]) -> str:
-    """What may have been meant by a word that is no flag."""
+    """A guess at what was meant by a word that is no flag."""
     before = dict(zip(words[1:], words)).get(stranger, "")
     if re.match("-[^-]", stranger) and before.startswith("--"):
         return f"if it is a value, write {before}={stranger[:200]}"

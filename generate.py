@@ -21,13 +21,9 @@ from hyvideo.config.command_line import truth
 from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
 from hyvideo.data.outside import Parser, brief, shown, unusable
 
-SETTINGS = {  # of flags with another name
-    "model_path": "pretrained_model_root",
-    "num_inference_steps": "validation_steps",
-    "guidance_scale": "cfg_scale",
-    "video_length": "sample_n_frames",
-    "stochastic": "sde_type",
-}
+# Settings of a run by their flags here.
+SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
+SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
 SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
 MOST_VIDEOS = 100_000  # of one call
 MOST_PIXELS = 8_192  # of a side
@@ -78,6 +74,7 @@ def parse() -> argparse.Namespace:
     renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
     options.of_reference = {name: getattr(options, name) for name in renamed}
+    options.flags = {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
     return options
 
 
@@ -129,16 +126,11 @@ def take_reference_forms(options: argparse.Namespace) -> None:
     options.height, options.width = height, width
 
 
-def flags_given(options: argparse.Namespace) -> dict[str, str]:
-    """The flags that were given a value, by the setting that gets it."""
-    return {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
-
-
 def config_of(options: argparse.Namespace, has_images: bool):
     """Settings of a YAML file or of a version, changed by the flags."""
     from hyvideo.evaluation.generation import sampling_config
 
-    given = {setting: getattr(options, flag) for setting, flag in flags_given(options).items()}
+    given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
     given |= {} if options.eta is None else {"match_noise": ""}
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
     return sampling_config(options.config, given, options.resolution, has_images, kinds, options.checkpoint_path)
@@ -186,7 +178,7 @@ def main() -> int:
     try:
         run(options)
     except ValueError as error:
-        print(f"generate.py: {brief(with_flags(str(error), flags_given(options)))}", file=sys.stderr)
+        print(f"generate.py: {brief(with_flags(str(error), options.flags))}", file=sys.stderr)
         return 2
     return 0
 

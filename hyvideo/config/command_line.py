@@ -51,7 +51,11 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     renamed = add_flags(parser, words, table("post_train"))
     options, strangers = parser.parse_known_args(words)
     if strangers:
-        parser.error(f"unknown flag {strangers[0][:200]}; {_hint(strangers[0], words)}")
+        word, names = strangers[0][:200], [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name]
+        flag = dict(zip(words[1:], words)).get(strangers[0], "")
+        is_value = re.match("-[^-]", word) and flag.startswith("--")
+        hint = f"if it is a value, write {flag}={word}" if is_value else nearest(word, names)
+        parser.error(f"unknown flag {word}; {hint or '--help lists them'}")
     given = vars(options)
     path, print_config, world_size = (given.pop(name) for name in ("config", "print_config", "world_size"))
     if world_size is not None and not (print_config and world_size > 0):
@@ -80,9 +84,7 @@ def load_config(path: str | Path, **overrides) -> Config:
     return Config().with_settings(**_settled(read_settings(path) | overrides)).resolved()
 
 
-def _understood(
-    given: dict[str, Any], words_of: dict[str, list[str]], inherited: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _understood(given: dict, words_of: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings of one source, flags or a file, that gives some under the reference's names; the name of each there.
 
     Raises ValueError where two names of a setting have different values, and as `meanings`.
@@ -221,15 +223,6 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _hint(stranger: str, words: list[str]) -> str:
-    """A guess at what was meant by a word that is no flag."""
-    before = dict(zip(words[1:], words)).get(stranger, "")
-    if re.match("-[^-]", stranger) and before.startswith("--"):
-        return f"if it is a value, write {before}={stranger[:200]}"
-    flags = [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name]
-    return nearest(stranger, flags) or "--help lists them"
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -300,8 +293,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 def _words_of_yaml(row: Row, value: object) -> list[str]:
     """The words of a flag of the reference. Raises TypeError for a value that its setting cannot have."""
-    if value is None and ("none" in row.values or not row.sets):
-        value = "none"
+    value = "none" if value is None and ("none" in row.values or not row.sets) else value
     if len(row.sets) == 1:
         _value_of_yaml(row.sets[0], value)
     return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]

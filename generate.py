@@ -18,9 +18,13 @@ from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import truth
-from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table
+from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
 from hyvideo.data.outside import Parser, brief, shown, unusable
 
+# Settings of a run by their flags here.
+SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
+SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
+SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
 MOST_VIDEOS = 100_000  # of one call
 MOST_PIXELS = 8_192  # of a side
 
@@ -70,6 +74,7 @@ def parse() -> argparse.Namespace:
     renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
     options.of_reference = {name: getattr(options, name) for name in renamed}
+    options.flags = {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
     return options
 
 
@@ -98,6 +103,8 @@ def check(options: argparse.Namespace) -> None:
         print(f"no effect here: aspect_ratio {options.aspect_ratio}; the size is given", file=sys.stderr)
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: without it no noise is added")
+    if options.cfg_distilled and options.enable_step_distill:
+        raise ValueError("--cfg_distilled and --enable_step_distill: no released version is both; give one of them")
     if options.lora_scale != 1.0 and not options.lora_path:
         raise ValueError("--lora_scale needs --lora_path")
 
@@ -123,21 +130,8 @@ def config_of(options: argparse.Namespace, has_images: bool):
     """Settings of a YAML file or of a version, changed by the flags."""
     from hyvideo.evaluation.generation import sampling_config
 
-    flags = {
-        "pretrained_model_root": options.model_path,
-        "transformer_version": options.transformer_version,
-        "validation_steps": options.num_inference_steps,
-        "cfg_scale": options.guidance_scale,
-        "shift": options.shift,
-        "sample_n_frames": options.video_length,
-        "negative_prompt": options.negative_prompt,
-        "sde_type": options.stochastic,
-        "eta": options.eta,
-        "match_noise": None if options.eta is None else "",
-        "dtype": options.dtype,
-        "device": options.device,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
+    given |= {} if options.eta is None else {"match_noise": ""}
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
     return sampling_config(options.config, given, options.resolution, has_images, kinds, options.checkpoint_path)
 
@@ -184,7 +178,7 @@ def main() -> int:
     try:
         run(options)
     except ValueError as error:
-        print(f"generate.py: {brief(str(error))}", file=sys.stderr)
+        print(f"generate.py: {brief(with_flags(str(error), options.flags))}", file=sys.stderr)
         return 2
     return 0
 

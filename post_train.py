@@ -12,7 +12,8 @@ import yaml
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.memory.whole_run import start_lines
-from hyvideo.config.rules import check
+from hyvideo.config.reference_flags import with_flags
+from hyvideo.config.rules import batch_problems, check, check_ranges
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_sentences, settings_without_effect
@@ -37,7 +38,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_output_dir(config.record)
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
-        print(f"post_train.py: {brief(str(error))}", file=sys.stderr)
+        print(f"post_train.py: {brief(with_flags(str(error), command.flags))}", file=sys.stderr)
         return 2
 
     from hyvideo.distributed import mesh as ranks
@@ -73,8 +74,11 @@ def show(command: CommandLine) -> None:
     try:
         check(config, world_size, on_this_machine=False)
     except ValueError as error:
-        hint = "; --world_size N with --print_config shows a run of N processes" if world_size == 1 else ""
-        raise ValueError(f"{error}{hint}") from error
+        check_ranges(config.flat())
+        updates = config.loss.num_updates_per_rollout
+        if world_size > 1 or not [*batch_problems(config.rollout, config.distributed, updates, world_size)]:
+            raise
+        raise ValueError(f"{error}\n--world_size N with --print_config shows a run of N processes") from error
     if processes.rank() != 0:
         return
     check_output_dir(config.record)

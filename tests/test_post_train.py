@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import post_train
 from hyvideo.data.videos import read_video
 from tests.config.test_reference_flags import LINE
 from tests.forked import ROOT, python
@@ -162,8 +163,22 @@ def test_without_print_config_the_same_line_is_refused(program, tmp_path):
     result = program(ROOT / "post_train.py", *LINE, cwd=tmp_path, WORLD_SIZE="8", RANK="0")
     assert result.returncode == 2 and result.stderr.startswith("post_train.py: pretrained_model_root must be a folder")
     assert list(tmp_path.iterdir()) == []
-    result = program(ROOT / "post_train.py", *LINE, "--print_config", cwd=tmp_path)
-    assert result.returncode == 2 and "--world_size N with --print_config shows a run of N processes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, said, is_hinted",
+    [
+        (LINE, "must be a multiple of sp_size, got 1 and sp_size 2", True),
+        ([*SMOKE, "--validate_video_length", "16"], "validation_num_frames (given as --validate_video_length)", False),
+        ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be", False),
+    ],
+)
+def test_print_config_tells_of_world_size_where_it_helps(capsys, monkeypatch, flags, said, is_hinted):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *map(str, flags), "--print_config"])
+    assert post_train.main() == 2
+    err = capsys.readouterr().err
+    assert said in err and ("--world_size N with --print_config shows a run of N processes" in err) == is_hinted
 
 
 def test_a_short_run_ends_with_a_summary(program, tmp_path):

@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.reference_flags import TASK, add_flags, flags_in, meanings, table
+from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, say_no_effect, table
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
@@ -28,15 +28,17 @@ from hyvideo.models.versions import version_defaults
 MAX_BYTES = 2**20  # of a YAML file
 # Settings of earlier versions that old files may have, and why nothing is lost without them.
 REMOVED = {"spool_rounds": "a restart draws the rollouts of an unfinished iteration again, bit for bit"}
+SCORERS_THERE = {"videoalign_local": "videoalign"}  # by their names in the reference
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """The settings that were asked for, and whether to print them and stop, for how many processes."""
+    """The settings that were asked for and the flags that gave them, and whether to print them and stop, for whom."""
 
     config: Config
     print_config: bool
-    world_size: int
+    world_size: int  # processes
+    flags: Mapping[str, str]  # by setting
 
 
 def parse(argv: list[str] | None = None) -> CommandLine:
@@ -49,8 +51,11 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     renamed = add_flags(parser, words, table("post_train"))
     options, strangers = parser.parse_known_args(words)
     if strangers:
-        flags = [f"--{name}" for name in [*FIELDS, *table("post_train")]]
-        parser.error(f"unknown flag {strangers[0][:200]}; {nearest(strangers[0], flags) or '--help lists them'}")
+        word, names = strangers[0][:200], [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name]
+        flag = dict(zip(words[1:], words)).get(strangers[0], "")
+        is_value = re.match("-[^-]", word) and flag.startswith("--")
+        hint = f"if it is a value, write {flag}={word}" if is_value else nearest(word, names)
+        parser.error(f"unknown flag {word}; {hint or '--help lists them'}")
     given = vars(options)
     path, print_config, world_size = (given.pop(name) for name in ("config", "print_config", "world_size"))
     if world_size is not None and not (print_config and world_size > 0):
@@ -61,7 +66,8 @@ def parse(argv: list[str] | None = None) -> CommandLine:
         parser.error(f"--config {error}")
     try:
         words_of = {name: given.pop(name) for name in renamed if name in given}
-        asked = Config().with_settings(**_settled(of_file | _understood(given, words_of, of_file)))
+        values, flags = _understood(given, words_of, of_file)
+        asked = Config().with_settings(**_settled(of_file | values))
     except ValueError as error:
         parser.error(str(error))
     config = asked.resolved()
@@ -70,7 +76,7 @@ def parse(argv: list[str] | None = None) -> CommandLine:
             f"--eta {asked.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which chooses eta "
             f"{config.rollout.eta:.4g}; give one of them, or --match_noise= to match nothing"
         )
-    return CommandLine(config, print_config, world_size or processes.world_size())
+    return CommandLine(config, print_config, world_size or processes.world_size(), flags)
 
 
 def load_config(path: str | Path, **overrides) -> Config:
@@ -78,8 +84,8 @@ def load_config(path: str | Path, **overrides) -> Config:
     return Config().with_settings(**_settled(read_settings(path) | overrides)).resolved()
 
 
-def _understood(given: dict[str, Any], words_of: dict[str, list[str]], inherited: dict[str, Any]) -> dict[str, Any]:
-    """The settings of one source, flags or a file, that gives some under the reference's names.
+def _understood(given: dict, words_of: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings of one source, flags or a file, that gives some under the reference's names; the name of each there.
 
     Raises ValueError where two names of a setting have different values, and as `meanings`.
     """
@@ -90,10 +96,12 @@ def _understood(given: dict[str, Any], words_of: dict[str, list[str]], inherited
         if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
             continue
         if setting in values and in_form(setting, values[setting]) != value:
-            both = f"{names[setting]} and {flag} mean {setting} {shown(values[setting])} and {shown(value)}"
-            raise ValueError(f"{both}; {row.one or 'they are names of one setting'}: give one of them")
+            texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
+            both = f"{names[setting]} and {flag} mean {setting} {' and '.join(map(shown, texts))}"
+            why = row.one or ("they are names of one setting" if row.sets else "they contradict each other")
+            raise ValueError(f"{both}; {why}: give one of them")
         values[setting], names[setting] = value, flag
-    return values
+    return values, names
 
 
 def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
@@ -117,17 +125,18 @@ def _settled(values: dict[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in values.items() if name not in REMOVED}
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
-    if known and task not in (None, known.task):
-        raise ValueError(
-            f"task_type {shown(task)} is not the task of transformer_version {version}, {known.task}; take another"
-        )
+    its_task = known.task if known else {"miniature": "t2v"}.get(version, task)
+    if task not in (None, its_task):
+        raise ValueError(f"task_type {task} is not the task of transformer_version {version}, {its_task}; take another")
     if "videoalign_local" in (scorers := in_form("reward_model", values.get("reward_model", []))):
         if version == "miniature":
             raise ValueError(
                 "reward_model videoalign_local is the real VideoAlign, as in the reference; the miniature's own reward "
                 "model is called miniature_videoalign now: write that in its place"
             )
-        values["reward_model"] = [{"videoalign_local": "videoalign"}.get(name, name) for name in scorers]
+        values["reward_model"] = [SCORERS_THERE.get(name, name) for name in scorers]
+    if task:
+        say_no_effect({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})
     return values
 
 
@@ -265,20 +274,29 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         if name in REMOVED:
             values[name] = value
             continue
-        if isinstance(name, str) and flags_in([name], table("post_train")):
-            words_of[name] = [str(word) for word in (value if isinstance(value, list) else [value])]
-            continue
-        if name not in FIELDS:
+        row = flags_in([str(name)], table("post_train")).get(name)
+        if not row and name not in FIELDS:
             hint = nearest(str(name), FIELDS) or "--help lists the settings"
             raise ValueError(f"{path}: unknown setting {shown(name, 80)}; {hint}")
         try:
-            values[name] = _value_of_yaml(name, value)
+            if row:
+                words_of[name] = _words_of_yaml(row, value)
+            else:
+                values[name] = _value_of_yaml(name, value)
         except (TypeError, argparse.ArgumentTypeError) as error:
             raise ValueError(f"{path}: setting {name!r} {error}") from error
     try:
-        return _understood(values, words_of, {})
+        return _understood(values, words_of, {})[0]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _words_of_yaml(row: Row, value: object) -> list[str]:
+    """The words of a flag of the reference. Raises TypeError for a value that its setting cannot have."""
+    value = "none" if value is None and ("none" in row.values or not row.sets) else value
+    if len(row.sets) == 1:
+        _value_of_yaml(row.sets[0], value)
+    return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]
 
 
 def _value_of_yaml(name: str, value: object) -> Any:
@@ -316,10 +334,11 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
         content = parse_json(path) if is_json(path) else read_yaml(path)
     except ValueError as error:
         raise ValueError(f"reward_config {error}{f', got {path}' if is_json(path) else ''}") from error
-    for name, given in (content if isinstance(content, dict) else {"": None}).items():
+    for key, given in (content if isinstance(content, dict) else {"": None}).items():
+        name = SCORERS_THERE.get(key, key)
         if name not in options or not isinstance(given, dict):
             raise ValueError(
-                f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {shown(name)}"
+                f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {shown(key)}"
             )
         if of_the_run := sorted(given.keys() & {"name", "root", "device"}):
             raise ValueError(f"reward_config {path} has {', '.join(of_the_run)} for {name}, which the run decides")

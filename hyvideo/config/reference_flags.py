@@ -75,8 +75,10 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
     found: list[Meaning] = []
     idle: dict[str, list[str]] = {}
     for flag, row in flags_in(given, rows).items():
+        if not given[flag] and (row.sets or row.values and True not in row.values):
+            raise ValueError(f"{flag} takes a value, got nothing")
         words = given[flag] or ["true"]
-        text = f"{flag} {' '.join(words)}"
+        text = " ".join([flag, *(word or '""' for word in words)])
         switch = given.get(row.needs)
         if row.needs and switch is None and not known.get(row.sets[0]):
             raise ValueError(f"{text} does nothing in the reference without {row.needs}; add {row.needs} true")
@@ -90,17 +92,30 @@ def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Map
             raise ValueError(f"{shown(text)[1:-1]} is refused: {row.refused}")
         else:
             found += [Meaning(name, flag, part, row) for name, part in zip(row.sets, _parts(row, text, words))]
-        if row.no_effect:
+        if row.no_effect and not chosen:
             idle.setdefault(row.no_effect, []).append(text)
-    for reason, texts in idle.items():
-        if processes.rank() == 0:
-            print(f"no effect here: {shown(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
+    say_no_effect(idle)
     return found
 
 
+def say_no_effect(idle: Mapping[str, list[str]]) -> None:
+    """Prints which flags change nothing, by the reason why, on stderr of one process."""
+    for reason, texts in idle.items():
+        if processes.rank() == 0:
+            print(f"no effect here: {shown(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
+
+
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """A message on settings with the flags, by setting, that they were given as where these have another name."""
+    for setting, flag in flags.items():
+        if setting not in (flag, TASK):
+            message = re.sub(rf"\b{setting}\b", f"{setting} (given as --{flag})", message, count=1)
+    return message
+
+
 def size_of_text(text: str) -> tuple[str, str] | None:
-    """Height and width of ``480x864``, None for other text."""
-    match = re.fullmatch(r"([0-9]{1,5})[xX*]([0-9]{1,5})", text)
+    """Height and width of ``480x864``, both above 0; None for other text."""
+    match = re.fullmatch(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", text)
     return (match[1], match[2]) if match else None
 
 

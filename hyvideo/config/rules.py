@@ -104,6 +104,9 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     for name in ("sample_n_frames", "validation_num_frames"):
         if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
             yield f"{name} must be 4n + 1, got {values[name]}"
+    height, width = values["validation_height"], values["validation_width"]
+    if (height == 0) != (width == 0):
+        yield f"validation_height and validation_width go together, got {height} and {width}; set both, or neither"
     if negative_prompt := values["negative_prompt"]:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
     version = values["transformer_version"]

@@ -248,7 +248,9 @@ def check_checkpoint(
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     for frames, height, width in dict.fromkeys(sizes):
-        problems += fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
+        is_own = (frames, height, width) == config.validation_size != config.rollout_size
+        found = fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
+        problems += [problem + " of a validation video" * is_own for problem in found]
     problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
     task = loading.read_task(root, version)
     for source, some in requests.items():

@@ -155,6 +155,12 @@ def test_options_of_scorers_are_a_file_or_json(write, tmp_path):
         assert reward_options(reward) == options
     reward = load_config(write("reward_model: miniature\nreward_config: {miniature: {path: here}}\n")).reward
     assert reward_options(reward) == options
+    of_reference = '{"videoalign_local": {"batch_size": 2}}'
+    reward = parse(["--reward_model", "videoalign_local", "--reward_config", of_reference]).config.reward
+    assert reward_options(reward) == {"videoalign": {"mode": "auto", "precision": "bf16", "batch_size": 2}}
+    reward = replace(reward, reward_model=["miniature"])
+    with pytest.raises(ValueError, match="options for miniature, got 'videoalign_local'"):
+        reward_options(replace(reward, reward_config=of_reference))
     with pytest.raises(ValueError, match="must hold a mapping of options for miniature, got 'clip'"):
         reward_options(replace(reward, reward_config='{"clip": {}}'))
     with pytest.raises(ValueError, match="reward_config .*got {"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.reference_flags import TASK, table
+from hyvideo.config.reference_flags import TASK, table, with_flags
 from hyvideo.config.settings import FIELDS, Config
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,8 @@ def test_the_training_line_of_the_reference_sets_what_it_says(capsys):
 def test_every_flag_of_the_reference_is_a_setting_or_a_row():
     assert not [name for name in KNOWN if name not in FIELDS and name not in TRAINING]
     assert not TRAINING.keys() & FIELDS.keys()
-    assert {name for row in TRAINING.values() for name in row.sets} - FIELDS.keys() == {TASK}
+    sets = {name for row in TRAINING.values() for of in (row.sets, *row.values.values()) for name in of}
+    assert sets - FIELDS.keys() == {TASK}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,17 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
     [
         ("--neg_prompt a --validation_negative_prompt b", "one policy has one negative prompt, in training and val"),
         ("--neg_prompt a --negative_prompt b", "one policy has one negative prompt"),
-        ("--prompts_csv a.csv --train_video_csv b.csv", "they are names of one setting: give one of them"),
+        ("--prompts_csv a --train_video_csv b", "mean prompts_csv 'a' and 'b'; they are names of one setting: give"),
+        ("--width 640 --video_bucket_hw_base_size 480", "mean width '640' and '624'; they contradict each other: give"),
+        ("--use_lora --lora_r 0", "lora_r and use_lora mean lora_rank '0' and '8'; they contradict each other"),
+        ("--debug true", "unknown flag --debug; --help lists them"),
+        ("--neg_prompt -blur", "unknown flag -blur; if it is a value, write --neg_prompt=-blur"),
+        ("--neg_prompt", "neg_prompt takes a value, got nothing"),
+        ("--train_video_csv --use_muon", "train_video_csv takes a value, got nothing"),
+        ("--task_type", "task_type takes a value, got nothing"),
+        ("--validation_fixed_size 0x864", "validation_fixed_size 0x864 is no size"),
+        ("--config configs/miniature.yaml --task_type i2v", "i2v is not the task of transformer_version miniature, t"),
+        ("--config configs/miniature.yaml --task_type nonsense", "task_type nonsense is refused: transformer_"),
         ("--height 480 --video_bucket_hw_base_size 480", "height and video_bucket_hw_base_size mean height '480' and"),
         ("--lora_rank 4 --use_lora false", "lora_rank and use_lora mean lora_rank '4' and '0'"),
         ("--lora_r 4", "lora_r 4 does nothing in the reference without use_lora; add use_lora true"),
@@ -127,14 +138,58 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
         ("--precision fp16", "precision invalid choice: 'fp16' (choose from bf16, fp32)"),
         ("--video_fps 8 9", "video_fps takes one value, got '8 9'"),
         ("--video_fps many", "video_fps invalid float value: 'many'"),
-        ("--task_type i2v", "task_type 'i2v' is not the task of transformer_version 480p_t2v, t2v"),
+        ("--task_type i2v", "task_type i2v is not the task of transformer_version 480p_t2v, t2v"),
         ("--train_video_csvs a.csv", "unknown flag --train_video_csvs; did you mean --train_video_csv?"),
         ("--world_size 8", "--world_size is a number above 0, with --print_config"),
         ("--world_size 0 --print_config", "--world_size is a number above 0"),
     ],
 )
 def test_what_contradicts_itself_or_cannot_be_is_refused_in_words(capsys, flags, said):
-    assert said in refused(capsys, *flags.split())
+    err = refused(capsys, *flags.split())
+    assert said in err and "no effect here" not in err
+
+
+@pytest.mark.parametrize("word", ["", "none", "None"])
+def test_a_task_type_may_be_left_open(capsys, word):
+    assert settings_of("--task_type", word) == Config().resolved().flat()
+    assert capsys.readouterr().err.startswith(f"no effect here: task_type {word or chr(34) * 2}; ")
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("neg_prompt: no", "'neg_prompt' got the truth value false"),
+        ("neg_prompt: [a]", "'neg_prompt' takes one value, got a list"),
+        ("neg_prompt:", {"negative_prompt": ""}),
+        ("train_video_csv: []", {"prompts_csv": []}),
+        ("train_video_csv: {a: b}", "'train_video_csv' takes a list of words, got "),
+        ("train_video_csv: [1, 2]", "'train_video_csv' takes a list of words, got '1' in it"),
+        ("train_video_csv:", "'train_video_csv' takes a list of words"),
+        ("video_fps:", "'video_fps' takes one value, got nothing"),
+        ("validate_video_length: 121.0", "'validate_video_length' takes a whole number"),
+        ("validation_fixed_size: no", "validation_fixed_size False is no size"),
+        ("use_lora: no", {"lora_rank": 0}),
+        ("use_lora:", "use_lora none is refused: it is true or false"),
+        ("task_type:", {"transformer_version": "480p_t2v"}),
+        ("debug_overfit:", {"transformer_version": "480p_t2v"}),
+    ],
+)
+def test_a_value_in_a_file_under_a_name_of_the_reference_is_read_as_the_settings_is(tmp_path, line, expected):
+    path = tmp_path / "run.yaml"
+    path.write_text(line)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            load_config(path)
+    else:
+        settings = load_config(path).flat()
+        assert {name: settings[name] for name in expected} == expected
+
+
+def test_a_message_names_the_flag_that_was_typed():
+    flags = parse("--validate_video_length 16 --adv_clip_max 9 --task_type t2v --fps 8".split()).flags
+    said = with_flags("validation_num_frames must be, advantage_clip, the task, fps, sample_n_frames", flags)
+    named = "validation_num_frames (given as --validate_video_length) must be, advantage_clip (given as --adv_clip_max)"
+    assert said == f"{named}, the task, fps, sample_n_frames"
 
 
 WITHOUT_EFFECT = [name for name, row in TRAINING.items() if row.no_effect]
@@ -143,7 +198,7 @@ WITHOUT_EFFECT = [name for name, row in TRAINING.items() if row.no_effect]
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_a_flag_that_changes_nothing_says_so(capsys, monkeypatch, name):
     row, flag = TRAINING[name], name.replace("*", "sampler")
-    value = "t2v" if row.sets else str(row.only[0]) if row.only else "1"
+    value = "t2v" if row.values else str(row.only[0]) if row.only else "1"
     assert settings_of(f"--{flag}", value) == Config().resolved().flat()
     assert capsys.readouterr().err == f"no effect here: {flag} {value}; {row.no_effect}\n"
     monkeypatch.setenv("RANK", "1")  # one process says it
@@ -180,12 +235,13 @@ def shown(value):
 
 def line_of(name, row):
     """The row as the page shows it."""
-    sets = ", ".join(f"`{setting}`" for setting in row.sets if setting != TASK)
+    sets = ", ".join(f"`{setting}`" for setting in row.sets)
     values = [
         f"{shown(value)}: {', '.join(f'{k} {v}' if v != '' else f'no {k}' for k, v in of.items())}"
         for value, of in row.values.items()
+        if of and TASK not in of
     ]
-    accepted = ", ".join(map(shown, row.only)) or ("the version's" if TASK in row.sets else "any value")
+    accepted = ", ".join(map(shown, row.only)) or ('"", none, the version\'s' if row.values else "any value")
     parts = [
         sets + (", height x width" if len(row.sets) == 2 else ""),
         *values,

@@ -21,6 +21,7 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"grpo_sampling_steps": 0}, "grpo_sampling_steps must be at least 1, got 0"),
         ({"sample_n_frames": 6}, "must be 4n \\+ 1, got 6"),
         ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, got 6"),
+        ({"validation_height": 32}, "validation_height and validation_width go together, got 32 and 0; set both"),
         ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
         (
             {"negative_prompt": " "},

@@ -12,6 +12,14 @@ def test_a_machine_that_has_all_lacks_nothing(tiny_config):
     assert list(lacks(tiny_config, 1)) == []
 
 
+def test_a_size_that_the_models_cannot_make_says_whose_it_is(tiny_config):
+    config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
+    (said,) = lacks(config.with_settings(validation_height=33, validation_width=16), 1)
+    assert said.startswith("height and width must be") and said.endswith("got 33 x 16 of a validation video")
+    (said,) = lacks(config.with_settings(height=33), 1)
+    assert said.endswith("got 33 x 16")
+
+
 def test_files_that_are_not_there_are_named(tiny_config, tmp_path):
     root = tmp_path / "ckpts"
     shutil.copytree("assets/miniature", root)

@@ -81,6 +81,18 @@ def check_sampling(config: Config, *, output: Path) -> None:
     )
 
 
+def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
+    """Raises ValueError as `check`, for what an evaluation depends on, of a model or, if not ``has_model``, videos."""
+    _raise(
+        range_problems(config.flat()),
+        scorers_are_known(config.reward),
+        problem_of(lambda: reward_options(config.reward)),
+        weights_are_numbers(config.reward.reward_weights),
+        checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
+        folders_can_be_written("--out", output),
+    )
+
+
 def check_ranges(settings: Mapping[str, Any]) -> None:
     """Raises ValueError for settings, by name, that make no sense whatever the others are."""
     _raise(range_problems(settings))

@@ -70,7 +70,7 @@ def test_a_lora_that_runs_start_from_is_in_the_base_that_is_scored(score, tmp_pa
         assert code == 0
     start, given = scores.values()
     assert start["videos"] == given["videos"]
-    assert start["of"]["settings"]["pretrained_lora_path"] == str(tmp_path / "lora")
+    assert start["of"]["base"] != given["of"]["base"]
 
 
 def test_the_source_that_is_given_stands_in_place_of_what_runs_start_from(tmp_path):

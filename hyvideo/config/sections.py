@@ -298,7 +298,9 @@ class RecordSettings:
     validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION)
     validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION)
     on_reward_hacking: Literal["warn", "stop"] = records(
-        "warn", "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run."
+        "warn",
+        "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run.",
+        no.FEW_VIDEOS,
     )
     hacking_threshold: float = records(
         1.5, "Spreads of the base policy's videos that the mean of a held-out measure may move.", no.VALIDATION, above=0

@@ -38,6 +38,8 @@ def study_of(options: argparse.Namespace, *, scorers: list[str] | None = None) -
     """The study that the flags ask for. Raises ValueError for flags that cannot go together."""
     if options.jobs < 1 or (options.num_gpus and options.jobs > 1):
         raise ValueError(f"--jobs must be at least 1, and 1 with --num_gpus, got {options.jobs}")
+    if options.num_gpus < 0:
+        raise ValueError(f"--num_gpus must be the number of processes of a cell, or 0, got {options.num_gpus}")
     noise = options.match_noise
     return Study(
         config_file=WORLDS[options.world] if options.world else options.config,
@@ -61,7 +63,7 @@ def plan_and_train(
     study: Study, runs: list[TableRun], *, jobs: int, trains: bool, evaluates: bool
 ) -> dict[TableRun, Path]:
     """Prints the plan and, if it ``trains``, trains what is not finished; gives the logs of the runs that failed."""
-    plans = [plan_run(study, run) for run in runs]
+    plans = [plan_run(study, run, trains=trains) for run in runs]
     check_scorers(study)
     print(describe(study, plans, evaluates=evaluates), flush=True)
     to_run = [plan.run for plan in plans if not plan.progress.is_finished]

@@ -50,10 +50,7 @@ def main() -> int:
 
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     evaluator = Evaluator(config)
-    if options.videos:
-        find_clips(options.videos, evaluator.requests)
-    else:
-        evaluator.check(source)
+    find_clips(options.videos, evaluator.requests) if options.videos else evaluator.check(source)
     make_folder(options.out)
     try:
         sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}

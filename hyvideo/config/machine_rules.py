@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -70,26 +71,18 @@ def _read_prompts(path: str) -> None:
         check_image(image)
 
 
-def videos_fit_the_version(
-    version: str, root: str, sizes: dict[str, tuple[int, int, int]], csvs: dict[str, list[str]]
-) -> Problems:
-    """Sizes and images that a released version cannot have; what another version can have only its files say.
-
-    Args:
-        sizes: Frames, height and width of the run's videos, by words for whose they are.
-        csvs: Prompts by the name of their setting; `prompts_are_readable` says what cannot be read.
-    """
+def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict[str, tuple]) -> Problems:
+    """Sizes (frames, height, width), by whose they are, and images that a released version cannot have."""
+    root, version = model.pretrained_model_root, model.transformer_version
     if not (released := RELEASED.get(version)):
         return
     for whose, size in sizes.items():
         for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
             yield f"{problem} for {whose}"
-    for source, paths in csvs.items():
-        try:
-            requests = read_requests(*paths)
-        except ValueError:
-            continue
-        yield from images_fit_the_task(released.task, requests, f"transformer_version {version}", source)
+    for source in ("prompts_csv", "valid_video_csv"):
+        with suppress(ValueError):  # of files that `prompts_are_readable` tells of
+            requests = read_requests(*getattr(data, source))
+            yield from images_fit_the_task(released.task, requests, f"transformer_version {version}", source)
 
 
 def images_fit_the_task(task: str | None, requests: list[Request], version: str, source: str) -> Problems:

@@ -46,6 +46,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
     strategy, validated = config.kl_strategy, config.data.valid_video_csv
+    sizes = {"a rollout": config.rollout_size} | ({"a validation video": config.validation_size} if validated else {})
     _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
@@ -66,12 +67,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         a_run_that_ends_for_hacking_is_validated(record, validated),
         prompts_are_named(config.data.prompts_csv),
         prompts_are_readable(config.data, that_are_there=True),
-        videos_fit_the_version(
-            model.transformer_version,
-            model.pretrained_model_root,
-            {"a rollout": config.rollout_size} | ({"a validation video": config.validation_size} if validated else {}),
-            {"prompts_csv": config.data.prompts_csv, "valid_video_csv": validated},
-        ),
+        videos_fit_the_version(model, config.data, sizes),
         machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
     )
 

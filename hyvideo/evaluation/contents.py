@@ -42,10 +42,7 @@ def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[
         base.insert(0, transformer)
     options = {} if reward.remote_reward_url else reward_options(reward)
     scorers = {
-        name: {
-            "options": {key: value for key, value in given.items() if key != "path"},
-            "files": fingerprint(_scorer_files(name, root, given)),
-        }
+        name: {"options": given | {"path": None}, "files": fingerprint(_scorer_files(name, root, given))}
         for name, given in options.items()
     }
     return {

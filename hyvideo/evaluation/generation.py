@@ -77,10 +77,8 @@ class Source:
         return self if self.checkpoint or self.lora or not lora_path else replace(self, lora=Path(lora_path))
 
     def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
-        """Raises ValueError for files that cannot be used, before any weights of the policy are read.
-
-        Args:
-            negative_requests: Of the config: a checkpoint of a run is guided as it was trained.
+        """Raises ValueError for files that cannot be used, and for a checkpoint that would be guided otherwise than it
+        was trained, before any weights of the policy are read.
         """
         root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:
@@ -89,8 +87,7 @@ class Source:
             for given in (request.prompt for request in negative_requests if own not in (None, request.prompt)):
                 raise ValueError(
                     f"checkpoint {self.checkpoint} was trained with negative_prompt {shown(own)}, got {shown(given)}; "
-                    f"give --negative_prompt {shown(own)}, or sample with another the transformer that scripts.export "
-                    "makes of the checkpoint"
+                    f"give --negative_prompt {shown(own)}, or sample what scripts.export makes of the checkpoint"
                 )
         if self.lora:
             check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))

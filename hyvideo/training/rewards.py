@@ -112,8 +112,6 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     """Scores one clip of the run's size a few times: complete, finite, repeatable, a batch like a clip alone.
 
-    A run that validates asks for the held-out measures of the clip too.
-
     Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
     """
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
@@ -129,4 +127,4 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
     if data.valid_video_csv:
-        scorer.held_out([clip.video], [prompt])
+        scorer.held_out([clip.video], [prompt])  # as a validation does

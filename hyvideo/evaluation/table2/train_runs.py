@@ -20,7 +20,6 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
-from hyvideo.models.reward_models.rewards import SCORERS
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -43,11 +42,7 @@ class RunPlan:
 
 
 def plan_run(study: Study, run: TableRun, *, trains: bool = True) -> RunPlan:
-    """State and cost of a run. Raises ValueError for settings that break a rule, or that it was not begun with.
-
-    Args:
-        trains: The run is to be trained here, so that what this machine lacks counts.
-    """
+    """State and cost. Raises ValueError for broken rules, the machine's too if it ``trains``, and other settings than begun."""
     config = study.config(run)
     world_size = max(1, study.num_gpus)
     check(config, world_size, on_this_machine=trains)
@@ -65,12 +60,6 @@ def plan_run(study: Study, run: TableRun, *, trains: bool = True) -> RunPlan:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         hours = whole_run(PlannedRun(config, world_size, architecture)).gpu_hours if architecture.is_released else 0.0
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards, hours)
-
-
-def check_scorers(study: Study) -> None:
-    """Raises ValueError for a scorer that there is not, before the runs that it is to measure are trained."""
-    if unknown := [name for name in study.evaluation_config().reward.reward_model if name not in SCORERS]:
-        raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
 
 
 def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], num_branches: int) -> int:

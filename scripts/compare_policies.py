@@ -7,9 +7,10 @@
     torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         shares the videos
 
 A policy is `base`, the model of the settings, or name=path: the folder of a run, whose newest checkpoint it is, a
-checkpoint, or the file or folder of a LoRA. Takes every flag of post_train.py beside its own: videos are sampled as in
-its validation (validation_steps, validation_seed, ...), the prompts are rows spread over valid_video_csv, or those of
---prompt. Leaves policies.png, side_by_side/ and a folder for each policy in --out.
+checkpoint, or the file or folder of a LoRA. Takes every flag of post_train.py beside its own: videos have the frames,
+size, shift and steps of its validation, and the noise that generate.py gives them under validation_seed, which is not
+the validation's. The prompts are rows spread over valid_video_csv, or those of --prompt. Leaves policies.png,
+side_by_side/ and a folder for each policy in --out.
 """
 
 import argparse

@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
-from hyvideo.config.rules import check_ranges
-from hyvideo.data.outside import Parser, refusals
+from hyvideo.config.rules import check_evaluation
+from hyvideo.data.outside import Parser, make_folder, refusals
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -40,19 +40,22 @@ def main() -> int:
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():
         raise ValueError(f"--out must be another folder than --videos, whose records it would replace: {options.out}")
-    check_ranges(config.flat())
+    check_evaluation(config, output=options.out, has_model=not options.videos)
 
     from hyvideo.evaluation.contents import policy_identity, world_identity
     from hyvideo.evaluation.generation import Source
     from hyvideo.evaluation.policy_scores import Evaluator
     from hyvideo.evaluation.scores_file import as_text, summarise, write_evaluation, write_scores_csv
+    from hyvideo.evaluation.video_folder import find_clips
 
+    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     evaluator = Evaluator(config)
+    find_clips(options.videos, evaluator.requests) if options.videos else evaluator.check(source)
+    make_folder(options.out)
     try:
         sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
         world = world_identity(config.flat(), config.reward)
         identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world
-        source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:
         evaluator.close()

@@ -64,5 +64,6 @@ def experiment_settings(config: Config) -> dict[str, object]:
 
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings that decide an evaluation beside the policy: evaluations are comparable where they agree."""
-    return {name: value for name, value in settings.items() if TRAITS[name].measured}
+    """The settings, but no paths, that decide an evaluation beside the policy; frames, size, shift as of its videos."""
+    sampled = Config().with_settings(**settings).sampled_as_validation().flat()
+    return {name: value for name, value in sampled.items() if TRAITS[name].measured}

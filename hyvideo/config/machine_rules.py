@@ -3,13 +3,16 @@
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.sections import DataSettings, ModelSettings, OptimizerSettings, RecordSettings
 from hyvideo.data.images import check_image
 from hyvideo.data.outside import file_problem, folder_problem, located, shown, unwritable
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import Request, read_requests
+from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]
 REPORTS = ("tensorboard", "wandb")
@@ -66,6 +69,40 @@ def prompts_are_readable(data: DataSettings, *, that_are_there: bool) -> Problem
 def _read_prompts(path: str) -> None:
     for image in dict.fromkeys(request.image for request in read_requests(path) if request.image):
         check_image(image)
+
+
+def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict[str, tuple]) -> Problems:
+    """Sizes (frames, height, width), by whose they are, and images that a released version cannot have."""
+    root, version = model.pretrained_model_root, model.transformer_version
+    if not (released := RELEASED.get(version)):
+        return
+    for whose, size in sizes.items():
+        for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
+            yield f"{problem} for {whose}"
+    for source in ("prompts_csv", "valid_video_csv"):
+        with suppress(ValueError):  # of files that `prompts_are_readable` tells of
+            requests = read_requests(*getattr(data, source))
+            yield from images_fit_the_task(released.task, requests, f"transformer_version {version}", source)
+
+
+def images_fit_the_task(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
+    """Images that the transformer was not made for, or none where it was made for them.
+
+    An image-to-video version also knows rows without an image, so some may lack one. Where all do, the images were
+    forgotten or the text-to-video version is meant.
+    """
+    with_image = sum(request.image is not None for request in requests)
+    if task == "t2v" and with_image:
+        yield (
+            f"{version} is for text-to-video and was given reference images, {with_image} in {source}; take an i2v "
+            "version, or leave out the images"
+        )
+    if task == "i2v" and requests and not with_image:
+        yield (
+            f"{version} is for image-to-video and was given no reference image for the {len(requests)} prompts of "
+            f"{source}; name images, in a column ref_image_path of the CSV or by --image_path of generate.py, or take "
+            "a t2v version by its name"
+        )
 
 
 def checkpoints_are_there(root: str) -> Problems:

@@ -20,6 +20,7 @@ from hyvideo.config.machine_rules import (
     machine_problems,
     problem_of,
     prompts_are_readable,
+    videos_fit_the_version,
 )
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
@@ -44,7 +45,8 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     check_ranges(config.flat())  # what follows calculates with the numbers
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
-    strategy = config.kl_strategy
+    strategy, validated = config.kl_strategy, config.data.valid_video_csv
+    sizes = {"a rollout": config.rollout_size} | ({"a validation video": config.validation_size} if validated else {})
     _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
@@ -62,9 +64,10 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         weights_in_bf16_can_be_trained(model, optimizer),
         lora_modules_are_patterns(optimizer),
         copies_are_sharded(distributed),
-        a_run_that_ends_for_hacking_is_validated(record, config.data.valid_video_csv),
+        a_run_that_ends_for_hacking_is_validated(record, validated),
         prompts_are_named(config.data.prompts_csv),
         prompts_are_readable(config.data, that_are_there=True),
+        videos_fit_the_version(model, config.data, sizes),
         machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
     )
 
@@ -78,6 +81,18 @@ def check_sampling(config: Config, *, output: Path) -> None:
         noise_is_matched_or_has_a_window(config.rollout) if not ranges else (),
         checkpoints_are_there(config.model.pretrained_model_root),
         folders_can_be_written("the output", output),
+    )
+
+
+def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
+    """Raises ValueError as `check`, for what an evaluation depends on, of a model or, if not ``has_model``, videos."""
+    _raise(
+        range_problems(config.flat()),
+        scorers_are_known(config.reward),
+        problem_of(lambda: reward_options(config.reward)),
+        weights_are_numbers(config.reward.reward_weights),
+        checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
+        folders_can_be_written("--out", output),
     )
 
 

@@ -14,7 +14,7 @@ from hyvideo.config.setting import layout, learning, machine, records, start
 class ModelSettings:
     """The model, its precision, and where it computes."""
 
-    pretrained_model_root: str = machine("./ckpts", "Folder of the checkpoints, in either layout.", measured=True)
+    pretrained_model_root: str = machine("./ckpts", "Folder of the checkpoints, in either layout.")
     transformer_version: str = learning("480p_t2v", "Which transformer under <root>/transformer.", measured=True)
     dtype: Literal["bf16", "fp32"] = learning("bf16", "Precision in which the transformer computes.", measured=True)
     master_weight_type: Literal["fp32", "bf16"] = learning(
@@ -43,9 +43,7 @@ class DataSettings:
         ["assets/prompts/train.csv"],
         "CSV files with a column `prompt`, and perhaps `ref_image_path`: what to train on, one file after the other.",
     )
-    valid_video_csv: list[str] = records(
-        [], "CSV files of the same kind: what to validate on; none by default.", measured=True
-    )
+    valid_video_csv: list[str] = records([], "CSV files of the same kind: what to validate on; none by default.")
     negative_prompt: str = learning(
         "",
         "Prompt of the branch that guidance leads away from, in training and validation.",
@@ -113,7 +111,6 @@ class RewardSettings:
         "",
         "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`; or the same as JSON.",
         no.SCORERS,
-        measured=True,
     )
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
         "auto", "VideoAlign's names: v1 and v3 as released, v2 of newer transformers.", *no.VIDEOALIGN, measured=True
@@ -223,7 +220,6 @@ class OptimizerSettings:
     pretrained_lora_path: str = learning(
         "",
         "File or folder of a LoRA to start from: the adapter to train or, with lora_rank 0, merged into the base.",
-        measured=True,
     )
     lora_target_modules: list[str] = learning(
         [],
@@ -289,23 +285,22 @@ class RecordSettings:
     validation_seed: int = records(930, "Seed of the validation noise, always the same.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
     validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
-    validation_num_frames: int = records(
-        0, "Frames of a validation video, 4n + 1; 0 is a rollout's.", no.VALIDATION, measured=True
-    )
+    validation_num_frames: int = records(0, "Frames of a validation video, 4n + 1; 0 is a rollout's.", no.VALIDATION)
     validation_shift: float | None = records(
         None,
         "Shift of the schedule in validation; that of the rollouts by default.",
         no.VALIDATION,
         above=0,
-        measured=True,
     )
     validate_at_step0: bool = records(
         True, "Validate the base policy before the first iteration; else there is no before and after.", no.VALIDATION
     )
-    validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION, measured=True)
-    validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION, measured=True)
+    validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION)
+    validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION)
     on_reward_hacking: Literal["warn", "stop"] = records(
-        "warn", "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run."
+        "warn",
+        "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run.",
+        no.FEW_VIDEOS,
     )
     hacking_threshold: float = records(
         1.5, "Spreads of the base policy's videos that the mean of a held-out measure may move.", no.VALIDATION, above=0

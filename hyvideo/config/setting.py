@@ -42,7 +42,7 @@ class Traits:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    measured: bool = False  # an evaluation of a policy depends on it
+    measured: bool = False  # an evaluation of a policy depends on its value, and not on what a path leads to alone
     unused: tuple[Unused, ...] = ()  # the first that holds is the reason why the setting does nothing
 
     def range_problem(self, value: object) -> str | None:

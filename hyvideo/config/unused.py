@@ -4,8 +4,18 @@ Every condition is arithmetic on the other settings of the run (``c``) and the n
 """
 
 import math
+from contextlib import suppress
 
 from hyvideo.config.setting import Unused
+from hyvideo.data.prompts import read_requests
+
+
+def _shows_too_little(c, n: int) -> bool:
+    """Claims that a validation has fewer videos than end a run: FEWEST_TO_STOP of the rule for reward hacking."""
+    with suppress(ValueError):  # of files that `prompts_are_readable` tells of
+        return len(read_requests(*c.data.valid_video_csv)) * c.record.validation_repeats < 16
+    return False
+
 
 KL = Unused("kl_weight 0", lambda c, n: c.kl_strategy == "none")
 FLAGS = Unused("kl_strategy {strategy}", lambda c, n: c.trust_region.kl_strategy != "flags" or c.kl_strategy == "none")
@@ -61,4 +71,5 @@ TILES = Unused("vae_tile_size 0", lambda c, n: c.model.vae_tile_size == 0)
 GUIDANCE = Unused("cfg_scale {cfg_scale:g}", lambda c, n: c.num_branches == 1)
 LIMIT = Unused("save_total_limit 0", lambda c, n: c.record.save_total_limit == 0)
 VALIDATION = Unused("no valid_video_csv", lambda c, n: not c.data.valid_video_csv)
+FEW_VIDEOS = Unused("a validation of fewer than 16 videos ends no run; raise validation_repeats", _shows_too_little)
 VIDEOS = Unused("log_video_interval 0", lambda c, n: c.record.log_video_interval == 0 and not c.data.valid_video_csv)

@@ -78,6 +78,14 @@ def unwritable(folder: str | Path) -> str | None:
     return None
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder to write to. Raises ValueError where that fails, as `unwritable` cannot always foresee."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"must be a folder that can be made, got {shown(folder)}: {error.strerror}") from error
+
+
 _LONGEST_NAME = 255  # bytes, of a file or folder on every common file system
 _CAN_BE_MADE = ("it is not there", "a part of it is not a folder")  # the second is said of the part
 

@@ -1,4 +1,4 @@
-"""The identity of an evaluation: settings, and the contents of every file that decides it, not their paths.
+"""The identity of an evaluation: settings, and the contents of every file that decides it; no paths but the policy's.
 
 A stored evaluation stands for a new one where all of it agrees (`scores_file.read_evaluation`). It sees
 
@@ -6,7 +6,7 @@ A stored evaluation stands for a new one where all of it agrees (`scores_file.re
     base        every byte of the transformer's files, the VAE's, the encoders' and those of a LoRA that runs start from
     scorers     their resolved options, and every byte of their files, of options that are paths, and of a module from
                 outside this project
-    policy      every byte of a LoRA, a transformer or videos; of a checkpoint what `manifest.fingerprint` says
+    policy      its path; every byte of a LoRA, a transformer or videos; of a checkpoint what `fingerprint` says
 
 and not what lies elsewhere: the models of a reward service or of the hub, which it knows by address or name, a base
 model of Qwen2-VL that an adapter of VideoAlign finds beside its folder, this project's code and the packages.
@@ -36,12 +36,13 @@ def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[
     Raises: ValueError for prompts or options that cannot be read.
     """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
-    base = [root / folder for folder in ENCODER_FOLDERS] + named_files(settings).get("pretrained_lora_path", [])
+    base = [root / folder for folder in ENCODER_FOLDERS if not folder.startswith("text_encoder/")]  # each once
+    base += named_files(settings).get("pretrained_lora_path", [])
     if transformer := loading.find_transformer(root, settings["transformer_version"]):
         base.insert(0, transformer)
     options = {} if reward.remote_reward_url else reward_options(reward)
     scorers = {
-        name: {"options": given, "files": fingerprint(_scorer_files(name, root, given))}
+        name: {"options": given | {"path": None}, "files": fingerprint(_scorer_files(name, root, given))}
         for name, given in options.items()
     }
     return {

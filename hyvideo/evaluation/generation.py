@@ -6,6 +6,7 @@ One sampler serves all: without ``sde_type`` it walks the ODE, with it a rollout
 """
 
 import gc
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import check_image, nearest_size, read_image, size_of_aspect_ratio
+from hyvideo.data.outside import make_folder, shown, unusable
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
@@ -63,15 +65,30 @@ class Source:
     lora: Path | None = None
     lora_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name, path in (("checkpoint_path", self.checkpoint), ("lora_path", self.lora)):
+            if path and (problem := unusable(path)):
+                raise ValueError(f"--{name} must be a path that can be read, got {shown(path)}: {problem}")
+        if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
+            raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
+
     def or_start(self, lora_path: str) -> "Source":
         """The source; for the base model alone, the base model with the LoRA that runs start from, if they do."""
         return self if self.checkpoint or self.lora or not lora_path else replace(self, lora=Path(lora_path))
 
-    def check(self, model: ModelSettings) -> None:
-        """Raises ValueError for files that cannot be used, before any weights of the policy are read."""
+    def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
+        """Raises ValueError for files that cannot be used, and for a checkpoint that would be guided otherwise than it
+        was trained, before any weights of the policy are read.
+        """
         root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint)
+            own = saved_policy.negative_prompt(self.checkpoint)
+            for given in (request.prompt for request in negative_requests if own not in (None, request.prompt)):
+                raise ValueError(
+                    f"checkpoint {self.checkpoint} was trained with negative_prompt {shown(own)}, got {shown(given)}; "
+                    f"give --negative_prompt {shown(own)}, or sample what scripts.export makes of the checkpoint"
+                )
         if self.lora:
             check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))
 
@@ -124,7 +141,7 @@ def sampling_config(
     Raises: ValueError for a version that is not of the kinds.
     """
     if not file and checkpoint:
-        settings = {"negative_prompt": saved_policy.negative_prompt(checkpoint)} | settings
+        settings = {"negative_prompt": saved_policy.negative_prompt(checkpoint) or ""} | settings
     if resolution and "transformer_version" not in settings:
         asked = "".join(f"_{SUFFIXES[kind]}" for kind, is_asked in kinds.items() if is_asked)
         settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}{asked}"}
@@ -189,10 +206,10 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.or_start(config.optimizer.pretrained_lora_path)
-    source.check(config.model)
+    source.check(config.model, config.negative_requests)
     device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     local = videos[processes.rank() :: processes.world_size()]
 
     start = time.perf_counter()

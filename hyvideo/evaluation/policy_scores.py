@@ -12,23 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.settings import Config
-from hyvideo.data.prompts import Request, read_requests
+from hyvideo.data.prompts import Request
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.generation import Source
+from hyvideo.evaluation.generation import Source, make_and_read_requests
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_sets
 from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import score_entry
-from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
+from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 
 
 class Evaluator:
-    """Scores policies and videos in one process; scorers and encoders are loaded once.
+    """Scores policies and videos in one process; scorers and encoders are loaded once, when they are needed.
 
-    Raises: ValueError for prompts or scorers that cannot be used.
+    Raises: ValueError for prompts that cannot be used.
     """
 
     def __init__(self, config: Config):
@@ -36,29 +37,38 @@ class Evaluator:
             torch.set_num_threads(config.model.num_threads)
         self.config = config
         self.device = choose_device(config.model.device)
-        self.requests: list[Request] = read_requests(*config.data.valid_video_csv)
+        self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
         self.size = config.validation_size
-        self.scorer = make_async_scorer(config, self.device)
-        self.scorer.check_prompts([request.prompt for request in self.requests])
+
+    @cached_property
+    def scorer(self) -> AsyncScorer:
+        scorer = make_async_scorer(self.config, self.device)
+        scorer.check_prompts([request.prompt for request in self.requests])
+        return scorer
 
     @cached_property
     def _encoder_and_vae(self) -> tuple[ConditionEncoder, nn.Module]:
         return load_encoder(self.config, self.device)
 
-    def policy(self, source: Source) -> Evaluation:
-        """Evaluation of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
-
-        Raises: ValueError for checkpoints that cannot be used, before any weights of the policy are read.
-        """
+    def check(self, source: Source) -> RequiredEncoders:
+        """Encoders that the prompts need. Raises ValueError for prompts, checkpoints or a size that cannot be used."""
         config = self.config
         if not self.requests:
             raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
         needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
+        source.or_start(config.optimizer.pretrained_lora_path).check(config.model, config.negative_requests)
+        return needs
+
+    def policy(self, source: Source) -> Evaluation:
+        """Evaluation of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
+
+        Raises: ValueError as `check` and for scorers that cannot be used, before any weights of the policy are read.
+        """
+        config, needs, scorer = self.config, self.check(source), self.scorer
         source = source.or_start(config.optimizer.pretrained_lora_path)
-        source.check(config.model)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
-        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, self.scorer)
+        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer)
         videos = validation.videos(validation.rows())
         prompts = [validation.prompts[row] for row in videos]
         groups = [validation.groups[row] for row in videos]
@@ -98,4 +108,5 @@ class Evaluator:
         return Evaluation(entries, dict(measures))
 
     def close(self) -> None:
-        self.scorer.close()
+        if "scorer" in vars(self):
+            self.scorer.close()

@@ -1,7 +1,7 @@
 """Loads what a run needs: one place for training, generation and scripts."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hyvideo.config.identity import named_files
+from hyvideo.config.machine_rules import images_fit_the_task
 from hyvideo.config.rules import every_rank_has_a_head
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
@@ -254,30 +255,10 @@ def check_checkpoint(
     problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
     task = loading.read_task(root, version)
     for source, some in requests.items():
-        problems += _image_problems(task, some, f"transformer_version {version}", source)
+        problems += images_fit_the_task(task, some, f"transformer_version {version}", source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return needs
-
-
-def _image_problems(task: str | None, requests: list[Request], version: str, source: str) -> Iterator[str]:
-    """Images that the transformer was not made for, or none where it was made for them.
-
-    An image-to-video version also knows rows without an image, so some may lack one. Where all do, the images were
-    forgotten or the text-to-video version is meant.
-    """
-    with_image = sum(request.image is not None for request in requests)
-    if task == "t2v" and with_image:
-        yield (
-            f"{version} is for text-to-video and was given reference images, {with_image} in {source}; take an i2v "
-            "version, or leave out the images"
-        )
-    if task == "i2v" and requests and not with_image:
-        yield (
-            f"{version} is for image-to-video and was given no reference image for the {len(requests)} prompts of "
-            f"{source}; name images, in a column ref_image_path of the CSV or by --image_path of generate.py, or take "
-            "a t2v version by its name"
-        )
 
 
 def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:

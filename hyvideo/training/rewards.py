@@ -126,3 +126,5 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
             raise ValueError(f"reward {name} cannot be trained with; scripts/check_reward.py says more:\n{problems}")
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
+    if data.valid_video_csv:
+        scorer.held_out([clip.video], [prompt])  # as a validation does

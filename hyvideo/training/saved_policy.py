@@ -46,11 +46,11 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
 
 
-def negative_prompt(folder: Path) -> str:
-    """The negative prompt that a checkpoint's policy was trained with; empty where the folder does not say."""
-    is_of_run = os.path.isfile(folder / "state.json")  # not the method: that raises for a name that is too long
-    settings = read_state(folder, {"settings": dict})["settings"] if is_of_run else {}
-    return str(settings.get("negative_prompt", ""))
+def negative_prompt(folder: Path) -> str | None:
+    """The negative prompt that a checkpoint's policy was trained with; None for a folder that is not of a run."""
+    if not os.path.isfile(folder / "state.json"):  # not the method: that raises for a name that is too long
+        return None
+    return str(read_state(folder, {"settings": dict})["settings"].get("negative_prompt", ""))
 
 
 def is_full_checkpoint(folder: Path) -> bool:

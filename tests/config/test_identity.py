@@ -22,12 +22,11 @@ RECORDS = set(
     "on_reward_hacking hacking_threshold".split()
 )
 MEASURED = set(
-    "pretrained_lora_path "
-    "pretrained_model_root transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
+    "transformer_version dtype encoder_dtype vae_dtype vae_tile_size vae_tile_overlap "
     "random_weights reward_weights "
-    "valid_video_csv height width sample_n_frames fps shift cfg_scale reward_model reward_config reward_precision "
+    "height width sample_n_frames fps shift cfg_scale reward_model reward_precision "
     "reward_checkpoint_mode reward_video remote_reward_url validation_steps validation_seed validation_repeats "
-    "validation_height validation_width validation_num_frames validation_shift negative_prompt".split()
+    "negative_prompt".split()
 )
 
 

@@ -1,10 +1,13 @@
 """Rules of settings: what breaks one is named, with its value."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
+from PIL import Image
 
 from hyvideo.config.rules import check, layout_problems
+from hyvideo.config.settings import Config
 
 
 def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
@@ -92,6 +95,35 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
     problems = list(layout_problems(*layout))
     assert len(problems) == (0 if said is None else 1)
     assert said is None or re.search(said, problems[0])
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (
+            {"transformer_version": "480p_i2v"},
+            "for image-to-video and was given no reference image for the .* prompts",
+        ),
+        (
+            {"valid_video_csv": "images.csv"},
+            "480p_t2v is for text-to-video and was .* reference images, 1 in valid",
+        ),
+        ({"validation_height": 481, "valid_video_csv": "text.csv"}, "multiple of 16, got 481 for a validation video$"),
+        ({"width": 625}, "width must be a multiple of 16, got 625 for a rollout$"),
+        ({"validation_height": 481}, None),
+        ({"transformer_version": "480p_i2v", "prompts_csv": "images.csv"}, None),
+        ({"transformer_version": "480p_i2v", "prompts_csv": "absent.csv"}, None),
+        ({"transformer_version": "mine", "width": 625, "prompts_csv": "images.csv"}, None),
+    ],
+)
+def test_what_a_released_version_cannot_make_is_refused_without_its_files(tmp_path, monkeypatch, settings, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.csv").write_text("prompt\na\n")
+    (tmp_path / "images.csv").write_text("prompt,ref_image_path\na,image.png\nb,\n")
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    config = Config().with_settings(batch_size=4, **settings).resolved()
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        check(config, on_this_machine=False)
 
 
 def test_all_problems_are_told_at_once(tiny_config):

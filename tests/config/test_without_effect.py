@@ -7,6 +7,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import TRAITS
 from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
+from hyvideo.evaluation.reward_hacking.rule import FEWEST_TO_STOP
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -83,6 +84,16 @@ def mentions(sentences, words):
 def test_a_setting_is_named_only_where_it_does_nothing(tiny_config, idle, at_work, words):
     assert mentions(told(tiny_config.with_settings(**idle)), words)
     assert not mentions(told(tiny_config.with_settings(**at_work)), words)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_stop_does_nothing_with_fewer_videos_than_the_rule_believes(tiny_config, tmp_path, lacking):
+    path = tmp_path / "prompts.csv"
+    path.write_text("prompt\n" + "a\n" * (FEWEST_TO_STOP - lacking))
+    config = tiny_config.with_settings(on_reward_hacking="stop", valid_video_csv=str(path))
+    words = f"on_reward_hacking: a validation of fewer than {FEWEST_TO_STOP} videos ends no run"
+    assert mentions(told(config), words) == bool(lacking)
+    assert not mentions(told(config.with_settings(validation_repeats=2)), words)
 
 
 def test_sharding_one_process_is_named(tiny_config):

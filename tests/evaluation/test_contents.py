@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from hyvideo.config.command_line import load_config
@@ -16,6 +17,7 @@ from hyvideo.evaluation import contents
 from hyvideo.evaluation.contents import policy_identity
 from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs
 from hyvideo.evaluation.table2.runs import Study
+from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.reward_models.rewards import SCORERS, Entry
 
 CSV = "prompt,ref_image_path\na red circle moves up,\na blue square moves left,first.png\n"
@@ -54,8 +56,36 @@ def test_what_is_not_touched_is_the_same_wherever_it_lies(world, tmp_path):
     shutil.copytree("assets/miniature", tmp_path / "moved")
     (tmp_path / "moved" / ".cache").mkdir()
     (tmp_path / "moved" / "vae" / ".notes").write_text("of a download")
-    moved = world_identity(world.with_settings(pretrained_model_root=str(tmp_path / "moved")))
-    assert moved["base"] == before["base"] and moved["scorers"] == before["scorers"]
+    (tmp_path / "other").mkdir()
+    for name in ("prompts.csv", "first.png"):
+        shutil.copy(tmp_path / name, tmp_path / "other" / name)
+    moved = world.with_settings(
+        pretrained_model_root=str(tmp_path / "moved"),
+        valid_video_csv=str(tmp_path / "other" / "prompts.csv"),
+        reward_config='{"miniature_videoalign": {"batch_size": 8}}',
+        validation_height=world.data.height,
+        validation_shift=world.rollout.shift,
+    )
+    assert world_identity(moved) == before
+    named = {"path": str(tmp_path / "moved"), "batch_size": 8}
+    assert world_identity(moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))) == before
+
+
+def test_a_lora_that_runs_start_from_is_in_it_by_its_bytes(world, tmp_path):
+    for place, scale in (("a", 1.0), ("c", 2.0)):
+        pair = Pair(torch.ones(1, 96), torch.ones(96, 1), scale)
+        save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path / place)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    a, b, c = (world_identity(world.with_settings(pretrained_lora_path=str(tmp_path / place))) for place in "abc")
+    assert a == b != c
+
+
+def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
+    nested = next(path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file())
+    read, describe = [], manifest._describe
+    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
+    world_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
+    assert len(read) == len(set(read)) and nested in read
 
 
 @pytest.mark.parametrize(
@@ -97,6 +127,8 @@ def test_other_columns_of_the_csv_and_other_versions_are_the_same_evaluation(wor
         {"reward_checkpoint_mode": "v2"},
         {"reward_weights": "averaged"},
         {"validation_seed": 1},
+        {"validation_height": 48},
+        {"validation_shift": 9.0},
     ],
     ids=lambda settings: next(iter(settings)),
 )

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.generation import Source
@@ -68,7 +70,7 @@ def test_a_lora_that_runs_start_from_is_in_the_base_that_is_scored(score, tmp_pa
         assert code == 0
     start, given = scores.values()
     assert start["videos"] == given["videos"]
-    assert start["of"]["settings"]["pretrained_lora_path"] == str(tmp_path / "lora")
+    assert start["of"]["base"] != given["of"]["base"]
 
 
 def test_the_source_that_is_given_stands_in_place_of_what_runs_start_from(tmp_path):
@@ -76,6 +78,56 @@ def test_the_source_that_is_given_stands_in_place_of_what_runs_start_from(tmp_pa
     assert Source().or_start("start") == Source(lora=Path("start"))
     for given in (Source(checkpoint=tmp_path), Source(lora=tmp_path, lora_scale=0.5)):
         assert given.or_start("start") == given
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """The miniature's transformer as the checkpoint of a run with a negative prompt."""
+    folder = tmp_path / "trained"
+    shutil.copytree("assets/miniature/transformer/miniature", folder)
+    (folder / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
+    return folder
+
+
+def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
+    guided = load_config("configs/miniature.yaml", cfg_scale=2.0, negative_prompt="blurry")
+    of_run = Source(trained)
+    with pytest.raises(ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; give --negative_p"):
+        of_run.check(guided.model, guided.negative_requests)
+    of_run.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
+    of_run.check(guided.model, guided.with_settings(cfg_scale=1.0).negative_requests)
+    (trained / "state.json").unlink()  # as scripts.export leaves a policy
+    of_run.check(guided.model, guided.negative_requests)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--reward_weights nonsense", "reward_weights must be averaged, "),
+        ("--reward_model clip clip", "each scorer once"),
+        ("--reward_config nowhere.yaml", "reward_config must name a readable YAML file"),
+        ("--out README.md/x", "README.md is not a folder"),
+        ("--out /proc/x", "'/proc/x': "),
+        ("--lora_scale nan --lora_path x", "--lora_scale must be a finite number"),
+        ("--lora_scale 2", "needs --lora_path, got 2.0"),
+        ("--lora_path README.md", "README.md"),
+        ("--checkpoint_path /nonexistent", "/nonexistent is neither"),
+        ("--checkpoint_path {trained} --cfg_scale 2", "trained with negative_prompt 'murky', got ''"),
+        ("--validation_height 33", "multiples of 8, got 33 x 32"),
+        ("--pretrained_model_root nowhere", "pretrained_model_root must be a folder"),
+        ("--valid_video_csv=", "valid_video_csv must name the prompts"),
+        ("--videos nowhere", "--videos must be a folder with mp4 files"),
+        ("--valid_video_csv {images}", "first.png"),
+    ],
+)
+def test_a_mistake_is_told_before_scorers_are_loaded(score, trained, tmp_path, capsys, flags, said):
+    """The scorer's files are not here: that is what would be said where scorers came first."""
+    (tmp_path / "first.png").write_text("no image")
+    (tmp_path / "images.csv").write_text("prompt,ref_image_path\na,first.png\n")
+    words = flags.format(trained=trained, images=tmp_path / "images.csv").split()
+    code, scores = score("--valid_video_csv", CSV, "--reward_model", "clip", *words)
+    told = capsys.readouterr().err
+    assert code == 2 and scores is None and said in told and "clip-vit" not in told
 
 
 def test_the_measured_truth_stands_beside_the_learned_scores(score):

@@ -75,6 +75,18 @@ def test_an_option_that_a_scorer_does_not_have_is_refused(scorer_of, tmp_path):
         scorer_of(reward_config=str(options))
 
 
+def test_a_measure_of_a_set_that_is_a_number_is_refused_before_a_run_that_validates(scorer_of):
+    class OfAnEarlierVersion(Fixed):
+        def held_out(self, videos, prompts):
+            return {"brightness": 0.5}
+
+    config, scorer = scorer_of({"mine": OfAnEarlierVersion(VQ=1.0, MQ=1.0, TA=1.0)})
+    try_scorers(scorer, config.data, PROMPT)
+    config = config.with_settings(valid_video_csv="prompts.csv")
+    with pytest.raises(ValueError, match="held_out of reward mine must give a SetMeasure by name.*brightness"):
+        try_scorers(scorer, config.data, PROMPT)
+
+
 def test_a_good_scorer_passes(scorer_of):
     config, scorer = scorer_of()
     try_scorers(scorer, config.data, PROMPT)

@@ -29,10 +29,10 @@ def read_policies(words: list[str]) -> dict[str, Source]:
         name, has_path, path = word.partition("=")
         if not has_path and name != BASE:
             raise ValueError(f"a policy is `{BASE}` or `name=path`, got {shown(word)}")
-        if not re.fullmatch(r"\w[\w.+-]{0,39}", name) or name in policies or name == TOGETHER:
-            raise ValueError(
-                f"policies need names of their own, of at most 40 letters, digits and _ . + -, got {shown(name)}"
-            )
+        if name in (*policies, TOGETHER):
+            raise ValueError(f"policies need names of their own, got {shown(name)} a second time, or as our folder's")
+        if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
+            raise ValueError(f"a policy's name has at most 40 letters, digits and _ . + -, got {shown(name)}")
         policies[name] = source_of(Path(path)) if has_path else Source()
     return policies
 
@@ -49,7 +49,7 @@ def source_of(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """Videos of some prompts by several policies, sampled as in validation, with ``validation_seed``."""
+    """Videos of some prompts by several policies, as validation samples them but for the noise, which is generate's."""
 
     config: Config
     policies: dict[str, Source]
@@ -59,7 +59,7 @@ class PolicyComparison:
     def check(self) -> None:
         """Raises ValueError for a policy that is not of the model, before any weights are read."""
         for source in self.policies.values():
-            source.check(self.config.model)
+            source.check(self.config.model, self.config.negative_requests)
 
     def make(self) -> None:
         """Makes the videos of one policy after the other; several processes of torchrun share them."""

@@ -4,9 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from hyvideo.config.rules import check_evaluation
 from hyvideo.data.outside import Parser
 from hyvideo.evaluation.table2.runs import SETTINGS, Study, TableRun, progress, split_extra
-from hyvideo.evaluation.table2.train_runs import check_scorers, describe, plan_run, train_runs
+from hyvideo.evaluation.table2.train_runs import describe, plan_run, train_runs
 
 WORLDS = {"miniature": "configs/miniature.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
@@ -36,15 +37,16 @@ def study_parser(doc: str) -> argparse.ArgumentParser:
 
 def study_of(options: argparse.Namespace, *, scorers: list[str] | None = None) -> Study:
     """The study that the flags ask for. Raises ValueError for flags that cannot go together."""
-    if options.jobs < 1 or (options.num_gpus and options.jobs > 1):
-        raise ValueError(f"--jobs must be at least 1, and 1 with --num_gpus, got {options.jobs}")
+    jobs, num_gpus = options.jobs, options.num_gpus
+    if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
+        raise ValueError(f"--jobs must be at least 1, and 1 with --num_gpus above 0, got {jobs} and {num_gpus}")
     noise = options.match_noise
     return Study(
         config_file=WORLDS[options.world] if options.world else options.config,
         out=options.out,
         extra=split_extra(options.extra),
         match_noise=(MINIATURE_NOISE if options.world else "") if noise is None else noise,
-        num_gpus=options.num_gpus,
+        num_gpus=num_gpus,
         scorers=scorers or [],
     )
 
@@ -61,8 +63,8 @@ def plan_and_train(
     study: Study, runs: list[TableRun], *, jobs: int, trains: bool, evaluates: bool
 ) -> dict[TableRun, Path]:
     """Prints the plan and, if it ``trains``, trains what is not finished; gives the logs of the runs that failed."""
-    plans = [plan_run(study, run) for run in runs]
-    check_scorers(study)
+    plans = [plan_run(study, run, trains=trains) for run in runs]
+    check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
     print(describe(study, plans, evaluates=evaluates), flush=True)
     to_run = [plan.run for plan in plans if not plan.progress.is_finished]
     return train_runs(study, to_run, jobs=jobs) if trains else {}

@@ -5,10 +5,14 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.memory.whole_run import num_validations
+from hyvideo.config.memory.cost import EXPECTED_RATE
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.whole_run import num_validations, whole_run
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
@@ -16,7 +20,6 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
-from hyvideo.models.reward_models.rewards import SCORERS
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -30,6 +33,7 @@ class RunPlan:
     max_steps: int
     rollouts: int  # of the whole run
     forwards: float  # transformer evaluations of the whole run, a forward and backward pass as 3 or 4
+    gpu_hours: float  # of the whole run as `whole_run` predicts them; 0 where it cannot
 
     @property
     def left(self) -> float:
@@ -37,11 +41,11 @@ class RunPlan:
         return 0.0 if self.progress.is_finished else 1 - self.progress.saved / self.max_steps
 
 
-def plan_run(study: Study, run: TableRun) -> RunPlan:
-    """State and cost of a run. Raises ValueError for settings that break a rule, or that it was not begun with."""
+def plan_run(study: Study, run: TableRun, *, trains: bool = True) -> RunPlan:
+    """State and cost. Raises ValueError for broken rules, the machine's too if it ``trains``, and other settings than begun."""
     config = study.config(run)
     world_size = max(1, study.num_gpus)
-    check(config, world_size)
+    check(config, world_size, on_this_machine=trains)
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name the held-out prompts that the table is measured on, got nothing")
@@ -51,13 +55,11 @@ def plan_run(study: Study, run: TableRun) -> RunPlan:
     per_validation = validation_forwards(config.record, config.data.valid_video_csv, config.num_branches)
     validated = num_validations(config.record, steps) * per_validation
     forwards = rollouts * plan.forwards_per_rollout + validated
-    return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards)
-
-
-def check_scorers(study: Study) -> None:
-    """Raises ValueError for a scorer that there is not, before the runs that it is to measure are trained."""
-    if unknown := [name for name in study.evaluation_config().reward.reward_model if name not in SCORERS]:
-        raise ValueError(f"--scorers must be of {', '.join(SCORERS)}, got {', '.join(unknown)}")
+    hours = 0.0
+    with suppress(ValueError):  # for a transformer that is not here and was never released
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        hours = whole_run(PlannedRun(config, world_size, architecture)).gpu_hours if architecture.is_released else 0.0
+    return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards, hours)
 
 
 def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], num_branches: int) -> int:
@@ -80,9 +82,11 @@ def describe(study: Study, plans: list[RunPlan], *, evaluates: bool = True) -> s
     to_run = [plan for plan in plans if not plan.progress.is_finished]
     rollouts = sum(plan.left * plan.rollouts for plan in to_run)
     forwards = sum(plan.left * plan.forwards for plan in to_run)
+    hours = sum(plan.left * plan.gpu_hours for plan in to_run)
     lines += [
         f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, {forwards:,.0f} transformer forwards at "
         "most (a forward and backward pass counts as 3, or 4 if recomputed)",
+        *([f"{hours:,.0f} GPU-hours at {EXPECTED_RATE:g} TFLOP/s a GPU, predicted, not measured"] if hours else []),
     ]
     if evaluates:
         measured = study.evaluation_config()

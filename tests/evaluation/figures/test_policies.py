@@ -45,7 +45,7 @@ def test_a_policy_is_the_base_a_checkpoint_the_newest_of_a_run_or_a_lora(tmp_pat
         (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
         (["base", "base"], "names of their own"),
         (["side_by_side=."], "names of their own"),
-        (["../x=."], "names of their own"),
+        (["../x=."], "at most 40 letters"),
         (["x=nowhere"], "got 'nowhere'"),
     ],
 )
@@ -82,6 +82,7 @@ def test_two_processes_make_the_videos_of_all_policies_from_the_same_noise(tmp_p
         (["--valid_video_csv="], "give the prompts by --prompt or --valid_video_csv"),
         (["--policies", "x=configs"], "a policy is a checkpoint of a run, or a transformer's own folder"),
         (["--prompt", ""], "as number 1 of --prompt"),
+        (["--out", "/proc/x"], "got '/proc/x"),
     ],
 )
 def test_bad_input_ends_with_one_message_before_anything_is_written(

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from hyvideo.evaluation.table2.runs import KL_FLAGS, Study, TableRun, grid, progress, split_extra
+from hyvideo.evaluation.table2.study_command import plan_and_train
 from hyvideo.evaluation.table2.train_runs import (
-    check_scorers,
     command,
     describe,
     plan_run,
@@ -70,9 +70,10 @@ def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_
     study = Study(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
     assert study.evaluation_config().reward.reward_model == ["miniature_videoalign", "clip"]
     assert study.config(CELL).reward.reward_model == ["miniature"]
-    check_scorers(study)
-    with pytest.raises(ValueError, match="got beauty"):
-        check_scorers(Study(SMOKE, tmp_path, scorers=["beauty"]))
+    how = {"jobs": 1, "trains": False, "evaluates": False}
+    assert plan_and_train(study, [], **how) == {}
+    with pytest.raises(ValueError, match="got 'beauty'"):
+        plan_and_train(Study(SMOKE, tmp_path, scorers=["beauty"]), [], **how)
 
 
 def test_the_grid_is_ordered_by_seed_and_names_are_unique():

@@ -42,7 +42,7 @@ class RunPlan:
 
 
 def plan_run(study: Study, run: TableRun, *, trains: bool = True) -> RunPlan:
-    """State and cost. Raises ValueError for broken rules, the machine's too if it ``trains``, and other settings than begun."""
+    """State, cost. Raises ValueError for broken rules, the machine's too if it ``trains``, or a run begun otherwise."""
     config = study.config(run)
     world_size = max(1, study.num_gpus)
     check(config, world_size, on_this_machine=trains)

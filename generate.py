@@ -19,7 +19,7 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import truth
 from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
-from hyvideo.data.outside import Parser, brief, shown, unusable
+from hyvideo.data.outside import Parser, brief, shown
 
 # Settings of a run by their flags here.
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
@@ -166,9 +166,6 @@ def run(options: argparse.Namespace) -> None:
     check_sampling(config, output=output.parent if output.suffix == ".mp4" else output)
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    for name, path in (("checkpoint_path", options.checkpoint_path), ("lora_path", options.lora_path)):
-        if path and (problem := unusable(path)):
-            raise ValueError(f"--{name} must be a path that can be read, got {shown(path)}: {problem}")
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     generation.generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
 

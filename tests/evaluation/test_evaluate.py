@@ -113,7 +113,7 @@ def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
         ("--lora_path README.md", "README.md"),
         ("--checkpoint_path /nonexistent", "/nonexistent is neither"),
         ("--checkpoint_path {trained} --cfg_scale 2", "trained with negative_prompt 'murky', got ''"),
-        ("--validation_height 33", "multiples of 8, got 33 x 32"),
+        ("--validation_height 33 --validation_width 32", "multiples of 8, got 33 x 32"),
         ("--pretrained_model_root nowhere", "pretrained_model_root must be a folder"),
         ("--valid_video_csv=", "valid_video_csv must name the prompts"),
         ("--videos nowhere", "--videos must be a folder with mp4 files"),

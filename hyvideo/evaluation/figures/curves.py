@@ -103,7 +103,8 @@ def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list
         comparisons |= {fixed + optional: variants | lacking for optional, variants in by_optional.items()}
     found = [(dict(fixed), variants) for fixed, variants in comparisons.items() if len(variants) > 1]
     names = dict.fromkeys(name for fixed, _ in found for name in fixed)
-    distinct = tuple(name for name in names if len({fixed.get(name, "absent") for fixed, _ in found}) > 1)
+    # A setting that some lack, as those of a trust region, follows from another that has two values itself.
+    distinct = tuple(name for name in names if len({fixed[name] for fixed, _ in found if name in fixed}) > 1)
     return [Comparison(fixed, distinct, dict(sorted(variants.items(), key=str))) for fixed, variants in found]
 
 

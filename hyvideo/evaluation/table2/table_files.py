@@ -9,6 +9,7 @@ from pathlib import Path
 from hyvideo.evaluation.table2.intervals import Interval
 from hyvideo.evaluation.table2.runs import SETTINGS
 from hyvideo.evaluation.table2.table import Column, RowKey, Table
+from hyvideo.models.weight_files import shortened
 from hyvideo.records.run_files import write_text
 
 
@@ -97,7 +98,7 @@ def notes(table: Table) -> list[str]:
             "Measures of a whole set (Frechet distance; lower is better): interval over seeds, none for one seed."
         )
     if table.unfinished:
-        names = ", ".join(run.name for run in table.unfinished)
+        names = ", ".join(shortened([run.name for run in table.unfinished]))
         lines.append(f"Without a finished run, and not in the means: {names}.")
     return lines
 

@@ -71,7 +71,7 @@ def start(tmp_path, monkeypatch):
 
 
 def finish(process):
-    output = process.communicate(timeout=100)[0]
+    output = process.communicate(timeout=240)[0]
     return process.returncode, output
 
 

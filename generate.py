@@ -12,7 +12,6 @@ docs/reference_flags.md.
 """
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
@@ -95,8 +94,6 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
             raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {shown(value, 40)[1:-1]}")
-    if not math.isfinite(options.lora_scale):
-        raise ValueError(f"--lora_scale must be a finite number, got {options.lora_scale}")
     if (options.height is None) != (options.width is None):
         raise ValueError(f"--height and --width go together, got {options.height} and {options.width}")
     if options.aspect_ratio and options.height is not None and processes.rank() == 0:
@@ -105,8 +102,6 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--eta needs --stochastic: without it no noise is added")
     if options.cfg_distilled and options.enable_step_distill:
         raise ValueError("--cfg_distilled and --enable_step_distill: no released version is both; give one of them")
-    if options.lora_scale != 1.0 and not options.lora_path:
-        raise ValueError("--lora_scale needs --lora_path")
 
 
 def take_reference_forms(options: argparse.Namespace) -> None:
@@ -155,6 +150,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.config.rules import check_sampling  # what is heavy, only now
     from hyvideo.evaluation import generation
 
+    source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
     if len(requests) * options.num_videos > MOST_VIDEOS:
         raise ValueError(
@@ -166,7 +162,6 @@ def run(options: argparse.Namespace) -> None:
     check_sampling(config, output=output.parent if output.suffix == ".mp4" else output)
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     generation.generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
 
 

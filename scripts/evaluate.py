@@ -54,7 +54,7 @@ def main() -> int:
     make_folder(options.out)
     try:
         sources = {"checkpoint": options.checkpoint_path, "lora": options.lora_path, "videos": options.videos}
-        world = world_identity(config.flat(), config.reward)
+        world = world_identity(config.flat(), config.reward, has_model=not options.videos)
         identity = policy_identity(**sources) | {"lora_scale": options.lora_scale} | world
         evaluation = evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
     finally:

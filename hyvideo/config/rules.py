@@ -45,8 +45,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     check_ranges(config.flat())  # what follows calculates with the numbers
     model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
     trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
-    strategy, validated = config.kl_strategy, config.data.valid_video_csv
-    sizes = {"a rollout": config.rollout_size} | ({"a validation video": config.validation_size} if validated else {})
+    strategy = config.kl_strategy
     _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
@@ -64,10 +63,10 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         weights_in_bf16_can_be_trained(model, optimizer),
         lora_modules_are_patterns(optimizer),
         copies_are_sharded(distributed),
-        a_run_that_ends_for_hacking_is_validated(record, validated),
+        a_run_that_ends_for_hacking_is_validated(record, config.data.valid_video_csv),
         prompts_are_named(config.data.prompts_csv),
         prompts_are_readable(config.data, that_are_there=True),
-        videos_fit_the_version(model, config.data, sizes),
+        videos_fit_the_version(model, config.data, config.video_sizes),
         machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
     )
 

@@ -102,6 +102,12 @@ class Config:
         return frames, height, width
 
     @property
+    def video_sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Frames, height and width of the videos that a run makes, by whose they are."""
+        of_validation = {"a validation video": self.validation_size} if self.data.valid_video_csv else {}
+        return {"a rollout": self.rollout_size} | of_validation
+
+    @property
     def validation_shift(self) -> float:
         """Shift of a validation's schedule: its own where it is set, else the rollouts'."""
         own = self.record.validation_shift

@@ -9,11 +9,13 @@ from contextlib import suppress
 from hyvideo.config.setting import Unused
 from hyvideo.data.prompts import read_requests
 
+FEWEST_TO_STOP = 16  # videos of a validation that may end a run for reward hacking
+
 
 def _shows_too_little(c, n: int) -> bool:
-    """Claims that a validation has fewer videos than end a run: FEWEST_TO_STOP of the rule for reward hacking."""
+    """Claims that a validation has fewer videos than end a run."""
     with suppress(ValueError):  # of files that `prompts_are_readable` tells of
-        return len(read_requests(*c.data.valid_video_csv)) * c.record.validation_repeats < 16
+        return len(read_requests(*c.data.valid_video_csv)) * c.record.validation_repeats < FEWEST_TO_STOP
     return False
 
 
@@ -71,5 +73,7 @@ TILES = Unused("vae_tile_size 0", lambda c, n: c.model.vae_tile_size == 0)
 GUIDANCE = Unused("cfg_scale {cfg_scale:g}", lambda c, n: c.num_branches == 1)
 LIMIT = Unused("save_total_limit 0", lambda c, n: c.record.save_total_limit == 0)
 VALIDATION = Unused("no valid_video_csv", lambda c, n: not c.data.valid_video_csv)
-FEW_VIDEOS = Unused("a validation of fewer than 16 videos ends no run; raise validation_repeats", _shows_too_little)
+FEW_VIDEOS = Unused(
+    f"a validation of fewer than {FEWEST_TO_STOP} videos ends no run; raise validation_repeats", _shows_too_little
+)
 VIDEOS = Unused("log_video_interval 0", lambda c, n: c.record.log_video_interval == 0 and not c.data.valid_video_csv)

@@ -28,8 +28,10 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
     }
     names: dict[str, list[str]] = {}
     for name, traits in TRAITS.items():
+        if values[name] == defaults[name]:
+            continue
         reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
-        if reason and values[name] != defaults[name]:
+        if reason:
             names.setdefault(reason.format_map(words), []).append(name)
     for reason, given in names.items():
         sentences.append(f"{', '.join(given)}: {reason}")

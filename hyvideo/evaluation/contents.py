@@ -27,11 +27,12 @@ from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.training.model_setup import ENCODER_FOLDERS
 
 
-def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[str, object]:
+def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
     """Settings and contents that evaluations of several policies have in common.
 
     Args:
         settings: All of them, by flag.
+        has_model: A model makes the videos; where they are given, its weights do not count and are not read.
 
     Raises: ValueError for prompts or options that cannot be read.
     """
@@ -48,7 +49,7 @@ def world_identity(settings: Mapping[str, Any], reward: RewardSettings) -> dict[
     return {
         "settings": evaluation_settings(settings),
         "prompts": contents_of(read_requests(*csvs)) if csvs else None,
-        "base": fingerprint(base),
+        "base": fingerprint(base) if has_model else None,
         "scorers": scorers,
     }
 

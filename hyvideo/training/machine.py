@@ -25,9 +25,10 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
         return
     named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
     there = {name: [path for path in paths if os.path.isfile(located(path))] for name, paths in named.items()}
-    sizes = [config.rollout_size, *([config.validation_size] if config.data.valid_video_csv else [])]
     try:
-        check_checkpoint(config, {name: read_requests(*paths) for name, paths in there.items()}, sizes)
+        check_checkpoint(
+            config, {name: read_requests(*paths) for name, paths in there.items()}, [*config.video_sizes.values()]
+        )
     except ValueError as error:
         yield from str(error).splitlines()
     for name, options in ({} if config.reward.remote_reward_url else reward_options(config.reward)).items():

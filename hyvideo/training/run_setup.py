@@ -71,8 +71,7 @@ def build_parts(
     requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
     validated = read_requests(*config.data.valid_video_csv)
     encoded = requests + config.negative_requests
-    sizes = [config.rollout_size, *([config.validation_size] if validated else [])]
-    check_checkpoint(config, {"prompts_csv": requests, "valid_video_csv": validated}, sizes)
+    check_checkpoint(config, {"prompts_csv": requests, "valid_video_csv": validated}, [*config.video_sizes.values()])
     check_adapter(config.model, config.optimizer)
     scorer = make_async_scorer(config, device, scorers)
     scorer.check_prompts([request.prompt for request in requests + validated])

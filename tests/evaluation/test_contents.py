@@ -109,6 +109,12 @@ def test_a_change_at_the_same_path_is_another_evaluation(world, tmp_path, part, 
     assert {name for name in before if before[name] != after[name]} == {part}
 
 
+def test_weights_do_not_count_where_the_videos_are_given(world, tmp_path):
+    before = contents.world_identity(world.flat(), world.reward, has_model=False)
+    change_a_byte(next((tmp_path / "ckpts/vae").glob("*.safetensors")))
+    assert contents.world_identity(world.flat(), world.reward, has_model=False) == before
+
+
 def test_other_columns_of_the_csv_and_other_versions_are_the_same_evaluation(world, tmp_path):
     before = world_identity(world)
     (tmp_path / "prompts.csv").write_text(CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n"))

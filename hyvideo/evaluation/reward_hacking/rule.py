@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from hyvideo.config.sections import RecordSettings
+from hyvideo.config.unused import FEWEST_TO_STOP
 from hyvideo.records.run_folder import check_run_folder
 
 MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
@@ -27,7 +28,6 @@ REWARD = "reward"
 REWARD_RISE = 0.25  # base spreads: less is no success that could have been bought
 ERRORS = 4.0
 FEWEST_VIDEOS = 4  # below, nothing is said
-FEWEST_TO_STOP = 16
 
 
 class RewardHacking(RuntimeError):

@@ -83,7 +83,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"the output must be a folder that can be made, got {shown(folder)}: {error.strerror}") from error
+        raise ValueError(
+            f"the output must be a folder that can be made, got {shown(folder)}: {error.strerror}"
+        ) from error
 
 
 _LONGEST_NAME = 255  # bytes, of a file or folder on every common file system

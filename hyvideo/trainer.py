@@ -27,6 +27,7 @@ from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
+from hyvideo.training.machine import settled
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
@@ -54,6 +55,7 @@ class Trainer:
         scorers: dict[str, Scorer] | None = None,
         on_stage: Callable[[str, int], None] = lambda stage, iteration: None,
     ):
+        config = settled(config, mesh.world_size, device)
         self.config, self.mesh, self.device = config, mesh, device
         self.output_dir = Path(config.record.output_dir)
         self.progress = Progress(on_stage)

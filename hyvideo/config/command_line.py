@@ -20,14 +20,17 @@ import yaml
 from hyvideo.config import processes
 from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, say_no_effect, table
 from hyvideo.config.sections import RewardSettings
-from hyvideo.config.setting import TRUTHS
+from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
 from hyvideo.data.outside import Parser, file_problem, parse_json, shown
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # of a YAML file
 # Settings of earlier versions that old files may have, and why nothing is lost without them.
-REMOVED = {"spool_rounds": "a restart draws the rollouts of an unfinished iteration again, bit for bit"}
+REMOVED = {
+    "spool_rounds": "a restart draws the rollouts of an unfinished iteration again, bit for bit",
+    "batch_guidance": "batched_forward says whether samples and branches go through the transformer together",
+}
 SCORERS_THERE = {"videoalign_local": "videoalign"}  # by their names in the reference
 
 
@@ -170,8 +173,8 @@ def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
     options = {"type": partial(_value, name), "help": sentence.replace("%", "%%")}
-    if kind is bool:
-        return options | {"nargs": "?", "const": True, "metavar": "BOOL"}
+    if kind in (bool, Switch):
+        return options | {"nargs": "?", "const": in_form(name, True), "metavar": "BOOL"}
     if get_origin(kind) is list:
         return options | {"nargs": "+", "metavar": "NAME"}
     if get_origin(kind) is Literal:
@@ -185,7 +188,12 @@ def _as_flag(word: str) -> str:
         return word
     flag, equals, value = word.partition("=")
     name = flag[2:].replace("-", "_")
-    if name.removeprefix("no_") in FIELDS and name not in FIELDS and FIELDS[name[3:]].type is bool and not equals:
+    if (
+        name.removeprefix("no_") in FIELDS
+        and name not in FIELDS
+        and FIELDS[name[3:]].type in (bool, Switch)
+        and not equals
+    ):
         return f"--{name[3:]}=false"
     return f"--{name}{equals}{value}"
 
@@ -193,6 +201,8 @@ def _as_flag(word: str) -> str:
 def _value(name: str, text: str) -> Any:
     """A setting's value, or one of its list. Raises argparse.ArgumentTypeError for text that says none."""
     kind = FIELDS[name].type
+    if kind is Switch and text.lower() in TRUTHS:
+        return in_form(name, TRUTHS[text.lower()])
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
             choices = get_args(kind)
@@ -312,7 +322,7 @@ def _value_of_yaml(name: str, value: object) -> Any:
     if not isinstance(value, (str, bool, int, float)):
         got = {list: "a list", dict: "a mapping", type(None): "nothing"}.get(type(value), type(value).__name__)
         raise TypeError(f"takes one value, got {got}; leave it out for its default")
-    if isinstance(value, bool) and kind is not bool:
+    if isinstance(value, bool) and kind not in (bool, Switch):
         word = str(value).lower()
         raise TypeError(
             f"got the truth value {word}, as YAML reads yes, no, on, off, true and false; put text in quotes"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hyvideo.config import unused as no
-from hyvideo.config.setting import layout, learning, machine, records, start
+from hyvideo.config.setting import Switch, layout, learning, machine, records, start
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,11 @@ class RolloutSettings:
         at_least=None,
         measured=True,
     )
-    batch_guidance: bool = machine(True, "Run both guidance branches as one batch; false saves memory.", no.GUIDANCE)
+    batched_forward: Switch = machine(
+        "auto",
+        "Samples and guidance branches go through the transformer together, not one by one; auto is false on a GPU, "
+        "which one sample of full size fills, and true elsewhere.",
+    )
     sde_window: str = learning(
         "",
         "Steps with noise, the ODE elsewhere: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by "
@@ -247,11 +251,17 @@ class DistributedSettings:
         no.SHARDING,
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
-    activation_checkpointing: Literal["full", "selective"] = machine(
-        "full", "What enable_gradient_checkpointing recomputes: blocks, or all but attention.", no.RECOMPUTATION
+    activation_checkpointing: Literal["auto", "full", "selective"] = machine(
+        "auto",
+        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto is selective where the plan "
+        "fits the GPU.",
+        no.RECOMPUTATION,
     )
-    enable_compile: bool = machine(False, "Compile the blocks of the transformer.")
+    enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")
     compile_backend: str = machine("inductor", "By what; aot_eager finds breaks in seconds.", no.COMPILE)
+    deterministic: bool = machine(
+        False, "On a GPU, take only kernels that give the same bits every time, which is slower."
+    )
     collective_timeout: float = machine(
         1800.0, "Seconds after which a rank that does not answer ends the run.", no.OTHER_PROCESS, above=0
     )

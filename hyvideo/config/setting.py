@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 Decides = Literal["learning", "layout", "machine", "records", "start"]
+Switch = Literal["auto", "true", "false"]  # a truth value, or what the machine makes of it
 
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
     ("false", "no", "off", "0", "f", "n"), False

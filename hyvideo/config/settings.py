@@ -16,7 +16,7 @@ from hyvideo.config.sections import (
     RolloutSettings,
     TrustRegionSettings,
 )
-from hyvideo.config.setting import Traits
+from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.prompts import Request
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
@@ -88,6 +88,12 @@ class Config:
             return config.with_settings(eta=eta_of(config.rollout)) if config.rollout.match_noise else config
         except ValueError:
             return config
+
+    def settled(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
+        """A copy in which what is left to the machine (``auto``) has its value; ``recompute`` where that is left."""
+        chosen = {"batched_forward": not on_gpu, "enable_compile": on_gpu, "activation_checkpointing": recompute}
+        given = self.flat()
+        return self.with_settings(**{name: value for name, value in chosen.items() if given[name] == "auto"})
 
     @property
     def rollout_size(self) -> tuple[int, int, int]:
@@ -168,7 +174,9 @@ class Config:
 
 
 def in_form(name: str, value: object) -> object:
-    """A setting's value, where it is a list as a list: a word is a list of one, and an empty word none."""
+    """A setting's value, where it is a list as a list: a word is a list of one, and an empty word none; or a switch."""
+    if FIELDS[name].type is Switch and isinstance(value, bool):
+        return str(value).lower()
     if get_origin(FIELDS[name].type) is not list:
         return value
     return [word for word in ([value] if isinstance(value, str) else value) if word]

@@ -60,7 +60,7 @@ LORA = Unused("lora_rank 0", lambda c, n: c.optimizer.lora_rank == 0)
 RECOMPUTATION = Unused(
     "enable_gradient_checkpointing false", lambda c, n: not c.distributed.enable_gradient_checkpointing
 )
-COMPILE = Unused("enable_compile false", lambda c, n: not c.distributed.enable_compile)
+COMPILE = Unused("enable_compile false", lambda c, n: c.distributed.enable_compile == "false")
 OTHER_PROCESS = Unused("one process", lambda c, n: n == 1)
 SHARDING = Unused("no sharding", lambda c, n: n == 1 or not c.distributed.enable_fsdp)
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)

@@ -45,7 +45,7 @@ class SamplerSettings:
     sde_type: str = "sage_grpo"
     eta: float = 0.5
     guidance_scale: float = 6.0
-    batch_guidance: bool = True  # both branches in one batch of two
+    batched_forward: bool = True  # samples and branches in one call of the transformer, else one by one
 
 
 class HunyuanVideoGRPOPipeline:
@@ -162,17 +162,19 @@ class HunyuanVideoGRPOPipeline:
         """
         scale = self.sampling.guidance_scale
         if scale <= 1:
-            return self._branch(latents, timestep, conditions)
-        opposite = conditions.with_text_of(self.negative)
-        if self.sampling.batch_guidance:
-            doubled = self._branch(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), opposite + conditions)
-            negative, positive = doubled.chunk(2)
-        else:
-            negative = self._branch(latents, timestep, opposite)
-            positive = self._branch(latents, timestep, conditions)
+            return self._forwards(latents, timestep, conditions)
+        both = conditions.with_text_of(self.negative) + conditions
+        negative, positive = self._forwards(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), both).chunk(2)
         return negative + scale * (positive - negative)
 
-    def _branch(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+    def _forwards(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+        """The velocity of each sample, by one forward of the transformer or by one for each sample."""
+        if self.sampling.batched_forward:
+            return self._forward(latents, timestep, conditions)
+        rows = range(len(latents))
+        return torch.cat([self._forward(latents[i : i + 1], timestep[i : i + 1], conditions.select([i])) for i in rows])
+
+    def _forward(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """The velocity of one forward of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()

@@ -15,6 +15,11 @@ from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.training.model_setup import check_checkpoint
 
 
+def settled(config: Config, world_size: int, device: torch.device) -> Config:
+    """A copy of the settings in which what is left to the machine (``auto``) has its value on this ``device``."""
+    return config.settled(on_gpu=device.type == "cuda")
+
+
 def lacks(config: Config, world_size: int) -> Iterator[str]:
     """Packages, files, room and GPUs that a run of ``world_size`` processes would not find here."""
     yield from machine_problems(config.model, config.data, config.optimizer, config.record)

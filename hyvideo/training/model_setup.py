@@ -122,7 +122,8 @@ def load_pipeline(
     negative = negative_condition(config.negative_requests, encoder, device)
     transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
     prepare_transformer(transformer, trained)
-    return make_pipeline(config.rollout, config.model.dtype, transformer, vae, negative)
+    rollout = config.settled(on_gpu=device.type == "cuda").rollout
+    return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
 
 def negative_condition(requests: list[Request], encoder: ConditionEncoder, device: torch.device) -> Condition | None:
@@ -196,7 +197,9 @@ def make_pipeline(
         transformer,
         vae,
         scheduler,
-        sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, rollout.batch_guidance),
+        sampling=SamplerSettings(
+            rollout.sde_type, rollout.eta, rollout.cfg_scale, batched_forward=rollout.batched_forward == "true"
+        ),
         negative=negative,
         compute_dtype=DTYPES[dtype],
     )

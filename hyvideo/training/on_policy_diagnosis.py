@@ -78,11 +78,10 @@ def suspects(pipeline: HunyuanVideoGRPOPipeline) -> list[Suspect]:
         Suspect("dropout or train mode", lambda: _in_mode(transformer, False), transformer.training or has_dropout),
         Suspect("dtype or autocast", lambda: _with(pipeline, "compute_dtype", other)),
         Suspect(
-            "guidance batching",
+            "batched forward",
             lambda: _with(
-                pipeline, "sampling", replace(pipeline.sampling, batch_guidance=not pipeline.sampling.batch_guidance)
+                pipeline, "sampling", replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
             ),
-            pipeline.sampling.guidance_scale > 1,
         ),
         Suspect("timestep rounding", lambda: _rounded_timesteps(transformer)),
         Suspect(

@@ -91,7 +91,7 @@ class Policy:
             start_lora(transformer, adapter_config(transformer, optimizer, start))
         how = Parallelism(
             recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
-            compile=distributed.enable_compile,
+            compile=distributed.enable_compile == "true",
             compile_backend=distributed.compile_backend,
             shard=self.is_sharded,
             reshard_after_forward=distributed.reshard_after_forward,

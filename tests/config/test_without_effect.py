@@ -40,7 +40,6 @@ def mentions(sentences, words):
             "activation_checkpointing",
         ),
         ({"gate_interval": 0, "gate_tolerance": 1e-3}, {"gate_tolerance": 1e-3}, "gate_tolerance"),
-        ({"batch_guidance": False}, {"batch_guidance": False, "cfg_scale": 2.0}, "batch_guidance"),
         (
             {"negative_prompt": "blurry"},
             {"negative_prompt": "blurry", "cfg_scale": 2.0},

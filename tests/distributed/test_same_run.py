@@ -33,7 +33,7 @@ LAYOUTS = {
     "dp 4": {"batch_size": 2},
     "dp 4, half the batch twice": {"batch_size": 1, "gradient_accumulation_steps": 2},
     "dp 2 x sp 2": {"batch_size": 4, "sp_size": 2},
-    "fsdp 4, guidance one by one": {"batch_size": 2, **FSDP, "batch_guidance": False},
+    "fsdp 4, guidance one by one": {"batch_size": 2, **FSDP, "batched_forward": False},
     "fsdp 2 x sp 2": {"batch_size": 4, "sp_size": 2, **FSDP, "enable_gradient_checkpointing": True},
     "fsdp 2 x sp 2, two copies": {"batch_size": 4, "sp_size": 2, **FSDP, "dp_replicate": 2},
     "fsdp 4, gradients reduced once, kept gathered": {

@@ -36,7 +36,7 @@ def test_guidance_as_one_batch_equals_two_calls(parts):
     pipeline, conditions, noise = parts
     timestep = torch.tensor([900.0, 400.0])
     together = pipeline.velocity(noise, timestep, conditions)
-    apart = with_sampling(pipeline, batch_guidance=False).velocity(noise, timestep, conditions)
+    apart = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
     single = with_sampling(pipeline, guidance_scale=1.0).velocity(noise, timestep, conditions)
     assert not torch.allclose(single, apart)

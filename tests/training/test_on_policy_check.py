@@ -51,7 +51,7 @@ def depends_on_the_batch(trainer):
 def guides_one_by_one(trainer):
     import dataclasses
 
-    trainer.pipeline.sampling = dataclasses.replace(trainer.pipeline.sampling, batch_guidance=False)
+    trainer.pipeline.sampling = dataclasses.replace(trainer.pipeline.sampling, batched_forward=False)
 
 
 def recomputes_something_else(trainer):

@@ -68,7 +68,7 @@ def inference_bytes(run: PlannedRun, samples: int) -> float:
 
 
 def _branches_at_once(run: PlannedRun) -> int:
-    return run.config.num_branches if run.settings.batch_guidance else 1
+    return run.config.num_branches if run.settings.batched_forward == "true" else 1
 
 
 def _block_line(run: PlannedRun) -> float:

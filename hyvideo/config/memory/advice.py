@@ -17,7 +17,7 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
         {"precompute_conditions": True},
         {"reference_mode_offload": True},
         {"reward_offload": True},
-        {"batch_guidance": False},
+        {"batched_forward": False},
         {"mini_batch_size_per_update": 1},
         {"validation_batch_size": 1},
         {"enable_fsdp": True},

@@ -32,7 +32,7 @@ class PlannedRun:
     @cached_property
     def settings(self) -> SimpleNamespace:
         """The settings by the names of their flags, whatever their section."""
-        return SimpleNamespace(**self.config.flat())
+        return SimpleNamespace(**self.config.settled(on_gpu=self.config.model.device != "cpu").flat())
 
     @property
     def image_tokens(self) -> int:

@@ -52,7 +52,7 @@ def test_what_fits_needs_no_change():
         ({"enable_fsdp": False}, 80, {"enable_fsdp": True}),
         ({}, 48, {"precompute_conditions": True}),
         ({"reference_mode_offload": False, "precompute_conditions": True}, 36, {"reference_mode_offload": True}),
-        (PAIRS, 35, {"batch_guidance": False}),
+        (PAIRS, 35, {"batched_forward": False}),
         (PAIRS, 32, {"mini_batch_size_per_update": 1}),
         (PAIRS | {"mini_batch_size_per_update": 1}, 28, {"sp_size": 4}),
         (

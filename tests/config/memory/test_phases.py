@@ -116,7 +116,7 @@ def test_gradients_meet_the_next_activations_when_they_accumulate():
 
 def test_guidance_in_two_passes_keeps_both_inputs_and_recomputes_one():
     one, *both = (
-        simulated(cfg_scale=scale, batch_guidance=batch) for scale, batch in ((1, True), (6, True), (6, False))
+        simulated(cfg_scale=scale, batched_forward=batch) for scale, batch in ((1, True), (6, True), (6, False))
     )
     for run in both:
         assert activations.kept_bytes(run) == 2 * activations.kept_bytes(one)

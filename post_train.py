@@ -100,12 +100,14 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
-    from hyvideo.training.model_setup import choose_device, node_expectations
+    from hyvideo.training.model_setup import choose_device, make_deterministic, node_expectations
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
-    device = choose_device(config.model.device, processes.local_rank())
     settings = config.distributed
+    if settings.deterministic:
+        make_deterministic()
+    device = choose_device(config.model.device, processes.local_rank())
     if processes.world_size() > 1:  # before a rank that hangs would let the others wait
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         preflight(node_expectations(config.flat()), place, device, collective_timeout=settings.collective_timeout)

@@ -96,7 +96,9 @@ def remember_drawn_weights() -> None:
     from hyvideo.models import weight_files
 
     draw = functools.lru_cache(4000)(weight_files.draw_tensor)
-    weight_files.draw_tensor = lambda seed, name, shape: draw(seed, name, tuple(shape)).clone()
+    weight_files.draw_tensor = lambda seed, name, shape, device="cpu": draw(
+        seed, name, tuple(shape), str(device)
+    ).clone()
 
 
 # --- the server -----------------------------------------------------------------------------------------------------

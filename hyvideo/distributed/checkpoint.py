@@ -16,13 +16,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data.outside import parse_json
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
+from hyvideo.distributed.collectives import share_reason
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.sharded_tensors import divide, holders, local
 
 FOLDER = "checkpoints"
 LATEST, AUTO = "latest", "auto"
@@ -44,19 +47,38 @@ def read_state(folder: Path, needed: Mapping[str, type] | None = None) -> dict:
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
     """Fills ``targets``, sharded in whatever way, with the tensors of those names. With several ranks all must call.
 
-    Raises: ValueError for a name or a shape that the checkpoint has not, and for files that cannot be read.
+    What several ranks hold alike, as the replicas of a model do, is read once: each of them reads some of the tensors,
+    and sends them to the others.
+
+    Raises: ValueError for a name or a shape that the checkpoint has not, and for files that cannot be read; on every
+        rank, where it is so on one.
     """
+    mesh, problem = mesh or Mesh(0, 1, 1), None
+    names = sorted(targets)
+    group = holders(targets.values(), mesh)
+    readers = divide([targets[name] for name in names], group)
+    own = dist.get_rank(group) if group else 0
+    try:
+        _check_shapes(folder, targets)
+        read = {name: targets[name] for name, reader in zip(names, readers) if reader == own}
+        dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
+    except ValueError as error:
+        problem = str(error)
+    except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
+        problem = f"checkpoint {folder} cannot be read: {error}"
+    if problem := share_reason(problem, mesh):
+        raise ValueError(problem)
+    for name, reader in zip(names, readers) if group else ():
+        dist.broadcast(local(targets[name]), group=group, group_src=reader)
+
+
+def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
     shapes = read_shapes(folder / TENSORS)
     for name, target in targets.items():
         if name not in shapes:
             raise ValueError(f"checkpoint {folder} has no tensor {name}")
         if tuple(target.shape) != shapes[name].shape:
             raise ValueError(f"{name} has shape {tuple(target.shape)}, in checkpoint {folder} {shapes[name].shape}")
-    is_alone = mesh is None or mesh.world_size == 1
-    try:
-        dcp.load(dict(targets), storage_reader=SafeReader(folder / TENSORS), no_dist=is_alone)
-    except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
-        raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:

@@ -1,12 +1,15 @@
 """Parameters that may be sharded: this rank's part, the whole, and weights into the shards from one rank's files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from hyvideo.distributed.mesh import Mesh
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -43,11 +46,29 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def holders(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup | None":
+    """Group of the ranks that hold the same parts of these tensors as this one does; None where each has its own."""
+    sharded = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
+    if mesh.world_size == 1:
+        return None
+    if sharded is None:
+        return dist.group.WORLD
+    return sharded.device_mesh.get_group(0) if sharded.device_mesh.ndim > 1 else None
+
+
+def divide(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list[int]:
+    """A rank of the group for each tensor, so that all have about as many bytes in a row."""
+    ends = list(accumulate(tensor.nbytes for tensor in tensors))
+    num_ranks = dist.get_world_size(group) if group else 1
+    return [(end - tensor.nbytes) * num_ranks // max(1, ends[-1]) for end, tensor in zip(ends, tensors)]
+
+
 @torch.no_grad()
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
     """Gives a model on the meta device its memory on ``device`` and its weights from the first rank's files.
 
-    One rank reads, every rank keeps its shard: beyond its shards a rank holds at most one whole tensor.
+    One rank reads, and every rank keeps its shard: beyond its shards a rank holds at most one whole tensor. Between the
+    replicas of the model only shards are sent.
 
     Args:
         model: Built without memory, then given to ``fully_shard``.
@@ -63,15 +84,18 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
     missing = set(targets)
     for name, weight in weights:
         target = targets[name]
-        if weight.is_meta:  # on the ranks that do not read
-            full = torch.empty(weight.shape, dtype=target.dtype, device=device)
-        else:
-            full = weight.to(device, target.dtype)
-        if isinstance(target, DTensor):
-            shard = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=0)
-            target.to_local().copy_(shard.to_local())
-        else:
-            dist.broadcast(full, src=0)
-            target.copy_(full)
         missing.discard(name)
+        if not isinstance(target, DTensor):
+            if not weight.is_meta:  # on the rank that reads
+                target.copy_(weight)
+            dist.broadcast(target, src=0)
+            continue
+        mesh, part = target.device_mesh, target.to_local()
+        has_replicas = mesh.ndim > 1
+        if not has_replicas or mesh.get_local_rank(0) == 0:
+            full = (torch.empty_like(weight, device=device) if weight.is_meta else weight).to(device, target.dtype)
+            shards = mesh[mesh.mesh_dim_names[1]] if has_replicas else mesh
+            part.copy_(distribute_tensor(full, shards, target.placements[-1:], src_data_rank=0).to_local())
+        if has_replicas:
+            dist.broadcast(part, group=mesh.get_group(0), group_src=0)
     assert not missing, f"no weights came for {sorted(missing)}"

@@ -39,6 +39,7 @@ from hyvideo.training.model_setup import (
     choose_device,
     load_encoder,
     load_pipeline,
+    make_deterministic,
 )
 
 MINIATURE = "configs/miniature.yaml"
@@ -207,6 +208,8 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     needs = check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.or_start(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
+    if config.distributed.deterministic:
+        make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)

@@ -15,7 +15,7 @@ with the headers of the files, and only when every name and shape agrees are the
 ``fit_checks`` does the same comparison without reading, for the start of a program.
 
 A compact checkpoint may leave out tensors that are random and never trained. The metadata of its file then
-has a key ``drawn``, a JSON object {prefix: seed}, and `draw_tensor` makes them again.
+has a key ``drawn``, a JSON object {prefix: seed}, and `weight_files.draw_tensor` makes them again.
 """
 
 import inspect
@@ -33,7 +33,7 @@ from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import (
     Folder,
     Shapes,
-    draw_tensor,
+    draw_tensors,
     read_header,
     read_json,
     refuse,
@@ -90,12 +90,14 @@ def load_transformer(
 
     Args:
         version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
-        random_weights_seed: Makes a random model from config.json alone, the same one on every machine.
+        random_weights_seed: Makes a random model from config.json alone, the same one on every CPU.
         lora: Is added to the weights, before they are rounded to ``dtype``.
 
     Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
-    model, weights = stream_transformer(root, version, random_weights_seed=random_weights_seed, lora=lora)
+    model, weights = stream_transformer(
+        root, version, device=device, random_weights_seed=random_weights_seed, lora=lora
+    )
     return _filled(model, weights, dtype, device)
 
 
@@ -114,15 +116,18 @@ def stream_transformer(
     version: str | None,
     *,
     read: bool = True,
+    device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
     lora: Lora | None = None,
 ) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
-    ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another; drawn
-    ones every rank draws. The iterator raises ValueError as `load_transformer`, before the first weight.
+    ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another.
+    Weights that are read come on the CPU; a large model's random ones are drawn on ``device``. The iterator raises
+    ValueError as `load_transformer`, before the first weight.
     """
-    model, weights = _stream(TRANSFORMER, transformer_folder(root, version), random_weights_seed, read=read)
+    folder = transformer_folder(root, version)
+    model, weights = _stream(TRANSFORMER, folder, random_weights_seed, device if read else "meta")
     return model, weights if lora is None else with_changes(weights, lora)
 
 
@@ -139,7 +144,7 @@ def load_vae(
     """
     from hyvideo.models.attention import install_causal_mask
 
-    vae = _filled(*_stream(VAE, vae_folder(root), random_weights_seed), dtype, device)
+    vae = _filled(*_stream(VAE, vae_folder(root), random_weights_seed, device), dtype, device)
     install_causal_mask(vae)
     return vae
 
@@ -249,15 +254,15 @@ def _filled(
 
 
 def _stream(
-    component: Component, folder: Folder, random_seed: int | None, *, read: bool = True
+    component: Component, folder: Folder, random_seed: int | None, device: str | torch.device
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
-    """The model without memory, in eval mode, and its weights one after another."""
+    """The model without memory, in eval mode, and its weights one after another; on ``meta`` without memory too."""
     model, is_original = build_without_memory(component, folder)
     # Names and shapes as they are now: the caller may change the model before it takes the first weight.
     state = model.eval().state_dict()
     if random_seed is None:
-        return model, _stream_state(component, folder, state, is_original, read=read)
-    return model, _drawn_state(component, state, random_seed)
+        return model, _stream_state(component, folder, state, is_original, read=torch.device(device).type != "meta")
+    return model, _drawn_state(component, state, random_seed, device)
 
 
 def _stream_state(
@@ -272,10 +277,12 @@ def _stream_state(
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
 
 
-def _drawn_state(component: Component, state: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
+def _drawn_state(
+    component: Component, state: Mapping[str, Tensor], seed: int, device: str | torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Random tensors for the model, drawn by their original names."""
-    for name, shape in expected_shapes(component, state, is_original=True).items():
-        yield from component.to_diffusers({name: draw_tensor(seed, name, shape)}).items()
+    for name, tensor in draw_tensors(seed, expected_shapes(component, state, is_original=True), device):
+        yield from component.to_diffusers({name: tensor}).items()
 
 
 def _without_memory(component: Component, arguments: Mapping[str, Any]) -> nn.Module:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hyvideo.models.weight_files import (
     Folder,
     Weights,
-    draw_tensor,
+    draw_tensors,
     labelled,
     read_header,
     read_json,
@@ -164,7 +164,7 @@ def class_problems(
 
 def _frozen(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device, seed: int | None) -> nn.Module:
     """The model of a folder, read or drawn, in eval mode."""
-    model = _pretrained(cls, folder, dtype, device) if seed is None else _randomly(cls, folder, seed, dtype)
+    model = _pretrained(cls, folder, dtype, device) if seed is None else _randomly(cls, folder, seed, dtype, device)
     # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
     return model.to(device).requires_grad_(False).eval()
 
@@ -189,7 +189,7 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
     return model
 
 
-def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype) -> nn.Module:
+def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
     """A model whose every weight is drawn by its name."""
     from accelerate import init_empty_weights
 
@@ -197,8 +197,7 @@ def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype) -> nn.Mo
     # initialisation of the weights has no effect and must not move the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = cls(_config(cls, folder))
-    shapes = shapes_of(model.state_dict())
-    state = {name: draw_tensor(seed, name, shape).to(dtype) for name, shape in shapes.items()}
+    state = {name: drawn.to(dtype) for name, drawn in draw_tensors(seed, shapes_of(model.state_dict()), device)}
     model.load_state_dict(state, strict=True, assign=True)
     return model
 

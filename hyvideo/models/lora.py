@@ -213,7 +213,8 @@ def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[
     for name, weight in weights:
         pair = lora.get(name.removesuffix(".weight"))
         if pair and not weight.is_meta:
-            weight = weight.float() + pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
+            change = pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
+            weight = weight.float() + change.to(weight.device)
         yield name, weight
 
 

@@ -24,6 +24,7 @@ from hyvideo.data.outside import parse_json, shown
 Shapes = dict[str, tuple[int, ...]]
 
 _NUM_PROBLEMS_SHOWN = 10
+_LARGE = 2**27  # numbers of a model
 # safetensors' names of types
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
@@ -90,8 +91,7 @@ def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> 
         yield from _read_tensors(path, read)
     for name, shape in expected.items():
         if name not in weights.shapes:
-            seed = seed_for(name, weights.drawn)
-            yield name, draw_tensor(seed, name, shape) if read else torch.empty(shape, device="meta")
+            yield name, draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta")
 
 
 def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
@@ -131,19 +131,37 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
 
 
-def draw_tensor(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Random weights of a whole model, one after another; without memory where ``device`` is meta.
+
+    A GPU draws those of a large model itself, in seconds for 8 billion; a small one is the same on every device.
+    """
+    is_small = sum(map(math.prod, shapes.values())) < _LARGE
+    place = "cpu" if is_small and torch.device(device).type != "meta" else device
+    for name, shape in shapes.items():
+        yield name, draw_tensor(seed, name, shape, place)
+
+
+def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torch.device = "cpu") -> Tensor:
     """The random float32 weight that belongs to a seed and a tensor's name; every CPU draws the same bits.
 
     Matrices and kernels are normal with variance 1 / fan-in, embeddings of tokens standard normal, scales of norms
-    one, biases zero. The name is that in the original checkpoint, so that both layouts are the same model.
+    one, biases zero. The name is that in the original checkpoint, so that both layouts are the same model. Other
+    devices than the CPU draw other values; meta none.
     """
+    device = torch.device(device)
     if name.endswith(".bias"):
-        return torch.zeros(shape)
+        return torch.zeros(shape, device=device)
     if len(shape) == 1 or name.endswith(".gamma"):
-        return torch.ones(shape)
-    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+        return torch.ones(shape, device=device)
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), "little")
     fan_in = 1 if name.endswith("embed_tokens.weight") else math.prod(shape[1:])
+    if device.type == "meta":
+        return torch.empty(shape, device=device)
+    if device.type != "cpu":
+        drawn = torch.Generator(device).manual_seed(key % 2**64)
+        return torch.randn(shape, generator=drawn, device=device).div_(math.sqrt(fan_in))
+    generator = np.random.Generator(np.random.Philox(key=key))
     # In double precision: a tail value may differ in its last bit between C libraries, and rounding hides it.
     return torch.from_numpy((generator.standard_normal(shape) / math.sqrt(fan_in)).astype(np.float32))
 

@@ -1,6 +1,7 @@
 """Loads what a run needs: one place for training, generation and scripts."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -64,6 +65,17 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
             f"{local_rank + 1}; start no more processes than GPUs, or set device cpu"
         )
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
+
+
+def make_deterministic() -> None:
+    """Lets torch take only kernels that give the same bits every time; to be called before anything runs on a GPU.
+
+    What that covers says docs/determinism.md. Whatever has no such kernel raises RuntimeError from then on.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product
+    torch.use_deterministic_algorithms(True)  # for attention's backward pass and inductor's choices too
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # shows mistakes, at a pass over every new tensor
 
 
 def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:

@@ -80,6 +80,7 @@ class Policy:
                 model.pretrained_model_root,
                 model.transformer_version,
                 read=self.mesh.is_main,
+                device=device,
                 random_weights_seed=weights_seed(model),
                 lora=merged,
             )

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
-from hyvideo.distributed.checkpoint_reader import read_metadata, read_shapes
+from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.sharded_tensors import local, whole
 from tests.distributed.launch import launch
 
 ALONE = Mesh(0, 1, 1)
@@ -152,6 +154,59 @@ def test_truncated_tensors_are_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(ValueError, match="cannot be read"):
         checkpoint.load_tensors(folder, {"weight": torch.zeros(1000)})
+
+
+def load_each(folder, cases):
+    return [load_among_four(Path(folder) / str(number), *case) for number, case in enumerate(cases)]
+
+
+def load_among_four(folder, is_sharded, dp_replicate, is_damaged):
+    """Numbers that this rank reads of a checkpoint and holds of it, whether they are right, and what it is told."""
+    from hyvideo.distributed import mesh as ranks
+
+    mesh = ranks.start(1, torch.device("cpu"), dp_replicate=dp_replicate, timeout=60)
+    # The second has rows for some ranks only, the last is not sharded, as an optimizer's count of steps.
+    saved = {"a": torch.arange(24.0).view(8, 3), "b": torch.arange(5.0), "c": torch.arange(36.0).view(4, 9)}
+    saved |= {"d": torch.arange(8.0), "e": torch.tensor(7.0)}
+    placements = [Replicate(), Shard(0)] if dp_replicate > 1 else [Shard(0)]
+
+    def spread(tensor):
+        is_whole = not is_sharded or tensor.ndim == 0
+        return tensor.clone() if is_whole else distribute_tensor(tensor, mesh.shards, placements)
+
+    writer = CheckpointWriter(folder, mesh, keep=0, is_asynchronous=False, timeout=60)
+    target = writer.save(1, {name: spread(tensor) for name, tensor in saved.items()}, {})
+    if is_damaged and mesh.is_main:
+        for file in (target / "tensors").glob("*.distcp"):
+            file.write_bytes(file.read_bytes()[:500])
+    torch.distributed.barrier()
+    read, read_data = [], SafeReader.read_data
+
+    def counted(reader, plan, planner):
+        read.extend(item.lengths.numel() for item in plan.items)
+        return read_data(reader, plan, planner)
+
+    SafeReader.read_data = counted
+    found, said = {name: spread(torch.zeros_like(tensor)) for name, tensor in saved.items()}, ""
+    try:
+        checkpoint.load_tensors(target, found, mesh)
+    except ValueError as error:
+        said = str(error)
+    SafeReader.read_data = read_data
+    is_right = all(torch.equal(whole(found[name]), tensor) for name, tensor in saved.items())
+    return sum(read), sum(local(tensor).numel() for tensor in found.values()), is_right, said
+
+
+def test_what_several_ranks_hold_is_read_once_and_sent_to_the_others_and_damage_is_told_to_all(tmp_path):
+    """Ranks that each hold all, that hold one model together, and that hold two."""
+    cases = [(False, 1, False), (True, 1, False), (True, 2, False), (True, 2, True)]
+    results = launch("tests.distributed.test_checkpoint:load_each", 4, str(tmp_path), cases)
+    *sound, damaged = ([*zip(*of_ranks)] for of_ranks in zip(*results))
+    for (read, held, is_right, said), copies in zip(sound, (4, 1, 2)):
+        assert all(is_right) and set(said) == {""}
+        assert sum(read) == sum(held) / copies and (copies == 1 or max(read) < max(held))
+    (said,) = set(damaged[-1])
+    assert "000001 cannot be read" in said
 
 
 def test_only_the_newest_are_kept_and_latest_names_the_last(tmp_path):

@@ -1,8 +1,9 @@
-"""Two gloo processes fill FSDP2 shards from files that the first alone reads."""
+"""Four gloo processes fill FSDP2 shards from files that the first alone reads."""
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.sharded_tensors import fill_shards
@@ -10,27 +11,53 @@ from hyvideo.models.loading import load_transformer, stream_transformer
 from tests.distributed.launch import launch
 from tests.tiny_checkpoint import write_original
 
+MODULE = "tests.distributed.test_sharded_tensors"
 CPU = torch.device("cpu")
 
 
-def fill(root):
-    """Names of the tensors that are not what the file has, how much of the model is here, and how much there is."""
-    ranks.join(CPU, timeout=60)
-    expected = load_transformer(root, "480p_t2v").state_dict()
-    model, weights = stream_transformer(root, "480p_t2v", read=dist.get_rank() == 0)
+class Traffic(TorchDispatchMode):
+    """Counts the numbers in the messages that this rank takes part in."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.namespace == "c10d":
+            leaves = [leaf for leaf in tree_leaves(arguments[0]) if isinstance(leaf, torch.Tensor)]
+            self.numbers += sum(leaf.numel() for leaf in leaves)
+        return function(*arguments, **options or {})
+
+
+def fill(root, dp_replicate, seed):
+    """Names of the tensors that are not what they should be, and how much of the model is here, is received, and is."""
+    mesh = ranks.start(1, CPU, dp_replicate=dp_replicate, timeout=60)
+    expected = load_transformer(root, "480p_t2v", random_weights_seed=seed).state_dict()
+    model, weights = stream_transformer(root, "480p_t2v", read=mesh.is_main, random_weights_seed=seed)
     for block in model.transformer_blocks:
-        fully_shard(block)
-    fully_shard(model)
-    fill_shards(model, weights, device=CPU)
+        fully_shard(block, mesh=mesh.shards)
+    fully_shard(model, mesh=mesh.shards)
+    with Traffic() as traffic:
+        fill_shards(model, weights, device=CPU)
     assert all(not parameter.is_meta for parameter in model.parameters())
     different = [
         name for name, tensor in model.state_dict().items() if not torch.equal(tensor.full_tensor(), expected[name])
     ]
     local = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return different, local, sum(tensor.numel() for tensor in expected.values())
+    return different, local, traffic.numbers, sum(tensor.numel() for tensor in expected.values())
 
 
-def test_every_rank_gets_its_shard_of_what_the_first_reads(tmp_path):
+def fill_each(root, cases):
+    return [fill(root, *case) for case in cases]
+
+
+def test_every_rank_gets_its_shard_of_what_the_first_reads_or_draws_and_no_more(tmp_path):
     root = write_original(tmp_path / "ckpts")
-    for different, local, whole in launch("tests.distributed.test_sharded_tensors:fill", 2, str(root)):
-        assert different == [] and local < 0.6 * whole
+    cases = [(1, None), (2, None), (2, 3)]
+    for rank, results in enumerate(launch(f"{MODULE}:fill_each", 4, str(root), cases)):
+        for (dp_replicate, _), (different, local, received, whole) in zip(cases, results):
+            assert different == [] and local < 0.3 * dp_replicate * whole
+            if dp_replicate == 2 and rank >= 2:
+                assert received == local  # by the message between the replicas alone
+            else:
+                assert received < 1.2 * local * dp_replicate  # a small tensor has padding in it

@@ -12,7 +12,7 @@ from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import TRANSFORMER, load_transformer, load_transformer_weights, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.saving import save_original
-from hyvideo.models.weight_files import draw_tensor
+from hyvideo.models.weight_files import draw_tensor, draw_tensors
 from tests.models.checkpoint_files import (
     FILE,
     TENSOR,
@@ -182,6 +182,13 @@ def test_draws_differ_by_seed_and_by_name():
     assert torch.equal(drawn, draw_tensor(0, "a.weight", (2, 2)))
     assert not torch.equal(drawn, draw_tensor(1, "a.weight", (2, 2)))
     assert not torch.equal(drawn, draw_tensor(0, "b.weight", (2, 2)))
+
+
+def test_a_small_model_is_the_same_on_every_device_and_meta_has_no_numbers():
+    shapes = {"a.weight": (2, 3), "a.bias": (2,)}
+    drawn = dict(draw_tensors(0, shapes, "cuda"))
+    assert all(torch.equal(tensor, draw_tensor(0, name, shapes[name])) for name, tensor in drawn.items())
+    assert all(tensor.is_meta and tensor.shape == shapes[name] for name, tensor in draw_tensors(0, shapes, "meta"))
 
 
 def test_a_random_transformer_needs_a_config_only_and_passes_its_signal_on(own_root):

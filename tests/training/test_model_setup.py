@@ -1,0 +1,43 @@
+"""What is set before models are loaded."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.distributed.launch import launch
+
+
+def train_twice(folder):
+    """Metrics of a run and of one with ``deterministic``, each with what torch is told then."""
+    import os
+
+    import torch
+
+    import post_train
+    from hyvideo.config.command_line import load_config
+
+    found = []
+    for deterministic in (False, True):
+        given = {"output_dir": str(Path(folder) / str(deterministic)), "deterministic": deterministic}
+        given |= {"max_steps": 1, "use_muon": True, "num_threads": 1, "report_to": ["none"], "log_video_interval": 0}
+        given |= {"batch_size": 4, "mini_batch_size_per_update": 2, "grpo_sampling_steps": 2, "validation_steps": 2}
+        config = load_config("configs/smoke.yaml", **given)
+        with ExitStack() as at_end:
+            post_train.build(config, at_end).train()
+        (line,) = (Path(config.record.output_dir) / "metrics.jsonl").read_text().splitlines()
+        told = {
+            "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cudnn": torch.backends.cudnn.deterministic,
+            "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            "filled": torch.utils.deterministic.fill_uninitialized_memory,
+        }
+        found.append([json.loads(line), told])
+    return found
+
+
+def test_a_deterministic_run_has_every_kernel_that_it_needs_and_is_the_same_run_on_a_cpu(tmp_path):
+    (((plain, before), (deterministic, after)),) = launch(f"{__name__}:train_twice", 1, str(tmp_path))
+    assert before == {"algorithms": False, "cudnn": False, "cublas": None, "filled": True}
+    assert after == {"algorithms": True, "cudnn": True, "cublas": ":4096:8", "filled": False}
+    compared = [name for name in plain if not name.startswith(("time/", "memory/"))]
+    assert len(compared) > 30 and [name for name in compared if plain[name] != deterministic[name]] == []

@@ -41,7 +41,7 @@ class Parallelism:
 
 
 def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
-    """Changes ``transformer`` in place. It may be without memory (on the meta device) if it is to be sharded."""
+    """Changes ``transformer`` in place. It may be without memory (on the meta device)."""
     if mesh.sp_size > 1:
         assert mesh.sp_size <= transformer.config.num_attention_heads, "checked before anything was loaded"
         install(transformer, SplitSequence(mesh.sp_group))

@@ -65,13 +65,13 @@ def divide(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list
 
 @torch.no_grad()
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
-    """Gives a model on the meta device its memory on ``device`` and its weights from the first rank's files.
+    """Gives a model on the meta device, sharded or not, its memory on ``device`` and the weights that the first rank reads.
 
     One rank reads, and every rank keeps its shard: beyond its shards a rank holds at most one whole tensor. Between the
     replicas of the model only shards are sent.
 
     Args:
-        model: Built without memory, then given to ``fully_shard``.
+        model: Built without memory, then perhaps given to ``fully_shard``.
         weights: ``loading.stream_transformer``'s, with ``read`` on the first rank alone; names and order are the
             same on every rank. Adapters get none: their values are the caller's.
     """

@@ -75,7 +75,7 @@ class Policy:
         # Frozen weights need no more precision than they compute in.
         dtype = DTYPES[model.dtype if self.is_lora else model.master_weight_type]
         weights = None
-        if self.is_sharded:
+        if self.mesh.world_size > 1:  # one reads, the others receive
             transformer, weights = loading.stream_transformer(
                 model.pretrained_model_root,
                 model.transformer_version,

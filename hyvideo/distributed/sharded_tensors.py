@@ -65,7 +65,7 @@ def divide(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list
 
 @torch.no_grad()
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
-    """Gives a model on the meta device, sharded or not, its memory on ``device`` and the weights that the first rank reads.
+    """Gives a model on the meta device, sharded or not, memory on ``device`` and the weights that the first rank reads.
 
     One rank reads, and every rank keeps its shard: beyond its shards a rank holds at most one whole tensor. Between the
     replicas of the model only shards are sent.

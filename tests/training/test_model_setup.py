@@ -20,7 +20,8 @@ def train_twice(folder):
     for deterministic in (False, True):
         given = {"output_dir": str(Path(folder) / str(deterministic)), "deterministic": deterministic}
         given |= {"max_steps": 1, "use_muon": True, "num_threads": 1, "report_to": ["none"], "log_video_interval": 0}
-        given |= {"batch_size": 4, "mini_batch_size_per_update": 2, "grpo_sampling_steps": 2, "validation_steps": 2}
+        given |= {"batch_size": 2, "num_generations": 2, "mini_batch_size_per_update": 1, "grpo_sampling_steps": 2}
+        given |= {"valid_video_csv": "", "kl_warmup_updates": 1}
         config = load_config("configs/smoke.yaml", **given)
         with ExitStack() as at_end:
             post_train.build(config, at_end).train()

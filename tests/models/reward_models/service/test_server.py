@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
+from hyvideo.models.reward_models.service.connections import make_server
 from hyvideo.models.reward_models.service.protocol import (
     Limits,
     ScoreRequest,
@@ -42,8 +42,7 @@ class HeldScorer:
 @contextmanager
 def running(scorer, **options):
     """Address of the real app around a scorer, in a thread."""
-    app = create_app(scorer, name="held", token=TOKEN, **options)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = make_server(create_app(scorer, name="held", token=TOKEN, **options), options.get("limits"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -36,7 +36,7 @@ from hyvideo.config.sections import (
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS
 from hyvideo.schedulers.transitions import SDE_TYPES
 
 
@@ -49,6 +49,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
+        services_answer_in_time(reward, distributed, world_size),
         noise_is_matched_or_has_a_window(rollout),
         a_strategy_has_a_weight(trust),
         coefficients_are_in_order(trust) if strategy != "none" else (),
@@ -275,6 +276,18 @@ def scorers_are_known(reward: RewardSettings) -> Problems:
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
+
+
+def services_answer_in_time(reward: RewardSettings, distributed: DistributedSettings, world_size: int) -> Problems:
+    """All attempts at a batch end before the deadline of a round's rewards, if none of the services answers."""
+    number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
+    seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
+    if world_size > 1 and seconds > distributed.reward_deadline:
+        yield (
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services of remote_reward_timeout "
+            f"{reward.remote_reward_timeout:g} s must fit into 0.8 of collective_timeout, after which rewards are "
+            f"missing, got {seconds:g} s and {distributed.reward_deadline:g} s; lower the one, or raise the other"
+        )
 
 
 def weights_are_numbers(text: str) -> Problems:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import h11
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, ScorerUnavailable
+from hyvideo.models.reward_models.rewards import SERVICE_ATTEMPTS, Scorer, ScoreResult, ScorerUnavailable
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     check_texts,
@@ -56,7 +56,7 @@ class RemoteScorer(Scorer):
         *,
         token: str | None = None,
         timeout: float = 120.0,
-        retries: int = 2,
+        retries: int = SERVICE_ATTEMPTS - 1,
         backoff: float = 1.0,
         cooldown: float = 30.0,
     ):

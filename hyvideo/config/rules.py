@@ -279,14 +279,13 @@ def scorers_are_known(reward: RewardSettings) -> Problems:
 
 
 def services_answer_in_time(reward: RewardSettings, distributed: DistributedSettings, world_size: int) -> Problems:
-    """All attempts at a batch end before the deadline of a round's rewards, if none of the services answers."""
+    """All attempts at one batch end before a round's rewards are missing, if none of the services answers."""
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
-    seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
-    if world_size > 1 and seconds > distributed.reward_deadline:
+    seconds, deadline = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout, distributed.reward_deadline
+    if world_size > 1 and seconds > deadline:
         yield (
-            f"{SERVICE_ATTEMPTS} attempts at {number} reward services of remote_reward_timeout "
-            f"{reward.remote_reward_timeout:g} s must fit into 0.8 of collective_timeout, after which rewards are "
-            f"missing, got {seconds:g} s and {distributed.reward_deadline:g} s; lower the one, or raise the other"
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must end within 0.8 of collective_timeout, got "
+            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout, or raise collective_timeout"
         )
 
 

@@ -25,8 +25,7 @@ from hyvideo.models.reward_models.service.protocol import (
 T = TypeVar("T")
 
 _MAX_ANSWER = 2**24  # bytes
-_LARGE = 2**16  # bytes of a body that is sent when the service has asked for it
-_UNASKED = 1.0  # seconds after which it is sent to a service that never asks
+_UNASKED = 1.0  # seconds after which a body is sent to a service that never asks for it
 
 
 class RequestRefused(RuntimeError):
@@ -134,31 +133,30 @@ class RemoteScorer(Scorer):
         raise ValueError(f"status {response.status_code}: {message}")
 
     async def _exchange(self, url: str, body: bytes) -> tuple[h11.Response, bytes]:
-        """Sends a request and reads its answer. What is refused unread is not sent, where it is large."""
+        """Sends a request and reads its answer; the body is sent when the service asks for it."""
         parts = urlsplit(url)
-        certificates = self._certificates if parts.scheme == "https" else None
-        port = parts.port or (443 if certificates else 80)
-        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=certificates)
+        port, certificates = (443, self._certificates) if parts.scheme == "https" else (80, None)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or port, ssl=certificates)
+        connection, answer, event = h11.Connection(h11.CLIENT), bytearray(), None
+
+        async def receive() -> h11.Event:
+            while (event := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await reader.read(2**16))
+            return event
+
+        headers = {"host": parts.netloc.rpartition("@")[2], "content-length": str(len(body)), "connection": "close"}
+        headers |= {"expect": "100-continue"} | self._headers
         try:
-            connection = h11.Connection(h11.CLIENT)
-            expects = {"expect": "100-continue"} if len(body) > _LARGE else {}
-            headers = {"host": parts.netloc.rpartition("@")[2], "content-length": str(len(body)), "connection": "close"}
-            headers |= expects | self._headers
-            head = connection.send(h11.Request(method="POST", target=parts.path, headers=list(headers.items())))
-            event = None
-            if expects:
-                writer.write(head)
-                with suppress(TimeoutError):
-                    event = await asyncio.wait_for(_next_event(connection, reader), _UNASKED)
-                head = b""
+            writer.write(connection.send(h11.Request(method="POST", target=parts.path, headers=[*headers.items()])))
+            with suppress(TimeoutError):
+                event = await asyncio.wait_for(receive(), _UNASKED)
             if not isinstance(event, h11.Response):
-                writer.write(head + connection.send(h11.Data(body)))
+                writer.write(connection.send(h11.Data(body)))
                 connection.send(h11.EndOfMessage())  # no bytes: the length was told
                 await writer.drain()
             while not isinstance(event, h11.Response):
-                event = await _next_event(connection, reader)
-            answer = bytearray()
-            while isinstance(part := await _next_event(connection, reader), h11.Data):
+                event = await receive()
+            while isinstance(part := await receive(), h11.Data):
                 answer += part.data
                 if len(answer) > _MAX_ANSWER:
                     raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
@@ -166,12 +164,6 @@ class RemoteScorer(Scorer):
             writer.transport.abort()
             await asyncio.sleep(0)  # in which the socket is closed
         return event, bytes(answer)
-
-
-async def _next_event(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
-    while (event := connection.next_event()) is h11.NEED_DATA:
-        connection.receive_data(await reader.read(2**16))
-    return event
 
 
 def _problem(body: bytes) -> str | None:

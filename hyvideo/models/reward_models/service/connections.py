@@ -42,28 +42,25 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_timer()
-
     def on_response_complete(self) -> None:
         if self.conn.their_state is h11.SEND_BODY:
             self.transport.close()
         super().on_response_complete()
         self._watch()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._watch()
+
     def drop(self) -> None:
         """Ends the connection at once."""
-        self._stop_timer()
         self.transport.abort()
+        self._watch()
 
     def _watch(self) -> None:
         """Lets the time for a request's headers run while there is no request."""
-        if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
-            self._stop_timer()
+        if self.transport.is_closing() or (self.cycle and not self.cycle.response_complete):
+            if timer := self.idle.pop(self, None):
+                timer.cancel()
         elif self not in self.idle:
             self.idle[self] = self.loop.call_later(self.limits.seconds, self.drop)
-
-    def _stop_timer(self) -> None:
-        if timer := self.idle.pop(self, None):
-            timer.cancel()

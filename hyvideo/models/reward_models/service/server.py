@@ -130,9 +130,9 @@ def create_app(
     """The service around a scorer. All but /health needs the token; ``max_waiting`` requests may be under way."""
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
-    limits = limits or Limits()
-    under_way, decoders = anyio.CapacityLimiter(max_waiting), anyio.CapacityLimiter(_DECODERS)
-    batcher, arrivals = Batcher(scorer, max_videos=max_videos), _Arrivals(limits)
+    limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
+    batcher = Batcher(scorer, max_videos=max_videos)
+    under_way = _UnderWay(limits, max_waiting, batcher)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -152,21 +152,13 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_prometheus(batcher, under_way))
+        return PlainTextResponse(_prometheus(batcher, under_way.places.borrowed_tokens))
 
-    async def place() -> AsyncIterator[None]:
-        """One of the places for requests that are under way; a body that trickles gives way."""
-        if under_way.available_tokens < 1 and not arrivals.drop_slowest():
-            headers = {"retry-after": str(min(60, math.ceil(batcher.backlog) or 1))}
-            raise HTTPException(503, f"{max_waiting} requests are waiting already", headers=headers)
-        async with under_way:
-            yield
-
-    counted = [*protected, Depends(place)]
+    counted = [*protected, Depends(under_way.place)]
 
     @app.post("/check_prompts", dependencies=counted)
     async def check_prompts(request: Request) -> dict:
-        prompts = _prompts(await arrivals.body(request, limits.prompts))
+        prompts = _prompts(await under_way.body(request, limits.prompts))
         try:
             await anyio.to_thread.run_sync(scorer.check_prompts, prompts)
         except ValueError as error:
@@ -175,7 +167,7 @@ def create_app(
 
     @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
-        decoded = await _decoded(await arrivals.body(request, limits.body), limits, decoders)
+        decoded = await _decoded(await under_way.body(request, limits.body), limits, decoders)
         return encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
@@ -221,12 +213,20 @@ def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, N
     return check
 
 
-class _Arrivals:
-    """Bodies on their way, each with a deadline that every byte of it puts off a little."""
+class _UnderWay:
+    """Requests under way, and the deadlines of those whose bodies arrive: every byte puts one off a little."""
 
-    def __init__(self, limits: Limits):
-        self.limits = limits
+    def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
+        self.limits, self.batcher, self.places = limits, batcher, anyio.CapacityLimiter(max_waiting)
         self._deadlines: set[asyncio.Timeout] = set()
+
+    async def place(self) -> AsyncIterator[None]:
+        """One of the places; where there is none, a body that trickles gives way."""
+        if self.places.available_tokens < 1 and not self._drop_slowest():
+            headers = {"retry-after": str(min(60, math.ceil(self.batcher.backlog) or 1))}
+            raise HTTPException(503, f"{self.places.total_tokens} requests are waiting already", headers=headers)
+        async with self.places:
+            yield
 
     async def body(self, request: Request, largest: int) -> bytes:
         """The body, refused as soon as it is known to be larger than ``largest`` bytes or too slow."""
@@ -254,7 +254,7 @@ class _Arrivals:
             self._deadlines.discard(deadline)
         return bytes(body)
 
-    def drop_slowest(self) -> bool:
+    def _drop_slowest(self) -> bool:
         """Drops the body that is farthest behind ``rate``; False where none is, by a twentieth of its time."""
         now = asyncio.get_running_loop().time()
         slowest = min(self._deadlines, key=asyncio.Timeout.when, default=None)
@@ -272,7 +272,7 @@ def _prompts(body: bytes) -> list[str]:
         raise HTTPException(422, f'the body must be {{"prompts": [...]}}: {error}') from error
 
 
-def _prometheus(batcher: Batcher, under_way: anyio.CapacityLimiter) -> str:
+def _prometheus(batcher: Batcher, num_waiting: int) -> str:
     figures = {f"{name}_total": value for name, value in batcher.counts.items()}
-    figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": under_way.borrowed_tokens}
+    figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": num_waiting}
     return "".join(f"reward_{name} {value}\n" for name, value in figures.items())

@@ -95,7 +95,7 @@ def test_a_crash_while_writing_leaves_no_file_and_spares_the_old_one(tmp_path, m
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_clip_is_an_error_of_the_system(tmp_path, files_of_at_most):
-    """Of PyAV it would be one when its first 32 KiB are written: smaller clips would not show it."""
+    """A clip of real size, of which the first 64 KiB fit."""
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with files_of_at_most(2**16), pytest.raises(OSError, match="File too large"):
         write_video(tmp_path / "clip.mp4", noise, fps=8)

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.models.lora import read_lora, save_lora
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
-    from hyvideo.training.export import export_other_parts, load_policy
+    from hyvideo.training.export import export_other_parts, load_policy, share_mode
 
     dtype = DTYPES[options.dtype]
     if only_lora:
@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> None:
     del transformer
     if options.with_pipeline:
         export_other_parts(root, version, options.out, task=task, dtype=dtype)
+    share_mode(options.out)
 
 
 def main() -> int:

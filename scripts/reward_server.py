@@ -66,8 +66,7 @@ def main() -> int:
         scorer_options = parse_options(options.options)
         bound_socket = bound(options.host, options.port)  # a port that is taken is refused before gigabytes are read
 
-        import uvicorn
-
+        from hyvideo.models.reward_models.service.connections import make_server
         from hyvideo.models.reward_models.service.server import create_app
         from hyvideo.training.model_setup import choose_device
 
@@ -78,7 +77,7 @@ def main() -> int:
         bound_socket.listen(100)
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on http://{host}:{bound_socket.getsockname()[1]}", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[bound_socket])
+    make_server(app).run(sockets=[bound_socket])
     return 0
 
 

@@ -1,7 +1,9 @@
 """Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
 
 import gc
+import resource
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,19 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
         report_to=["none"],
         log_video_interval=0,
     )
+
+
+@pytest.fixture
+def files_of_at_most():
+    """A context in which this process can write so many bytes of a file, as on a disk that is full then."""
+
+    @contextmanager
+    def limited(size):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited

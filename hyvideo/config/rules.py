@@ -36,7 +36,7 @@ from hyvideo.config.sections import (
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS
 from hyvideo.schedulers.transitions import SDE_TYPES
 
 
@@ -49,6 +49,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     _raise(
         batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
         a_hang_is_told_before_it_ends_the_run(distributed, world_size),
+        services_answer_in_time(reward, distributed, world_size),
         noise_is_matched_or_has_a_window(rollout),
         a_strategy_has_a_weight(trust),
         coefficients_are_in_order(trust) if strategy != "none" else (),
@@ -275,6 +276,17 @@ def scorers_are_known(reward: RewardSettings) -> Problems:
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
+
+
+def services_answer_in_time(reward: RewardSettings, distributed: DistributedSettings, world_size: int) -> Problems:
+    """All attempts at one batch end before a round's rewards are missing, if none of the services answers."""
+    number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
+    seconds, deadline = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout, distributed.reward_deadline
+    if world_size > 1 and seconds > deadline:
+        yield (
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must end within 0.8 of collective_timeout, got "
+            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout, or raise collective_timeout"
+        )
 
 
 def weights_are_numbers(text: str) -> Problems:

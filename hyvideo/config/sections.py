@@ -271,6 +271,11 @@ class DistributedSettings:
         "passes, for longer; 0 never does.",
     )
 
+    @property
+    def reward_deadline(self) -> float:
+        """Seconds that ranks wait for the rewards of a round: what is late must not look like a rank that is gone."""
+        return 0.8 * self.collective_timeout
+
 
 @dataclass(frozen=True)
 class RecordSettings:

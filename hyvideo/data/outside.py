@@ -163,12 +163,16 @@ def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...]
 def replacing(path: str | Path) -> Iterator[Path]:
     """Context that gives a path to write to instead, which takes the place of ``path`` unless there is an error.
 
-    Who reads ``path`` finds the old content or the new one.
+    Who reads ``path`` finds the old content or the new one. The file has the mode that the system gives new files,
+    where what writes it makes one for this user alone, as safetensors does.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        aside.touch()
+        mode = aside.stat().st_mode
         yield aside
+        aside.chmod(mode)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

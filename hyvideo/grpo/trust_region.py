@@ -87,29 +87,26 @@ class KLCoefficient:
         self.settings = settings
         self.num_updates = 0
         self.recent: deque[float] = deque(maxlen=settings.window)
-        self.value = settings.maximum if self._is_at_its_end else self._clip(settings.initial)
+        self.value = self._scheduled(settings.initial)
 
     def observe(self, kl: float) -> None:
         """Counts one update, given the KL averaged over its ranks, samples and steps."""
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        if self._is_at_its_end:
-            self.value = self.settings.maximum
-        elif self.num_updates <= self.settings.warmup_updates:
-            self.value = self._warming_up()
-        elif self.settings.schedule == "adaptive" and self.recent:
-            self.value = self._clip(self.value * self._feedback_factor())
+        follows = self.settings.schedule == "adaptive" and self.num_updates > self.settings.warmup_updates
+        factor = self._feedback_factor() if follows and self.recent else 1.0
+        self.value = self._scheduled(self.value * factor)
 
-    @property
-    def _is_at_its_end(self) -> bool:
-        """Claims that beta is at its maximum and stays there."""
-        is_warm = self.num_updates >= self.settings.warmup_updates
-        return self.settings.schedule == "constant" or (self.settings.schedule == "two_stage" and is_warm)
-
-    def _warming_up(self) -> float:
-        start = self._clip(self.settings.initial)
-        return start + (self.settings.maximum - start) * self.num_updates / self.settings.warmup_updates
+    def _scheduled(self, value: float) -> float:
+        """The coefficient after so many updates: by the schedule, or ``value`` within the bounds where it is free."""
+        settings, is_warm = self.settings, self.num_updates >= self.settings.warmup_updates
+        if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
+            return settings.maximum
+        if 0 < self.num_updates <= settings.warmup_updates:
+            start = self._clip(settings.initial)
+            return start + (settings.maximum - start) * self.num_updates / settings.warmup_updates
+        return self._clip(value)
 
     def _feedback_factor(self) -> float:
         error = (sum(self.recent) / len(self.recent) - self.settings.target) / self.settings.target
@@ -129,6 +126,7 @@ class KLCoefficient:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        self.value = state["value"]
+        """Goes on from a state; where it had other settings, by these from the next update on."""
         self.num_updates = state["num_updates"]
         self.recent = deque(state["recent"], maxlen=self.settings.window)
+        self.value = self._scheduled(state["value"])

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import parse_json, replacing
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
@@ -332,4 +332,5 @@ def _state(lora: Lora) -> dict[str, Tensor]:
 def _write(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(contiguous, path, metadata={"format": "pt"} | metadata)
+    with replacing(path) as aside:
+        save_file(contiguous, aside, metadata={"format": "pt"} | metadata)

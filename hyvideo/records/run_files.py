@@ -38,17 +38,17 @@ def score_entry(
     prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
 ) -> dict:
     """One object of scores.json; ``number`` is the video's among all. A number that is not there is null."""
-    scores = dict.fromkeys(DIMENSIONS) | {name: _or_none(value) for name, value in reward.scores.items()}
+    scores = dict.fromkeys(DIMENSIONS) | {name: or_none(value) for name, value in reward.scores.items()}
     return {
         "number": number,
         "prompt": prompt,
         "seed": seed,
         "group": group,
         "file": file,
-        "reward": _or_none(reward.total),
+        "reward": or_none(reward.total),
         **scores,
-        "Overall": _or_none(reward.overall),
-        "advantage": _or_none(advantage),
+        "Overall": or_none(reward.overall),
+        "advantage": or_none(advantage),
         "missing": reward.is_missing,
         "reason": reward.reason,
     }
@@ -88,7 +88,8 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [i * total // count for i in range(count)]
 
 
-def _or_none(value: float) -> float | None:
+def or_none(value: float) -> float | None:
+    """A number as JSON has it: None for NaN, inf and what is no number."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 

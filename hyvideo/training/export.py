@@ -52,6 +52,12 @@ def load_policy(
     return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
 
 
+def share_mode(out: Path) -> None:
+    """Gives weights in and below a folder the mode of the files beside them: safetensors' are for this user alone."""
+    for file in out.rglob("*.safetensors"):
+        file.chmod(file.with_name("config.json").stat().st_mode)
+
+
 def export_other_parts(root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype) -> None:
     """Completes ``<out>`` to a folder for diffusers' pipeline of the task, ``t2v`` or ``i2v``.
 
@@ -75,7 +81,8 @@ def export_other_parts(root: Path, version: str | None, out: Path, *, task: str,
         image_encoder.save_pretrained(out / "image_encoder")
         # Copied, not loaded: transformers' processor of this name needs torchvision.
         (out / "feature_extractor").mkdir(exist_ok=True)
-        shutil.copy(encoders.preprocessor_file(root), out / "feature_extractor")
+        given = encoders.preprocessor_file(root)
+        shutil.copyfile(given, out / "feature_extractor" / given.name)
     name = next(name for name, its_task in PIPELINE_TASKS.items() if its_task == task)
     index = {"_class_name": name, "_diffusers_version": diffusers.__version__} | _PARTS
     index |= _IMAGE_PARTS if task == "i2v" else {}

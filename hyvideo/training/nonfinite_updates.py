@@ -2,6 +2,8 @@
 
 bad_updates/000012-rank0.safetensors    what this rank trained on: latents, log-probabilities, trained steps, advantages
 bad_updates/000012-rank0.json           prompts, rewards, and which ranks had the first bad number
+
+The newest three of each rank stay.
 """
 
 import statistics
@@ -9,17 +11,18 @@ import sys
 from collections import deque
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from hyvideo.data.outside import replacing
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.records.run_files import write_json
+from hyvideo.records.run_files import or_none, write_json
 from hyvideo.training.rollout_batch import RolloutBatch
 
 FOLDER = "bad_updates"
 _REMEMBERED = 50  # gradient norms that a new one is compared with
 _SPIKE = 10.0
+_KEPT = 3  # bad updates of a rank, the newest
 
 
 class NonFiniteUpdates:
@@ -76,15 +79,14 @@ class NonFiniteUpdates:
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(
-                {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, self.folder / f"{name}.safetensors"
-            )
+            with replacing(self.folder / f"{name}.safetensors") as aside:
+                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside)
             rewards = {row: reward.scores | {"total": reward.total} for row, reward in rollouts.rewards.items()}
-            finite = {row: {k: v if _is_finite(v) else None for k, v in of.items()} for row, of in rewards.items()}
+            finite = {row: {k: or_none(v) for k, v in of.items()} for row, of in rewards.items()}
             write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": rollouts.prompts, "rewards": finite})
+            mine = self.folder.glob(f"*-rank{self.mesh.rank}.safetensors")
+            for old in sorted(mine, key=lambda file: file.stat().st_mtime_ns)[:-_KEPT]:
+                old.unlink()
+                old.with_suffix(".json").unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:  # a full disk is no reason to end what can go on
             print(f"\nthe rollouts of the skipped update could not be kept: {error}", file=sys.stderr)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and bool(torch.tensor(float(value)).isfinite())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.processes import world_size
 from hyvideo.config.sections import DataSettings, RewardSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import merge_rows, share_reason
@@ -93,6 +94,7 @@ def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, S
         num_threads=config.model.num_threads,
         offload=settings.reward_offload,
         device=device,
+        deadline=config.distributed.reward_deadline if world_size() > 1 else None,
     )
 
 

@@ -1,7 +1,6 @@
 """Prompts to rollouts, videos and pending rewards: a batch is scored while the next one is sampled."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -12,8 +11,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.async_scorer import AsyncScorer, PendingBatch
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
@@ -40,7 +38,7 @@ class PendingRewards:
     """Videos that this rank has decoded, and their rewards on the way, in the same order."""
 
     videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None could not be decoded
-    batches: list["Future[list[Reward]]"] = field(default_factory=list)
+    batches: list[PendingBatch] = field(default_factory=list)
 
 
 class RolloutCollector:

@@ -133,3 +133,14 @@ def test_all_problems_are_told_at_once(tiny_config):
     with pytest.raises(ValueError) as error:
         check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
     assert len(str(error.value).splitlines()) == 2
+
+
+def test_services_that_do_not_answer_are_given_up_before_the_deadline_for_rewards(tiny_config):
+    services = {"remote_reward_url": "http://a:1, http://b:1", "batch_size": 4, "watchdog_seconds": 0.0}
+    config = tiny_config.with_settings(**services, remote_reward_timeout=14.0, collective_timeout=100.0)
+    check(config)
+    said = "3 attempts at 2 reward services must end within 0.8 of collective_timeout, got 84 s and 80 s"
+    with pytest.raises(ValueError, match=said):
+        check(config, 2)
+    check(config.with_settings(collective_timeout=105.0), 2)
+    check(config.with_settings(remote_reward_url="http://a:1"), 2)

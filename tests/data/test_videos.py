@@ -94,6 +94,16 @@ def test_a_crash_while_writing_leaves_no_file_and_spares_the_old_one(tmp_path, m
     assert (tmp_path / "old.mp4").read_bytes() == before
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_clip_is_an_error_of_the_system(tmp_path, files_of_at_most):
+    """A clip of real size, of which the first 64 KiB fit."""
+    noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
+    with files_of_at_most(2**16), pytest.raises(OSError, match="File too large"):
+        write_video(tmp_path / "clip.mp4", noise, fps=8)
+    assert not list(tmp_path.iterdir())
+    write_video(tmp_path / "clip.mp4", noise, fps=8)
+    assert (tmp_path / "clip.mp4").stat().st_size > 2**16
+
+
 def test_nothing_but_the_clip_is_left_in_the_folder(tmp_path):
     write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
     write_video(str(tmp_path / "clip.mp4"), moving_square(4), fps=8)

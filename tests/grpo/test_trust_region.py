@@ -223,3 +223,22 @@ def test_two_stages_stay_at_the_maximum():
         coefficient.observe(1.0)
         values.append(coefficient.value)
     assert values[0] == 1e-7 and values[3:] == [1e-5] * 3 and values == sorted(values)
+
+
+def test_a_coefficient_that_goes_on_by_other_settings_is_theirs_at_once():
+    """As after allow_changed_settings: the next update must not take a coefficient beyond the new bounds."""
+    old = coefficient()
+    values(old, [4.0] * 6)
+    assert old.value == pytest.approx(9 * 0.9**2)
+    for changes, expected in (
+        ({}, old.value),
+        ({"maximum": 3.0}, 3.0),
+        ({"minimum": 8.0}, 8.0),
+        ({"schedule": "constant", "maximum": 30.0}, 30.0),
+        ({"schedule": "two_stage"}, 9.0),
+        ({"warmup_updates": 12}, 1 + 8 * 6 / 12),
+        ({"warmup_updates": 12, "maximum": 3.0}, 1 + 2 * 6 / 12),
+    ):
+        new = coefficient(**changes)
+        new.load_state_dict(old.state_dict())
+        assert new.value == pytest.approx(expected), changes

@@ -1,6 +1,7 @@
 """scripts/export.py: what it writes is the policy, and others can read it."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -63,6 +64,24 @@ def test_an_exported_policy_is_read_back_bit_for_bit(run, policy, tmp_path, form
     read = load_transformer(tmp_path, "mine") if form == "original" else load_transformer(tmp_path / where, None)
     assert_same(read, transformer)
     assert read.config.task_type == "i2v"
+
+
+@pytest.fixture
+def umask():
+    """Files that are made have the mode 0640."""
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("flags", [["--with_pipeline"], ["--form", "original"]])
+def test_all_files_that_are_exported_have_the_mode_of_new_files(run, umask, tmp_path, flags):
+    """safetensors makes files for their owner alone, and no server of another user could read the weights."""
+    assert run("--transformer_version", VERSION, *flags)[0] == 0
+    save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(2, 32), torch.ones(32, 2), 2.0)}, tmp_path / "out")
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert FILE in modes and len(modes) >= 3
+    assert set(modes.values()) == {"0o640"}, modes
 
 
 def test_a_whole_pipeline_is_read_by_us_and_by_diffusers(run, policy, root, tmp_path):

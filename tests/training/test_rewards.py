@@ -1,12 +1,19 @@
 """Which rewards the settings ask for, and that one which cannot be trained with is said so before a run."""
 
 import math
+import threading
 
 import pytest
 import torch
 
+from hyvideo.config.command_line import load_config
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.collectives import barrier
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_scorers
+from hyvideo.training.rollout_batch import RolloutIndex
+from hyvideo.training.rollout_collector import PendingRewards
+from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
 PROMPT = "a red circle moves up"
@@ -123,3 +130,30 @@ def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_co
     rewards.refuse_too_many_missing({"reward/missing": 1.0}, local, 7)
     with pytest.raises(TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"):
         rewards.refuse_too_many_missing({"reward/missing": 2.0}, local, 7)
+
+
+def a_slow_reward():
+    """Missing rewards of a round in which the scorer of rank 1 takes longer than any collective may; one reason."""
+    mesh, is_over = ranks.start(1, CPU, timeout=15.0), threading.Event()
+
+    class Slow(Fixed):
+        def score(self, videos, prompts, *, fps):
+            assert mesh.rank == 0 or is_over.wait(25.0)
+            return super().score(videos, prompts, fps=fps)
+
+    config = load_config("configs/smoke.yaml", collective_timeout=2.0, max_missing_fraction=0.5)
+    scorer = make_async_scorer(config, CPU, {"test": Slow(VQ=1.0, MQ=1.0, TA=1.0)})
+    rewards = GroupRewards(config.reward, scorer, mesh, group_size=4, num_rollouts=8)
+    indices = [RolloutIndex(mesh.rank, member) for member in range(4)]
+    clips = {row: torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for row in range(4)}
+    barrier(mesh)
+    given = rewards.wait(PendingRewards(clips, [scorer.submit([*clips.values()], [PROMPT] * 4, fps=8)]))
+    _, metrics = rewards.advantages(indices, given)
+    rewards.refuse_too_many_missing(metrics, given, 1)
+    is_over.set()
+    return metrics["reward/missing"], given[0].reason
+
+
+def test_a_reward_that_is_slow_on_one_rank_is_missing_before_the_others_give_up():
+    (missing, none), (same, reason) = launch("tests.training.test_rewards:a_slow_reward", 2)
+    assert missing == same == 4 and none is None and "no reward came within 1.6 s" in reason

@@ -11,9 +11,10 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,13 @@ from hyvideo.models.reward_models.rewards import (
 )
 
 
+class PendingBatch(NamedTuple):
+    """Rewards on their way."""
+
+    rewards: "Future[list[Reward]]"
+    num_videos: int
+
+
 class AsyncScorer:
     """The scorers of a run by name, in a thread.
 
@@ -41,6 +49,7 @@ class AsyncScorer:
         num_threads: CPU threads of the background; 0 leaves the choice to torch.
         offload: Keep scorers that can move on the CPU while they have nothing to do.
         device: Of the scorers; on a GPU they get a stream beside that of the rollouts.
+        deadline: Seconds that `collect` waits; what is not there by then is missing. None waits for all.
     """
 
     def __init__(
@@ -53,8 +62,9 @@ class AsyncScorer:
         num_threads: int = 0,
         offload: bool = False,
         device: torch.device | None = None,
+        deadline: float | None = None,
     ):
-        self.scorers, self.weights = dict(scorers), dict(weights)
+        self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload
         self._seconds = 0.0  # in the background, since they were last taken
         is_cuda = device is not None and device.type == "cuda"
@@ -66,13 +76,14 @@ class AsyncScorer:
         if offload:
             self._move("cpu")
 
-    def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> "Future[list[Reward]]":
+    def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> PendingBatch:
         """Begins to score; `collect` waits for the result. A video that is None could not be decoded."""
-        return self._pool.submit(self._score_in_stream, videos, prompts, fps)
+        return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
 
-    def collect(self, pending: "list[Future[list[Reward]]]") -> list[Reward]:
+    def collect(self, pending: list[PendingBatch]) -> list[Reward]:
         """The rewards of several batches, in their order."""
-        return [reward for batch in pending for reward in batch.result()]
+        wait([batch.rewards for batch in pending], timeout=self.deadline)
+        return [reward for batch in pending for reward in self._arrived(batch)]
 
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
         """The rewards of a batch, waited for."""
@@ -115,6 +126,14 @@ class AsyncScorer:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def _arrived(self, batch: PendingBatch) -> list[Reward]:
+        """The rewards of a batch, or why they are not there; one that is not begun is never scored."""
+        if batch.rewards.done():
+            return batch.rewards.result()
+        batch.rewards.cancel()
+        reason = f"no reward came within {self.deadline:g} s, the deadline for those of a round"
+        return [Reward(math.nan, {}, reason)] * batch.num_videos
+
     def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         start = time.perf_counter()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
@@ -151,15 +170,15 @@ class AsyncScorer:
     def _through_files(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
         """The videos as files keep them; where one cannot be written, its reason is set."""
         kept = list(videos)
-        with tempfile.TemporaryDirectory() as folder:
-            for number, video in enumerate(videos):
-                path = Path(folder) / f"{number}.mp4"
-                try:
-                    if video is not None:
-                        write_video(path, video, fps)
-                        kept[number] = read_video(path)[0]
-                except (ValueError, OSError) as error:
-                    reasons[number] = f"no file could be made of the video: {error}"
+        for number, video in enumerate(videos):
+            if video is None:
+                continue
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    write_video(path := Path(folder) / "video.mp4", video, fps)
+                    kept[number] = read_video(path)[0]
+            except (ValueError, OSError) as error:
+                reasons[number] = f"no file could be made of the video: {error}"
         return kept
 
     def _move(self, device: str | None) -> None:

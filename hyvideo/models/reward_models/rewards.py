@@ -42,6 +42,7 @@ SCORERS = {
 }
 
 NOT_OPTIONS = ("name", "root", "device")
+SERVICE_ATTEMPTS = 3  # times that every reward service is asked before the rewards are missing
 
 
 class Scorer(Protocol):

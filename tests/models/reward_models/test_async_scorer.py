@@ -1,7 +1,9 @@
 """A scorer's failures become missing rewards with their reasons; scoring goes on beside other work."""
 
 import math
+import tempfile
 import threading
+import time
 
 import pytest
 import torch
@@ -128,11 +130,34 @@ def test_scoring_goes_on_while_other_work_is_done(scorer_of):
 
     async_scorer = scorer_of(Slow())
     pending = [async_scorer.submit(videos(1), ["a"], fps=8), async_scorer.submit(videos(2), ["bb"], fps=8)]
-    assert started.wait(10) and not pending[0].done()
+    assert started.wait(10) and not pending[0].rewards.done()
     may_end.set()
     rewards = async_scorer.collect(pending)
     assert [reward.scores["TA"] for reward in rewards] == [1.0, 2.0]
     assert async_scorer.take_seconds() > 0 and async_scorer.take_seconds() == 0
+
+
+def test_what_is_not_scored_by_the_deadline_is_missing_and_what_was_not_begun_is_never_scored(scorer_of):
+    may_end = threading.Event()
+
+    class Slow(Brightness):
+        def score(self, videos, prompts, *, fps):
+            assert prompts == ["a"] or may_end.wait(10)
+            return super().score(videos, prompts, fps=fps)
+
+    scorer = Slow()
+    async_scorer = scorer_of(scorer, deadline=0.3)
+    batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
+    start = time.monotonic()
+    rewards = async_scorer.collect([async_scorer.submit(*batch, fps=8) for batch in batches])
+    assert 0.3 <= time.monotonic() - start < 5
+    assert [reward.is_missing for reward in rewards] == [False, True, True, True]
+    assert {reward.reason for reward in rewards[1:]} == {
+        "no reward came within 0.3 s, the deadline for those of a round"
+    }
+    may_end.set()
+    assert not async_scorer.score(videos(4), ["a"], fps=8)[0].is_missing
+    assert scorer.calls == [1, 1, 1]
 
 
 def test_scoring_through_a_file_sees_what_the_file_keeps(scorer_of, tmp_path):
@@ -153,6 +178,17 @@ def test_a_video_that_no_file_can_hold_is_missing(scorer_of):
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
     rewards = scorer_of(Brightness(), through_file=True).score([odd, *videos(3)], ["a", "b"], fps=8)
     assert "no file could be made of the video" in rewards[0].reason and not rewards[1].is_missing
+
+
+def test_a_disk_too_full_for_a_video_costs_its_reward(scorer_of, files_of_at_most, monkeypatch):
+    async_scorer = scorer_of(Brightness(), through_file=True)
+    noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
+    with files_of_at_most(2**15):
+        rewards = async_scorer.score([noise, *videos(3)], ["a", "b"], fps=8)
+    assert "no file could be made of the video: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    (reward,) = async_scorer.score(videos(3), ["b"], fps=8)
+    assert "no file could be made of the video: [Errno 2]" in reward.reason
 
 
 def test_an_offloaded_scorer_comes_back_to_score(scorer_of):

@@ -1,14 +1,18 @@
 """The client of the reward service: bounded in time, and never a number that the service did not give."""
 
 import asyncio
+import json
+import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-import httpx
+import h11
 from torch import Tensor
 
-from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, ScorerUnavailable
+from hyvideo.models.reward_models.rewards import SERVICE_ATTEMPTS, Scorer, ScoreResult, ScorerUnavailable
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     check_texts,
@@ -18,7 +22,10 @@ from hyvideo.models.reward_models.service.protocol import (
     printable,
 )
 
+T = TypeVar("T")
+
 _MAX_ANSWER = 2**24  # bytes
+_UNASKED = 1.0  # seconds after which a body is sent to a service that never asks for it
 
 
 class RequestRefused(RuntimeError):
@@ -48,7 +55,7 @@ class RemoteScorer(Scorer):
         *,
         token: str | None = None,
         timeout: float = 120.0,
-        retries: int = 2,
+        retries: int = SERVICE_ATTEMPTS - 1,
         backoff: float = 1.0,
         cooldown: float = 30.0,
     ):
@@ -57,25 +64,26 @@ class RemoteScorer(Scorer):
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._certificates = httpx.create_ssl_context(trust_env=False)
+        self._certificates = ssl.create_default_context()
         self._excluded_until = dict.fromkeys(self.urls, 0.0)
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
         """Result of each video. Raises ScorerUnavailable for no answer in time, RequestRefused for a refusal."""
         body = encode_request(ScoreRequest([video.cpu() for video in videos], prompts, fps))
-        return self._ask("/score", lambda answer: decode_answer(answer, len(videos)), content=body)
+        return self._ask("/score", body, lambda answer: decode_answer(answer, len(videos)))
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raises ValueError for a prompt that the service's scorer cannot score, or when no service is there."""
         try:
-            problem = self._ask("/check_prompts", _problem, json={"prompts": check_texts(list(prompts))})
+            body = json.dumps({"prompts": check_texts(list(prompts))}).encode()
+            problem = self._ask("/check_prompts", body, _problem)
         except (ScorerUnavailable, RequestRefused) as error:
             raise ValueError(str(error)) from error
         if problem:
             raise ValueError(problem)
 
-    def _ask(self, path: str, read, **content):
+    def _ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """Result of ``read`` for the first good answer."""
         problems: dict[str, str] = {}
         pause = 0.0
@@ -84,12 +92,12 @@ class RemoteScorer(Scorer):
             pause = self.backoff * 2**attempt
             for url in self._in_turn():
                 try:
-                    answer = read(self._post(url + path, **content))
+                    answer = read(self._post(url + path, body))
                 except _Busy as error:
                     problems[url], seconds = error.args
                     self._excluded_until[url] = time.monotonic() + seconds
                     pause = max(pause, seconds)
-                except (httpx.HTTPError, ValueError, TimeoutError) as error:
+                except (h11.ProtocolError, OSError, ValueError) as error:
                     problems[url] = f"{type(error).__name__}: {error}"
                     self._excluded_until[url] = time.monotonic() + self.cooldown
                 else:
@@ -105,35 +113,57 @@ class RemoteScorer(Scorer):
         now = time.monotonic()
         return [url for url in order if self._excluded_until[url] <= now] or order
 
-    def _post(self, url: str, **content) -> bytes:
+    def _post(self, url: str, body: bytes) -> bytes:
         """The body of a good answer, within the timeout however slowly it comes, its headers too."""
         loop = asyncio.new_event_loop()
         try:
-            response, body = loop.run_until_complete(asyncio.wait_for(self._exchange(url, **content), self.timeout))
+            response, answer = loop.run_until_complete(asyncio.wait_for(self._exchange(url, body), self.timeout))
         except TimeoutError as error:
             raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
         finally:
             loop.close()  # not asyncio.run: it waits for a thread that looks up a name, however long that takes
         if response.status_code == 200:
-            return body
-        message = body[:500].decode(errors="replace")
+            return answer
+        message = answer[:500].decode(errors="replace")
         if response.status_code in (413, 422):
             raise RequestRefused(f"{url} refused the request ({response.status_code}): {message}")
-        retry_after = response.headers.get("retry-after", "")
-        if response.status_code == 503 and retry_after.isdecimal():
+        retry_after = dict(response.headers).get(b"retry-after", b"")
+        if response.status_code == 503 and retry_after.isdigit():
             raise _Busy(f"status 503: {message}", min(float(retry_after), self.timeout))
         raise ValueError(f"status {response.status_code}: {message}")
 
-    async def _exchange(self, url: str, **content) -> tuple[httpx.Response, bytes]:
-        # httpx has a timeout for each read only: a service that sends byte by byte would never meet it.
-        client = httpx.AsyncClient(timeout=None, headers=self._headers, trust_env=False, verify=self._certificates)
-        body = bytearray()
-        async with client, client.stream("POST", url, **content) as response:
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > _MAX_ANSWER:
+    async def _exchange(self, url: str, body: bytes) -> tuple[h11.Response, bytes]:
+        """Sends a request and reads its answer; the body is sent when the service asks for it."""
+        parts = urlsplit(url)
+        port, certificates = (443, self._certificates) if parts.scheme == "https" else (80, None)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or port, ssl=certificates)
+        connection, answer, event = h11.Connection(h11.CLIENT), bytearray(), None
+
+        async def receive() -> h11.Event:
+            while (event := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await reader.read(2**16))
+            return event
+
+        headers = {"host": parts.netloc.rpartition("@")[2], "content-length": str(len(body)), "connection": "close"}
+        headers |= {"expect": "100-continue"} | self._headers
+        try:
+            writer.write(connection.send(h11.Request(method="POST", target=parts.path, headers=[*headers.items()])))
+            with suppress(TimeoutError):
+                event = await asyncio.wait_for(receive(), _UNASKED)
+            if not isinstance(event, h11.Response):
+                writer.write(connection.send(h11.Data(body)))
+                connection.send(h11.EndOfMessage())  # no bytes: the length was told
+                await writer.drain()
+            while not isinstance(event, h11.Response):
+                event = await receive()
+            while isinstance(part := await receive(), h11.Data):
+                answer += part.data
+                if len(answer) > _MAX_ANSWER:
                     raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
-        return response, bytes(body)
+        finally:
+            writer.transport.abort()
+            await asyncio.sleep(0)  # in which the socket is closed
+        return event, bytes(answer)
 
 
 def _problem(body: bytes) -> str | None:

@@ -130,9 +130,9 @@ def create_app(
     """The service around a scorer. All but /health needs the token; ``max_waiting`` requests may be under way."""
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
-    limits = limits or Limits()
-    under_way, decoders = anyio.CapacityLimiter(max_waiting), anyio.CapacityLimiter(_DECODERS)
+    limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
+    under_way = _UnderWay(limits, max_waiting, batcher)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -152,33 +152,31 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_prometheus(batcher, under_way))
+        return PlainTextResponse(_prometheus(batcher, under_way.places.borrowed_tokens))
 
-    @app.post("/check_prompts", dependencies=protected)
+    counted = [*protected, Depends(under_way.place)]
+
+    @app.post("/check_prompts", dependencies=counted)
     async def check_prompts(request: Request) -> dict:
-        prompts = await _json_prompts(request, limits)
+        prompts = _prompts(await under_way.body(request, limits.prompts))
         try:
             await anyio.to_thread.run_sync(scorer.check_prompts, prompts)
         except ValueError as error:
             return {"problem": str(error)}
         return {"problem": None}
 
-    @app.post("/score", dependencies=protected)
+    @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
-        if under_way.available_tokens < 1:
-            headers = {"retry-after": str(min(60, math.ceil(batcher.backlog) or 1))}
-            raise HTTPException(503, f"{max_waiting} requests are waiting already", headers=headers)
-        async with under_way:
-            decoded = await _decoded(request, limits, decoders)
-            return encode_answer(await _answer(batcher.submit(decoded), request))
+        decoded = await _decoded(await under_way.body(request, limits.body), limits, decoders)
+        return encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
 
 
-async def _decoded(request: Request, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
-    """The videos and prompts of a request, whose body is let go."""
+async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
+    """The videos and prompts of a request."""
     try:
-        return await anyio.to_thread.run_sync(decode_request, await _body(request, limits), limits, limiter=decoders)
+        return await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
     except BadRequest as error:
         raise HTTPException(413 if isinstance(error, TooLarge) else 422, str(error)) from error
 
@@ -215,35 +213,66 @@ def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, N
     return check
 
 
-async def _body(request: Request, limits: Limits) -> bytes:
-    """The body, refused as soon as it is known to be too large or too slow."""
-    too_large = HTTPException(413, f"a request may have {limits.body} bytes")
-    claimed = request.headers.get("content-length", "0")
-    if claimed.isdigit() and int(claimed) > limits.body:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.body:
-                    raise too_large
-    except TimeoutError as error:
-        raise HTTPException(408, f"a request must arrive within {limits.seconds} s") from error
-    except ClientDisconnect as error:
-        raise HTTPException(499, "the client has gone") from error
-    return bytes(body)
+class _UnderWay:
+    """Requests under way, and the deadlines of those whose bodies arrive: every byte puts one off a little."""
+
+    def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
+        self.limits, self.batcher, self.places = limits, batcher, anyio.CapacityLimiter(max_waiting)
+        self._deadlines: set[asyncio.Timeout] = set()
+
+    async def place(self) -> AsyncIterator[None]:
+        """One of the places; where there is none, a body that trickles gives way."""
+        if self.places.available_tokens < 1 and not self._drop_slowest():
+            headers = {"retry-after": str(min(60, math.ceil(self.batcher.backlog) or 1))}
+            raise HTTPException(503, f"{self.places.total_tokens} requests are waiting already", headers=headers)
+        async with self.places:
+            yield
+
+    async def body(self, request: Request, largest: int) -> bytes:
+        """The body, refused as soon as it is known to be larger than ``largest`` bytes or too slow."""
+        too_large = HTTPException(413, f"a request may have {largest} bytes")
+        claimed = request.headers.get("content-length", "0")
+        if claimed.isdigit() and int(claimed) > largest:
+            raise too_large
+        body, start = bytearray(), asyncio.get_running_loop().time()
+        deadline = asyncio.timeout(self.limits.seconds)
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > largest:
+                        raise too_large
+                    if deadline in self._deadlines:
+                        deadline.reschedule(start + self.limits.seconds + len(body) / self.limits.rate)
+        except TimeoutError as error:
+            seconds, rate = self.limits.seconds, self.limits.rate
+            raise HTTPException(408, f"a request must arrive within {seconds} s, or at {rate:g} bytes/s") from error
+        except ClientDisconnect as error:
+            raise HTTPException(499, "the client has gone") from error
+        finally:
+            self._deadlines.discard(deadline)
+        return bytes(body)
+
+    def _drop_slowest(self) -> bool:
+        """Drops the body that is farthest behind ``rate``; False where none is, by a twentieth of its time."""
+        now = asyncio.get_running_loop().time()
+        slowest = min(self._deadlines, key=asyncio.Timeout.when, default=None)
+        if slowest is None or slowest.when() > now + 0.95 * self.limits.seconds:
+            return False
+        self._deadlines.discard(slowest)
+        slowest.reschedule(now)
+        return True
 
 
-async def _json_prompts(request: Request, limits: Limits) -> list[str]:
+def _prompts(body: bytes) -> list[str]:
     try:
-        content = parse_json(await _body(request, limits))
-        return check_texts(content["prompts"])
+        return check_texts(parse_json(body)["prompts"])
     except (TypeError, KeyError, ValueError) as error:
         raise HTTPException(422, f'the body must be {{"prompts": [...]}}: {error}') from error
 
 
-def _prometheus(batcher: Batcher, under_way: anyio.CapacityLimiter) -> str:
+def _prometheus(batcher: Batcher, num_waiting: int) -> str:
     figures = {f"{name}_total": value for name, value in batcher.counts.items()}
-    figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": under_way.borrowed_tokens}
+    figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": num_waiting}
     return "".join(f"reward_{name} {value}\n" for name, value in figures.items())

@@ -30,6 +30,8 @@ class Misbehaving:
         self.answer, self.status, self.calls = answer, status, 0
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # asks for bodies
+
             def do_POST(self):
                 owner.calls += 1
                 if cut:

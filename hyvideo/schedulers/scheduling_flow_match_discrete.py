@@ -199,8 +199,12 @@ def _check_shapes(model_output: Tensor, sample: Tensor, prev_sample: Tensor | No
 
 def _per_sample(values, sample: Tensor) -> Tensor:
     """Numbers of the samples, shaped to broadcast over them: (batch, 1, ..., 1)."""
-    shape = (len(sample), *[1] * (sample.ndim - 1))
-    return torch.tensor(values, dtype=torch.float32).reshape(shape).to(sample.device, non_blocking=True)
+    return filled(values, sample.device).reshape(len(sample), *[1] * (sample.ndim - 1))
+
+
+def filled(values: Iterable[float], device: torch.device) -> Tensor:
+    """A float32 tensor of numbers that the host knows, written on the device: nothing is copied. Shape: (values,)."""
+    return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:

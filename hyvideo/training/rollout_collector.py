@@ -15,7 +15,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.conditions import Conditions
+from hyvideo.pipelines.conditions import Conditions, to_device
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.noise_window import parse_window
@@ -24,6 +24,7 @@ from hyvideo.training.rollout_batch import (
     RolloutIndex,
     RolloutNoise,
     indices_of_replica,
+    select,
     timestep_permutations,
 )
 
@@ -50,6 +51,7 @@ class RolloutCollector:
         requests: Of the whole data set.
         plan: How many prompts an iteration has, and trained steps a rollout.
         cost: Counts the transformer evaluations.
+        keeps_means: Claims that this iteration's training reads the means of the trained transitions.
         check: Is called before each batch, on every rank; raises where the run shall stop.
     """
 
@@ -64,11 +66,12 @@ class RolloutCollector:
         *,
         plan: Plan,
         cost: Cost,
+        keeps_means: Callable[[], bool],
         check: Callable[[], None] = lambda: None,
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
-        self.plan, self.cost, self.check = plan, cost, check
+        self.plan, self.cost, self.keeps_means, self.check = plan, cost, keeps_means, check
         data, rollout = config.data, config.rollout
         self.order = PromptOrder(len(requests), plan.groups, data.seed)
         shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
@@ -85,10 +88,10 @@ class RolloutCollector:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
-        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, timer)
         trained = timestep_permutations(
             self.config.loss, self.config.data, iteration, indices, steps, self.plan.num_trained_steps
         )
+        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, trained, timer)
         return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
@@ -110,16 +113,24 @@ class RolloutCollector:
         prompts = self.order.indices(iteration)
         return [self.requests[prompts[index.group]] for index in indices]
 
-    def sample(self, iteration: int, indices: list[RolloutIndex], conditions: Conditions) -> Trajectories:
+    def sample(
+        self,
+        iteration: int,
+        indices: list[RolloutIndex],
+        conditions: Conditions,
+        *,
+        mean_steps: Tensor | None = None,
+    ) -> Trajectories:
         """A batch of rollouts; noise is drawn for each rollout, never per batch."""
 
         def stack(parts: list[Tensor]) -> Tensor:
-            return torch.stack(parts).to(self.pipeline.device, non_blocking=True)
+            return to_device(torch.stack(parts), self.pipeline.device)
 
         return self.pipeline.sample(
             conditions,
             stack([self.noise.initial(iteration, index) for index in indices]),
             lambda step: stack([self.noise.of_step(iteration, index, step) for index in indices]),
+            mean_steps=mean_steps,
         )
 
     def _sample_and_submit(
@@ -128,6 +139,7 @@ class RolloutCollector:
         indices: list[RolloutIndex],
         conditions: Conditions,
         prompts: list[str],
+        trained: Tensor,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
         """Rollouts and their pending rewards.
@@ -139,14 +151,17 @@ class RolloutCollector:
         for start in range(0, len(indices), rollout.batch_size):
             self.check()
             rows = list(range(start, min(start + rollout.batch_size, len(indices))))
+            kept = trained[rows] if self.keeps_means() else None
             with timer("rollout"):
-                parts.append(self.sample(iteration, [indices[row] for row in rows], conditions.select(rows)))
+                parts.append(
+                    self.sample(iteration, [indices[row] for row in rows], conditions.select(rows), mean_steps=kept)
+                )
                 self.cost.forwards += len(rows) * self.config.num_branches * rollout.grpo_sampling_steps
             share = self.mesh.own_share(rows)
             if not share:
                 continue
             with timer("decode"):
-                latents = parts[-1].final[[row - start for row in share]]
+                latents = select(parts[-1].final, [row - start for row in share])
                 decoded = self.pipeline.decode(latents, batch_size=rollout.decode_batch_size)
             shared_prompts = [prompts[row] for row in share]
             pending.batches.append(self.scorer.submit(decoded, shared_prompts, fps=self.config.data.fps))

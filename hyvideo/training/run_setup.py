@@ -94,7 +94,16 @@ def build_parts(
         policy=policy,
         pipeline=pipeline,
         collector=RolloutCollector(
-            config, mesh, pipeline, encoder, scorer, requests, plan=plan, cost=cost, check=signals.check
+            config,
+            mesh,
+            pipeline,
+            encoder,
+            scorer,
+            requests,
+            plan=plan,
+            cost=cost,
+            keeps_means=update.reads_means,
+            check=signals.check,
         ),
         scorer=scorer,
         rewards=GroupRewards(

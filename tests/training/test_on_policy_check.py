@@ -101,7 +101,7 @@ def fault_of(config, mesh, *, before=(), between=()):
         ({}, [], [in_bf16], "dtype or autocast", "none"),
         (TRAINED, [rollout_saw_rounded_timesteps], [], "timestep rounding", "time_embed"),
         (TRAINED | {"mini_batch_size_per_update": 4}, [depends_on_the_batch], [], "batch shape", "x_embedder"),
-        (TRAINED | {"cfg_scale": 2.0}, [depends_on_the_batch], [guides_one_by_one], "guidance batching", "none"),
+        (TRAINED | {"cfg_scale": 2.0}, [depends_on_the_batch], [guides_one_by_one], "batched forward", "none"),
         ({}, [], [recomputes_something_else], "activation checkpointing", "transformer_blocks.0"),
         ({}, [], [compiles_something_else], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
     ],

@@ -43,8 +43,8 @@ def log_prob_and_mean(trainer, rollouts, row, step):
     conditions = rollouts.conditions.select([row])
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
     timestep = torch.tensor([1000.0 * sigma])
-    conditional = pipeline._branch(x, timestep, conditions)
-    unconditional = pipeline._branch(x, timestep, conditions.with_text_of(pipeline.negative))
+    conditional = pipeline._forward(x, timestep, conditions)
+    unconditional = pipeline._forward(x, timestep, conditions.with_text_of(pipeline.negative))
     v = unconditional + rollout.cfg_scale * (conditional - unconditional)
     d = sigma - sigma_next
     variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)
@@ -84,7 +84,8 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
             position = ((mean - anchors[row][step]) ** 2 / (2 * variance + 1e-6)).mean()
             velocity = rollouts.trajectories.log_probs[row, step] - log_prob
             if kl_velocity == "gaussian":
-                velocity = ((mean - rollouts.trajectories.means[row, step]) ** 2 / (2 * variance + 1e-6)).mean()
+                drawn = rollouts.trajectories.means[row, orders[row].index(step)]
+                velocity = ((mean - drawn) ** 2 / (2 * variance + 1e-6)).mean()
             terms.append(policy + 0.3 * (0.7 * position + 0.4 * velocity))
     assert 0 < sum(is_clipped) < len(is_clipped)
     expected = torch.autograd.grad(torch.stack(terms).mean(), trainer.policy.parameters, allow_unused=True)

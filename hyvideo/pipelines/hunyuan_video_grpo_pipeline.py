@@ -166,38 +166,38 @@ class HunyuanVideoGRPOPipeline:
             latents: Shape: (batch, channels, frames, height, width).
             timestep: ``1000 sigma`` of each sample, float32. On the CPU. Shape: (batch,).
         """
-        scale = self.sampling.guidance_scale
+        scale, times = self.sampling.guidance_scale, timestep.tolist()
         if scale <= 1:
-            return self._forwards(latents, timestep, conditions)
+            return self._forwards(latents, times, conditions)
         opposite = conditions.with_text_of(self.negative)
         if self.sampling.batched_forward:
-            both = self._forward(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), opposite + conditions)
+            both = self._forward(latents.repeat(2, 1, 1, 1, 1), times * 2, opposite + conditions)
             negative, positive = both.chunk(2)
         else:
-            negative, positive = (self._forwards(latents, timestep, branch) for branch in (opposite, conditions))
+            negative, positive = (self._forwards(latents, times, branch) for branch in (opposite, conditions))
         return negative + scale * (positive - negative)
 
-    def _forwards(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+    def _forwards(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
         """The velocity of one branch, by one forward of the transformer or by one for each sample."""
         if self.sampling.batched_forward or len(latents) == 1:
-            return self._forward(latents, timestep, conditions)
+            return self._forward(latents, times, conditions)
         rows = range(len(latents))
-        return torch.cat([self._forward(latents[i : i + 1], timestep[i : i + 1], conditions.select([i])) for i in rows])
+        return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i])) for i in rows])
 
-    def _forward(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+    def _forward(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
         """The velocity of one forward of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         # The step-distilled versions take the end of their step as an input.
-        ends = self.scheduler.next_timesteps(timestep) if self.transformer.config.use_meanflow else None
+        ends = self.scheduler.next_timesteps(times) if self.transformer.config.use_meanflow else None
         with autocast:
             velocity = self.transformer(
                 hidden_states=torch.cat([latents, conditions.image_channels(latents)], dim=1),
-                timestep=filled(timestep.tolist(), latents.device),
+                timestep=filled(times, latents.device),
                 texts=conditions.texts,
                 glyphs=conditions.glyphs,
                 images=conditions.image_embeds(self.transformer.config.image_embed_dim),
-                timestep_r=None if ends is None else filled(ends.tolist(), latents.device),
+                timestep_r=None if ends is None else filled(ends, latents.device),
             )
         return velocity.float()
 

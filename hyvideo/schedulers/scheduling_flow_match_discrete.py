@@ -84,10 +84,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """Places in the schedule whose step has noise and so a log-probability."""
         return [i for i, step in enumerate(self._transitions(sde_type, eta)) if step.is_stochastic]
 
-    def next_timesteps(self, timestep: Tensor) -> Tensor:
-        """Timesteps where the steps that begin at ``timestep`` end, 0 after the last. Shape: (batch,)."""
-        places = self._indices(timestep, timestep.numel())
-        return torch.tensor([self._levels[i + 1] * NUM_TRAIN_TIMESTEPS for i in places], dtype=torch.float32)
+    def next_timesteps(self, timesteps: Iterable[float]) -> list[float]:
+        """Timesteps where the steps that begin at ``timesteps`` end, 0 after the last."""
+        return [self._levels[self._place_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
 
     def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Standard deviation of each step, 0 where it is deterministic. Shape: (steps,)."""

@@ -85,14 +85,15 @@ class OnPolicyCheck:
         from hyvideo.training.on_policy_diagnosis import Transitions, explain
 
         tolerance, shapes = self._tolerance(rollouts, rows), self._shapes(rollouts, rows)
-        num_rows = gather_ranks(torch.tensor(len(rows)), self.mesh)
+        is_even = bool((gather_ranks(torch.tensor(len(rows)), self.mesh) == len(rows)).all())
         rows = self._worst_last(rollouts, rows, turn)
         steps = rollouts.trained_steps[rows, turn]
         transitions = Transitions(
             replay=lambda: rollouts.replay(self.pipeline, rows, steps).log_prob,
             replay_as_rollout=lambda: self._replay_as_rollout(rollouts, rows[-1], int(steps[-1])),
             log_probs=rollouts.trajectories.log_probs[rows, steps],
-            is_even=bool((num_rows == num_rows[0]).all()),
+            dtype=rollouts.conditions.texts[0].dtype,
+            is_even=is_even,
             shapes=shapes,
         )
         return explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)

@@ -114,12 +114,7 @@ class RolloutCollector:
         return [self.requests[prompts[index.group]] for index in indices]
 
     def sample(
-        self,
-        iteration: int,
-        indices: list[RolloutIndex],
-        conditions: Conditions,
-        *,
-        mean_steps: Tensor | None = None,
+        self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
         """A batch of rollouts; noise is drawn for each rollout, never per batch."""
 
@@ -153,9 +148,8 @@ class RolloutCollector:
             rows = list(range(start, min(start + rollout.batch_size, len(indices))))
             kept = trained[rows] if self.keeps_means() else None
             with timer("rollout"):
-                parts.append(
-                    self.sample(iteration, [indices[row] for row in rows], conditions.select(rows), mean_steps=kept)
-                )
+                batch = [indices[row] for row in rows]
+                parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
                 self.cost.forwards += len(rows) * self.config.num_branches * rollout.grpo_sampling_steps
             share = self.mesh.own_share(rows)
             if not share:

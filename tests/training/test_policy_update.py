@@ -42,9 +42,8 @@ def log_prob_and_mean(trainer, rollouts, row, step):
     sigma, sigma_next = levels[step], levels[step + 1]
     conditions = rollouts.conditions.select([row])
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
-    timestep = torch.tensor([1000.0 * sigma])
-    conditional = pipeline._forward(x, timestep, conditions)
-    unconditional = pipeline._forward(x, timestep, conditions.with_text_of(pipeline.negative))
+    conditional = pipeline._forward(x, [1000.0 * sigma], conditions)
+    unconditional = pipeline._forward(x, [1000.0 * sigma], conditions.with_text_of(pipeline.negative))
     v = unconditional + rollout.cfg_scale * (conditional - unconditional)
     d = sigma - sigma_next
     variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)

@@ -39,22 +39,15 @@ class OnPolicyCheck:
     """Stops the run where fresh rollouts have a ratio other than 1, and says why.
 
     Args:
-        tolerances: Bounds of |log ratio| in equal shapes, and in others.
-        interval: Iterations between two checks; 0 never checks.
+        dtype: The transformer computes in it.
         batch_size: Rollouts that were sampled together.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        pipeline: HunyuanVideoGRPOPipeline,
-        *,
-        tolerances: tuple[float, float],
-        interval: int,
-        batch_size: int,
+        self, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int
     ):
-        self.mesh, self.pipeline = mesh, pipeline
-        self.tolerances, self.interval, self.batch_size = tolerances, interval, batch_size
+        self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
+        self.tolerances, self.interval = tolerances_of(loss, dtype), loss.gate_interval
 
     def is_due(self, iteration: int) -> bool:
         """Claims that this iteration's first update is checked."""
@@ -69,47 +62,50 @@ class OnPolicyCheck:
             passes: Rows and turn of each.
             deviations: Largest deviation of a ratio from 1 in each of the passes made so far.
         """
-        bounds = [self._tolerance(rollouts, rows) for rows, _ in passes[: len(deviations)]]
+        shapes = [self._shapes(rollouts, rows) for rows, _ in passes[: len(deviations)]]
+        bounds = [self.tolerances[differ is not None] for differ in shapes]
         local = torch.stack(deviations) / filled(bounds, deviations[0].device)
         of_ranks = gather_ranks(local.amax(), self.mesh)
         if not (of_ranks > 1).any():
             return
-        rows, turn = passes[int(local.argmax())]
-        message = self._diagnosis(rollouts, rows or [0], turn, iteration)
+        number = int(local.argmax())
+        message = self._diagnosis(rollouts, passes[number], iteration, bounds[number], shapes[number])
         worst = int(of_ranks.argmax())
         raise OffPolicyError(
             message if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {message}"
         )
 
-    def _diagnosis(self, rollouts: RolloutBatch, rows: list[int], turn: int, iteration: int) -> str:
+    def _diagnosis(
+        self,
+        rollouts: RolloutBatch,
+        a_pass: tuple[list[int], int],
+        iteration: int,
+        tolerance: float,
+        shapes: str | None,
+    ) -> str:
         from hyvideo.training.on_policy_diagnosis import Transitions, explain
 
-        tolerance, shapes = self._tolerance(rollouts, rows), self._shapes(rollouts, rows)
-        is_even = bool((gather_ranks(torch.tensor(len(rows)), self.mesh) == len(rows)).all())
-        rows = self._worst_last(rollouts, rows, turn)
+        turn = a_pass[1]
+        rows = self._worst_last(rollouts, a_pass[0] or [0], turn)
+        num_rows = gather_ranks(torch.tensor(len(rows)), self.mesh)
         steps = rollouts.trained_steps[rows, turn]
         transitions = Transitions(
             replay=lambda: rollouts.replay(self.pipeline, rows, steps).log_prob,
             replay_as_rollout=lambda: self._replay_as_rollout(rollouts, rows[-1], int(steps[-1])),
             log_probs=rollouts.trajectories.log_probs[rows, steps],
             dtype=rollouts.conditions.texts[0].dtype,
-            is_even=is_even,
+            is_even=len(num_rows.unique()) == 1,
             shapes=shapes,
         )
         return explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)
 
-    def _tolerance(self, rollouts: RolloutBatch, rows: list[int]) -> float:
-        return self.tolerances[self._shapes(rollouts, rows) is not None]
-
     def _shapes(self, rollouts: RolloutBatch, rows: list[int]) -> str | None:
         """Shapes of the transformer's calls in the rollout and in a pass over ``rows``; None where they are equal."""
         lengths = [sample.lengths for sample in rollouts.conditions.samples]
-        together = [lengths[row] for row in rows]
-        others = (self._sampled_with(rollouts, row) for row in rows)
-        other = next((batch for batch in others if [lengths[row] for row in batch] != together), None)
-        if other is None or not self.pipeline.sampling.batched_forward:
-            return None
-        return f"{self._shape(rollouts, other)} in the rollout, {self._shape(rollouts, rows)} in the update"
+        for batch in (self._sampled_with(rollouts, row) for row in rows if self.pipeline.sampling.batched_forward):
+            if [lengths[row] for row in batch] != [lengths[row] for row in rows]:
+                return f"{self._shape(rollouts, batch)} in the rollout, {self._shape(rollouts, rows)} in the update"
+        return None
 
     def _shape(self, rollouts: RolloutBatch, rows: list[int]) -> str:
         """Samples, guidance branches and tokens, those of the longest conditions, of a call."""

@@ -29,7 +29,7 @@ from hyvideo.grpo.metrics import UpdateResult, average
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
-from hyvideo.training.on_policy_check import OnPolicyCheck, tolerances_of
+from hyvideo.training.on_policy_check import OnPolicyCheck
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.policy import Policy
 from hyvideo.training.rollout_batch import RolloutBatch, select
@@ -80,11 +80,7 @@ class PolicyUpdate:
             Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
         )
         self.on_policy_check = OnPolicyCheck(
-            mesh,
-            pipeline,
-            tolerances=tolerances_of(config.loss, config.model.dtype),
-            interval=config.loss.gate_interval,
-            batch_size=config.rollout.batch_size,
+            mesh, pipeline, config.loss, dtype=config.model.dtype, batch_size=config.rollout.batch_size
         )
         self.refresh_step_weights()
 

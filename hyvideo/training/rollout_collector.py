@@ -51,7 +51,6 @@ class RolloutCollector:
         requests: Of the whole data set.
         plan: How many prompts an iteration has, and trained steps a rollout.
         cost: Counts the transformer evaluations.
-        keeps_means: Claims that this iteration's training reads the means of the trained transitions.
         check: Is called before each batch, on every rank; raises where the run shall stop.
     """
 
@@ -66,12 +65,11 @@ class RolloutCollector:
         *,
         plan: Plan,
         cost: Cost,
-        keeps_means: Callable[[], bool],
         check: Callable[[], None] = lambda: None,
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
-        self.plan, self.cost, self.keeps_means, self.check = plan, cost, keeps_means, check
+        self.plan, self.cost, self.check = plan, cost, check
         data, rollout = config.data, config.rollout
         self.order = PromptOrder(len(requests), plan.groups, data.seed)
         shape = pipeline.latent_shape(data.sample_n_frames, data.height, data.width)
@@ -79,8 +77,10 @@ class RolloutCollector:
         self.stochastic_steps = pipeline.scheduler.stochastic_steps(eta=rollout.eta, sde_type=rollout.sde_type)
         self.window = parse_window(rollout.sde_window, len(self.stochastic_steps))
 
-    def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
-        """Rollouts of the iteration without advantages, their videos and pending rewards."""
+    def collect(
+        self, iteration: int, timer: StageTimer, *, keep_means: bool = True
+    ) -> tuple[RolloutBatch, PendingRewards]:
+        """Rollouts of the iteration without advantages, their videos and pending rewards; means at trained steps."""
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -91,7 +91,8 @@ class RolloutCollector:
         trained = timestep_permutations(
             self.config.loss, self.config.data, iteration, indices, steps, self.plan.num_trained_steps
         )
-        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, trained, timer)
+        kept = trained if keep_means else None
+        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
         return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
@@ -134,7 +135,7 @@ class RolloutCollector:
         indices: list[RolloutIndex],
         conditions: Conditions,
         prompts: list[str],
-        trained: Tensor,
+        mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
         """Rollouts and their pending rewards.
@@ -146,7 +147,7 @@ class RolloutCollector:
         for start in range(0, len(indices), rollout.batch_size):
             self.check()
             rows = list(range(start, min(start + rollout.batch_size, len(indices))))
-            kept = trained[rows] if self.keeps_means() else None
+            kept = None if mean_steps is None else mean_steps[rows]
             with timer("rollout"):
                 batch = [indices[row] for row in rows]
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))

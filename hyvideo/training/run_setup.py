@@ -94,16 +94,7 @@ def build_parts(
         policy=policy,
         pipeline=pipeline,
         collector=RolloutCollector(
-            config,
-            mesh,
-            pipeline,
-            encoder,
-            scorer,
-            requests,
-            plan=plan,
-            cost=cost,
-            keeps_means=update.reads_means,
-            check=signals.check,
+            config, mesh, pipeline, encoder, scorer, requests, plan=plan, cost=cost, check=signals.check
         ),
         scorer=scorer,
         rewards=GroupRewards(

@@ -99,6 +99,26 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
     assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "settings, before, after",
+    [
+        ({}, True, False),  # the anchor is the policy, and then is not
+        ({"kl_velocity": "gaussian"}, True, True),
+        ({"kl_strategy": "moving", "kl_velocity": "gaussian"}, True, False),  # no velocity is measured
+        ({"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0}, False, False),
+    ],
+)
+def test_means_are_stored_only_where_the_updates_read_them(tiny_config, mesh, settings, before, after):
+    config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    stored, anchor_means = [], trainer.update.anchor_means
+    trainer.update.anchor_means = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
+    for trainer.iteration in (1, 2):
+        trainer.run_iteration()
+    assert [means is not None for means in stored] == [before, after]
+    assert all(means.shape[:2] == (8, 1) for means in stored if means is not None)
+
+
 @pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
 def test_the_coefficient_is_fed_with_both_distances_by_their_weights(tiny_config, mesh, kl_velocity):
     config = tiny_config.with_settings(

@@ -124,7 +124,8 @@ class Trainer:
         """Makes one iteration: rollouts, rewards, advantages, updates. Gives its metrics by name."""
         timer = StageTimer(self.device, self.progress.enter)
         self.cost.forwards = 0
-        rollouts, pending = self.collector.collect(self.iteration, timer)  # scored while the next are sampled
+        # Scored while the next are sampled.
+        rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.reads_means())
         with timer("anchor"):  # while the last are scored
             anchor_means = self.update.anchor_means(rollouts)
         with timer("reward"):

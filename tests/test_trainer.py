@@ -121,14 +121,14 @@ def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
     _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
     indices = trainer.collector.indices()
     conditions = trainer.encoder(trainer.collector.requests_of(trainer.iteration, indices))
-    drawn = trainer.collector.sample(trainer.iteration, indices, conditions)
     trained_steps = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
+    drawn = trainer.collector.sample(trainer.iteration, indices, conditions, mean_steps=trained_steps)
     advantages = torch.linspace(-2, 2, 8)
     rollouts = RolloutBatch(indices, [], conditions, drawn, trained_steps, advantages=advantages)
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.add_(1e-3 * torch.randn_like(parameter))
-        anchor = drawn.means[torch.arange(8), trained_steps[:, 0]] + 0.1
+        anchor = drawn.means[:, 0] + 0.1
         terms = trainer.update.terms(rollouts, list(range(8)), 0, anchor)
         for row in range(8):
             step = int(trained_steps[row, 0])

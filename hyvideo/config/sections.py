@@ -149,10 +149,14 @@ class LossSettings:
         at_most=1,
     )
     num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
-    mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", at_least=1)
+    mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", no.APART, at_least=1)
     gate_interval: int = machine(1, "Rounds between checks that fresh rollouts have a ratio of 1; 0 never checks.")
     gate_tolerance: float | None = machine(
-        None, "How far their log-ratio may be from 0; by default 1e-6, and clip_range in bf16.", no.CHECK, above=0
+        None,
+        "How far their log-ratio may be from 0; by default 1e-6, and clip_range in bf16 where the update's batches "
+        "have other shapes than the rollouts'.",
+        no.CHECK,
+        above=0,
     )
 
 

@@ -96,6 +96,17 @@ class Config:
         return self.with_settings(**{name: value for name, value in chosen.items() if given[name] == "auto"})
 
     @property
+    def is_batched(self) -> bool:
+        """Claims that samples and guidance branches go through the transformer together; ``auto``: on a CPU."""
+        batched = self.rollout.batched_forward
+        return batched == "true" or (batched == "auto" and self.model.device == "cpu")
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Rollouts of one training forward: one where samples go apart, or sharded ranks would make unequal calls."""
+        return self.loss.mini_batch_size_per_update if self.is_batched else 1
+
+    @property
     def rollout_size(self) -> tuple[int, int, int]:
         """Frames, height and width of a rollout."""
         return self.data.sample_n_frames, self.data.height, self.data.width

@@ -63,6 +63,7 @@ RECOMPUTATION = Unused(
 COMPILE = Unused("enable_compile false", lambda c, n: c.distributed.enable_compile == "false")
 OTHER_PROCESS = Unused("one process", lambda c, n: n == 1)
 SHARDING = Unused("no sharding", lambda c, n: n == 1 or not c.distributed.enable_fsdp)
+APART = Unused("batched_forward {batched_forward}: samples go one by one", lambda c, n: not c.is_batched)
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)
 SERVICE = Unused("no remote_reward_url", lambda c, n: not c.reward.remote_reward_url)
 SCORERS = Unused(

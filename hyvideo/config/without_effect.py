@@ -47,10 +47,11 @@ def print_sentences(title: str, sentences: Iterable[str]) -> None:
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
     loss, settings = config.loss, config.trust_region
     if plan.ratio_must_be_one:
-        is_tolerance = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
+        # Where samples go apart, rollout and update run the same shapes, and their ratios are 1 in bf16 too.
+        is_default = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
         yield (
             f"clip_range {loss.clip_range:g}: with num_updates_per_rollout 1 every ratio is 1, and a clip never binds"
-            + ("; it is the on-policy check's tolerance only" if is_tolerance else "")
+            + ("; it is the on-policy check's tolerance only" if is_default and config.is_batched else "")
         )
         if config.measures_velocity and settings.kl_velocity == "log_ratio":
             yield (

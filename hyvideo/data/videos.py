@@ -29,13 +29,17 @@ def to_uint8(video: Tensor) -> Tensor:
     """
     if not video.is_floating_point():
         raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}")
-    video = video.float()
     if not video.isfinite().all():
         raise ValueError(
             f"a clip must be finite, got {(~video.isfinite()).sum()} NaN or inf values of {video.numel()}; "
             "look for a diverged policy or an overflow in the VAE (decode in bfloat16 or float32)"
         )
-    return ((video.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return pixels(video)
+
+
+def pixels(video: Tensor) -> Tensor:
+    """`to_uint8` without its checks, which a GPU is waited for; NaN becomes any colour. Shape: as given."""
+    return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def check_clip(video: Tensor) -> None:

@@ -28,7 +28,7 @@ from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.conditions import Conditions
+from hyvideo.pipelines.conditions import Conditions, to_device
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
@@ -245,7 +245,7 @@ def _make(
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
     device = pipeline.device
-    noise = normal(shape, seed, "generate", video.number)[None].to(device)
+    noise = to_device(normal(shape, seed, "generate", video.number)[None], device)
     conditions = conditions.to(device)
 
     def with_progress(steps):
@@ -253,7 +253,7 @@ def _make(
         return tqdm(steps, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
     def step_noise(step: int) -> torch.Tensor:
-        return normal(shape, seed, "generate", video.number, step)[None].to(device)
+        return to_device(normal(shape, seed, "generate", video.number, step)[None], device)
 
     if is_stochastic:
         latents = pipeline.sample(conditions, noise, step_noise, with_progress=with_progress).final

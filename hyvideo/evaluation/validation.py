@@ -25,9 +25,11 @@ from hyvideo.evaluation.scores_file import gather_rewards, reward_spread, summar
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.conditions import to_device
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet
 from hyvideo.records.run_files import evenly_spaced, reported_if_unwritable, score_entry, write_json, write_videos
+from hyvideo.training.rollout_batch import select
 
 FOLDER = "samples"
 
@@ -127,11 +129,11 @@ class Validation:
             batch = rows[start : start + batch_size]
             _, height, width = self.size
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)
-            noise = torch.stack([self._noise(row) for row in batch]).to(self.pipeline.device)
+            noise = to_device(torch.stack([self._noise(row) for row in batch]), self.pipeline.device)
             latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise)
             share = self.mesh.own_share(list(range(len(batch))))
             if share:
-                decoded = self.pipeline.decode(latents[share], batch_size=self.decode_batch_size)
+                decoded = self.pipeline.decode(select(latents, share), batch_size=self.decode_batch_size)
                 videos |= zip([batch[i] for i in share], decoded)
         return videos
 

@@ -12,6 +12,12 @@ from torch import Tensor
 GLYPH_WIDTH = 1472  # of ByT5's hidden states
 
 
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on ``device``; to a GPU it goes through pinned memory, so that nothing waits."""
+    is_pinned = torch.device(device).type == "cuda" and tensor.device.type == "cpu"
+    return (tensor.pin_memory() if is_pinned else tensor).to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class ImageCondition:
     """Features of a reference image and the latents of the first frame."""
@@ -20,7 +26,7 @@ class ImageCondition:
     latents: Tensor  # (channels, height, width), float32, times the VAE's scaling factor
 
     def to(self, device: torch.device | str) -> "ImageCondition":
-        return ImageCondition(self.embeds.to(device, non_blocking=True), self.latents.to(device, non_blocking=True))
+        return ImageCondition(to_device(self.embeds, device), to_device(self.latents, device))
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,14 @@ class Condition:
     glyph: Tensor  # (glyph tokens, 1472); no tokens without quoted text
     image: ImageCondition | None = None  # in image-to-video
 
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Tokens of text, glyph and image."""
+        return len(self.text), len(self.glyph), 0 if self.image is None else len(self.image.embeds)
+
     def to(self, device: torch.device | str) -> "Condition":
         image = self.image and self.image.to(device)
-        return Condition(self.text.to(device, non_blocking=True), self.glyph.to(device, non_blocking=True), image)
+        return Condition(to_device(self.text, device), to_device(self.glyph, device), image)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.videos import to_uint8
+from hyvideo.data.videos import pixels
 from hyvideo.pipelines.conditions import Condition, Conditions
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -24,8 +24,9 @@ class Trajectories:
     """Latents and probabilities of a sampled batch: enough to give every step's probability again."""
 
     latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to what is decoded
-    means: Tensor  # (batch, steps, channels, frames, height, width), of the transition that was drawn from
     log_probs: Tensor  # (batch, steps), 0 at deterministic steps
+    # (batch, kept steps, channels, frames, height, width), of the transitions that were drawn from; None where not kept
+    means: Tensor | None = None
 
     @property
     def final(self) -> Tensor:
@@ -34,8 +35,8 @@ class Trajectories:
 
     @staticmethod
     def cat(parts: list["Trajectories"]) -> "Trajectories":
-        fields = zip(*((part.latents, part.means, part.log_probs) for part in parts))
-        return Trajectories(*(torch.cat(field) for field in fields))
+        fields = zip(*((part.latents, part.log_probs, part.means) for part in parts))
+        return Trajectories(*(None if field[0] is None else torch.cat(field) for field in fields))
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class HunyuanVideoGRPOPipeline:
         noise: Tensor,
         step_noise: Callable[[int], Tensor],
         *,
+        mean_steps: Tensor | None = None,
         with_progress=iter,
     ) -> Trajectories:
         """Draws one rollout per condition, without gradient.
@@ -105,14 +107,18 @@ class HunyuanVideoGRPOPipeline:
         Args:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
             step_noise: Gives the noise of a stochastic step, of the same shape.
+            mean_steps: Places in the schedule whose means are kept, in that order. On the CPU. Shape: (batch, kept).
             with_progress: Wraps the loop over the steps, e.g. in a progress bar.
         """
-        latents, means, log_probs = [noise.float()], [], []
-        for step in self._walk(conditions, noise, step_noise, self.sampling.eta, with_progress):
+        latents, log_probs, means = [noise.float()], [], None
+        if mean_steps is not None:
+            means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
+        for i, step in enumerate(self._walk(conditions, noise, step_noise, self.sampling.eta, with_progress)):
             latents.append(step.prev_sample)
-            means.append(step.prev_sample_mean)
             log_probs.append(step.log_prob)
-        return Trajectories(torch.stack(latents, 1), torch.stack(means, 1), torch.stack(log_probs, 1))
+            for row, place in [] if means is None else (mean_steps == i).nonzero().tolist():
+                means[row, place] = step.prev_sample_mean[row]
+        return Trajectories(torch.stack(latents, 1), torch.stack(log_probs, 1), means)
 
     def sample_ode(self, conditions: Conditions, noise: Tensor, *, with_progress=iter) -> Tensor:
         """The final latents of sampling without noise, keeping no trajectory. Shape: that of ``noise``."""
@@ -158,47 +164,53 @@ class HunyuanVideoGRPOPipeline:
 
         Args:
             latents: Shape: (batch, channels, frames, height, width).
-            timestep: ``1000 sigma`` of each sample, float32. Shape: (batch,).
+            timestep: ``1000 sigma`` of each sample, float32. On the CPU. Shape: (batch,).
         """
-        scale = self.sampling.guidance_scale
+        scale, times = self.sampling.guidance_scale, timestep.tolist()
         if scale <= 1:
-            return self._forwards(latents, timestep, conditions)
-        both = conditions.with_text_of(self.negative) + conditions
-        negative, positive = self._forwards(latents.repeat(2, 1, 1, 1, 1), timestep.repeat(2), both).chunk(2)
+            return self._forwards(latents, times, conditions)
+        opposite = conditions.with_text_of(self.negative)
+        if self.sampling.batched_forward:
+            both = self._forward(latents.repeat(2, 1, 1, 1, 1), times * 2, opposite + conditions)
+            negative, positive = both.chunk(2)
+        else:
+            negative, positive = (self._forwards(latents, times, branch) for branch in (opposite, conditions))
         return negative + scale * (positive - negative)
 
-    def _forwards(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """The velocity of each sample, by one forward of the transformer or by one for each sample."""
-        if self.sampling.batched_forward:
-            return self._forward(latents, timestep, conditions)
+    def _forwards(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
+        """The velocity of one branch, by one forward of the transformer or by one for each sample."""
+        if self.sampling.batched_forward or len(latents) == 1:
+            return self._forward(latents, times, conditions)
         rows = range(len(latents))
-        return torch.cat([self._forward(latents[i : i + 1], timestep[i : i + 1], conditions.select([i])) for i in rows])
+        return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i])) for i in rows])
 
-    def _forward(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+    def _forward(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
         """The velocity of one forward of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
-        to_device = {"device": latents.device, "dtype": torch.float32, "non_blocking": True}
         # The step-distilled versions take the end of their step as an input.
-        ends = self.scheduler.next_timesteps(timestep).to(**to_device) if self.transformer.config.use_meanflow else None
+        ends = self.scheduler.next_timesteps(times) if self.transformer.config.use_meanflow else None
         with autocast:
             velocity = self.transformer(
                 hidden_states=torch.cat([latents, conditions.image_channels(latents)], dim=1),
-                timestep=timestep.to(**to_device),
+                timestep=filled(times, latents.device),
                 texts=conditions.texts,
                 glyphs=conditions.glyphs,
                 images=conditions.image_embeds(self.transformer.config.image_embed_dim),
-                timestep_r=ends,
+                timestep_r=None if ends is None else filled(ends, latents.device),
             )
         return velocity.float()
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:
         """Videos on the CPU, uint8 (frames, channels, height, width); None where decoded values are not finite."""
-        videos: list[Tensor | None] = []
+        videos: list[Tensor] = []
+        finite: list[Tensor] = []
         for part in latents.split(batch_size):
             scaled = (part / self.vae.config.scaling_factor).to(self.vae.dtype)
             decoded = self.vae.decode(scaled, return_dict=False)[0]
             for video in decoded.transpose(1, 2):
-                videos.append(to_uint8(video).cpu() if video.isfinite().all() else None)
-        return videos
+                finite.append(video.isfinite().all())
+                videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory
+        are_finite = torch.stack(finite).tolist()  # the only wait, for the copies too: they are before it in the stream
+        return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]

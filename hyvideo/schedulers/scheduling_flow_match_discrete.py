@@ -84,10 +84,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """Places in the schedule whose step has noise and so a log-probability."""
         return [i for i, step in enumerate(self._transitions(sde_type, eta)) if step.is_stochastic]
 
-    def next_timesteps(self, timestep: Tensor) -> Tensor:
-        """Timesteps where the steps that begin at ``timestep`` end, 0 after the last. Shape: (batch,)."""
-        places = self._indices(timestep, timestep.numel())
-        return torch.tensor([self._levels[i + 1] * NUM_TRAIN_TIMESTEPS for i in places], dtype=torch.float32)
+    def next_timesteps(self, timesteps: Iterable[float]) -> list[float]:
+        """Timesteps where the steps that begin at ``timesteps`` end, 0 after the last."""
+        return [self._levels[self._place_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
 
     def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Standard deviation of each step, 0 where it is deterministic. Shape: (steps,)."""
@@ -199,8 +198,12 @@ def _check_shapes(model_output: Tensor, sample: Tensor, prev_sample: Tensor | No
 
 def _per_sample(values, sample: Tensor) -> Tensor:
     """Numbers of the samples, shaped to broadcast over them: (batch, 1, ..., 1)."""
-    shape = (len(sample), *[1] * (sample.ndim - 1))
-    return torch.tensor(values, dtype=torch.float32).reshape(shape).to(sample.device, non_blocking=True)
+    return filled(values, sample.device).reshape(len(sample), *[1] * (sample.ndim - 1))
+
+
+def filled(values: Iterable[float], device: torch.device) -> Tensor:
+    """A float32 tensor of numbers that the host knows, written on the device: nothing is copied. Shape: (values,)."""
+    return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:

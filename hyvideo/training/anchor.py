@@ -113,6 +113,8 @@ class WeightCopy:
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name, sharded as the policy is."""
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()  # the last exchange has arrived in the CPU's memory
         return {name: like(self.trained[name], part) for name, part in self._parts.items()}
 
     def targets(self) -> dict[str, Tensor]:
@@ -131,7 +133,7 @@ class WeightCopy:
             part, policy = self._parts[name], local(parameter)
             kept = policy.clone()
             policy.copy_(part, non_blocking=True)
-            part.copy_(kept)
+            part.copy_(kept, non_blocking=True)
 
     def _different(self) -> list[str]:
         return [

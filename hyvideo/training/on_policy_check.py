@@ -5,6 +5,8 @@ rollout and update do not compute the same thing, and what is trained is not wha
 passes of the first update, which are made anyway: the first of them, and all before the optimizer's step.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,37 +14,40 @@ from hyvideo.config.sections import LossSettings
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.rollout_batch import RolloutBatch
 
-# In float32 only the order of additions may differ, where the batch shape does.
-FLOAT32_TOLERANCE = 1e-6
+# What is computed in equal shapes has equal bits; in float32 another shape changes the order of additions only.
+EXACT = 1e-6
 
 
 class OffPolicyError(RuntimeError):
     """Rollout and update do not compute the same log-probability."""
 
 
-def tolerance_of(loss: LossSettings, dtype: str) -> float:
-    """Bound of |log ratio|. In bf16 another batch shape rounds otherwise; beyond the clip range it would clip."""
+def tolerances_of(loss: LossSettings, dtype: str) -> tuple[float, float]:
+    """Bounds of |log ratio| where rollout and update call the transformer in equal shapes, and where in others.
+
+    In bf16 another shape rounds otherwise; beyond the clip range it would clip.
+    """
     if loss.gate_tolerance is not None:
-        return loss.gate_tolerance
-    return FLOAT32_TOLERANCE if dtype == "fp32" else loss.clip_range
+        return loss.gate_tolerance, loss.gate_tolerance
+    return EXACT, EXACT if dtype == "fp32" else loss.clip_range
 
 
 class OnPolicyCheck:
     """Stops the run where fresh rollouts have a ratio other than 1, and says why.
 
     Args:
-        tolerance: Bound of |log ratio|.
-        interval: Iterations between two checks; 0 never checks.
+        dtype: The transformer computes in it.
         batch_size: Rollouts that were sampled together.
     """
 
     def __init__(
-        self, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline, *, tolerance: float, interval: int, batch_size: int
+        self, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int
     ):
-        self.mesh, self.pipeline = mesh, pipeline
-        self.tolerance, self.interval, self.batch_size = tolerance, interval, batch_size
+        self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
+        self.tolerances, self.interval = tolerances_of(loss, dtype), loss.gate_interval
 
     def is_due(self, iteration: int) -> bool:
         """Claims that this iteration's first update is checked."""
@@ -57,28 +62,61 @@ class OnPolicyCheck:
             passes: Rows and turn of each.
             deviations: Largest deviation of a ratio from 1 in each of the passes made so far.
         """
-        local = torch.stack(deviations)
+        shapes = [self._shapes(rollouts, rows) for rows, _ in passes[: len(deviations)]]
+        bounds = [self.tolerances[differ is not None] for differ in shapes]
+        local = torch.stack(deviations) / filled(bounds, deviations[0].device)
         of_ranks = gather_ranks(local.amax(), self.mesh)
-        if not (of_ranks > self.tolerance).any():
+        if not (of_ranks > 1).any():
             return
-        rows, turn = passes[int(local.argmax())]
-        message = self._diagnosis(rollouts, rows or [0], turn, iteration)
+        number = int(local.argmax())
+        message = self._diagnosis(rollouts, passes[number], iteration, bounds[number], shapes[number])
         worst = int(of_ranks.argmax())
         raise OffPolicyError(
             message if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {message}"
         )
 
-    def _diagnosis(self, rollouts: RolloutBatch, rows: list[int], turn: int, iteration: int) -> str:
+    def _diagnosis(
+        self,
+        rollouts: RolloutBatch,
+        a_pass: tuple[list[int], int],
+        iteration: int,
+        tolerance: float,
+        shapes: str | None,
+    ) -> str:
         from hyvideo.training.on_policy_diagnosis import Transitions, explain
 
-        rows = self._worst_last(rollouts, rows, turn)
+        turn = a_pass[1]
+        rows = self._worst_last(rollouts, a_pass[0] or [0], turn)
+        num_rows = gather_ranks(torch.tensor(len(rows)), self.mesh)
         steps = rollouts.trained_steps[rows, turn]
         transitions = Transitions(
             replay=lambda: rollouts.replay(self.pipeline, rows, steps).log_prob,
             replay_as_rollout=lambda: self._replay_as_rollout(rollouts, rows[-1], int(steps[-1])),
             log_probs=rollouts.trajectories.log_probs[rows, steps],
+            dtype=rollouts.conditions.texts[0].dtype,
+            is_even=len(num_rows.unique()) == 1,
+            shapes=shapes,
         )
-        return explain(transitions, self.pipeline, tolerance=self.tolerance, rank=self.mesh.rank, iteration=iteration)
+        return explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)
+
+    def _shapes(self, rollouts: RolloutBatch, rows: list[int]) -> str | None:
+        """Shapes of the transformer's calls in the rollout and in a pass over ``rows``; None where they are equal."""
+        lengths = [sample.lengths for sample in rollouts.conditions.samples]
+        for batch in (self._sampled_with(rollouts, row) for row in rows if self.pipeline.sampling.batched_forward):
+            if [lengths[row] for row in batch] != [lengths[row] for row in rows]:
+                return f"{self._shape(rollouts, batch)} in the rollout, {self._shape(rollouts, rows)} in the update"
+        return None
+
+    def _shape(self, rollouts: RolloutBatch, rows: list[int]) -> str:
+        """Samples, guidance branches and tokens, those of the longest conditions, of a call."""
+        config, guided = self.pipeline.transformer.config, self.pipeline.sampling.guidance_scale > 1
+        sizes, patch = rollouts.trajectories.latents.shape[3:], (config.patch_size_t, *[config.patch_size] * 2)
+        video = math.prod(size // p for size, p in zip(sizes, patch))
+        conditions = rollouts.conditions.select(rows)
+        if guided:
+            conditions += conditions.with_text_of(self.pipeline.negative)
+        longest = max(sum(sample.lengths) for sample in conditions.samples)
+        return f"{len(rows)} x {1 + guided} x {video + longest}"
 
     def _worst_last(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> list[int]:
         """The rows, that with the largest deviation in the end."""
@@ -92,9 +130,12 @@ class OnPolicyCheck:
 
     def _replay_as_rollout(self, rollouts: RolloutBatch, row: int, step: int) -> Tensor:
         """Log-probability of a row in the batch in which it was sampled. Shape: ()."""
-        first = row // self.batch_size * self.batch_size
-        batch = list(range(first, min(first + self.batch_size, len(rollouts))))
         # That row last: it is the one whose way through the modules is compared.
-        batch = [other for other in batch if other != row] + [row]
+        batch = [other for other in self._sampled_with(rollouts, row) if other != row] + [row]
         with torch.no_grad():
             return rollouts.replay(self.pipeline, batch, torch.full((len(batch),), step)).log_prob[-1]
+
+    def _sampled_with(self, rollouts: RolloutBatch, row: int) -> list[int]:
+        """Rows of the batch in which a row was sampled."""
+        first = row // self.batch_size * self.batch_size
+        return list(range(first, min(first + self.batch_size, len(rollouts))))

@@ -24,6 +24,9 @@ class Transitions:
     replay: Callable[[], Tensor]  # log-probabilities by the training path, with gradient (batch,)
     replay_as_rollout: Callable[[], Tensor]  # of the last of them, in the rollout's own batch, without gradient ()
     log_probs: Tensor  # that the rollout recorded (batch,)
+    dtype: torch.dtype  # of the conditions
+    is_even: bool  # every rank replays as many: sharded ones may replay them one by one
+    shapes: str | None  # of the transformer's calls in rollout and update, where they differ
 
     def deviation(self) -> float:
         """Largest |log ratio| of the training path."""
@@ -51,12 +54,17 @@ def explain(
         f"what iteration {iteration} trains is not the policy that was sampled from: on rank {rank} the log-ratio of "
         f"fresh rollouts is off by {measured:.3g}, and may be by {tolerance:g}. The policy was not changed."
     ]
+    if transitions.shapes:
+        lines.append(
+            f"  the transformer's calls differ (samples x branches x tokens): {transitions.shapes}; in bf16 another "
+            "shape rounds otherwise; give --batched_forward false, or equal batch_size and mini_batch_size_per_update"
+        )
     causes = []
     with torch.no_grad():
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
     if same_batch <= tolerance < measured:
         causes.append(f"batch shape or gradient: without gradient, in the rollout's own batch, it is {same_batch:.3g}")
-    for suspect in suspects(pipeline):
+    for suspect in suspects(transitions, pipeline):
         if not suspect.is_present:
             continue
         with suspect.switched():
@@ -69,19 +77,23 @@ def explain(
     return "\n".join(lines)
 
 
-def suspects(pipeline: HunyuanVideoGRPOPipeline) -> list[Suspect]:
+def suspects(transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline) -> list[Suspect]:
     """Everything that is known to make the two differ, but for the batch shape."""
     transformer = pipeline.transformer
-    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
     other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
+    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
     return [
         Suspect("dropout or train mode", lambda: _in_mode(transformer, False), transformer.training or has_dropout),
-        Suspect("dtype or autocast", lambda: _with(pipeline, "compute_dtype", other)),
+        # Without autocast conditions in bf16 would meet weights in float32.
+        Suspect(
+            "dtype or autocast", lambda: _with(pipeline, "compute_dtype", other), transitions.dtype == torch.float32
+        ),
         Suspect(
             "batched forward",
             lambda: _with(
                 pipeline, "sampling", replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
             ),
+            transitions.is_even,
         ),
         Suspect("timestep rounding", lambda: _rounded_timesteps(transformer)),
         Suspect(

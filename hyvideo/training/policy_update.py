@@ -29,7 +29,7 @@ from hyvideo.grpo.metrics import UpdateResult, average
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
-from hyvideo.training.on_policy_check import OnPolicyCheck, tolerance_of
+from hyvideo.training.on_policy_check import OnPolicyCheck
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.policy import Policy
 from hyvideo.training.rollout_batch import RolloutBatch, select
@@ -73,17 +73,14 @@ class PolicyUpdate:
             dual_position=settings.dual_kl_moving_weight,
             dual_velocity=settings.dual_kl_step_weight,
         )
+        self._is_gaussian = config.measures_velocity and settings.kl_velocity == "gaussian"
         self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy))
         self.update_count = 0
         self.nonfinite = NonFiniteUpdates(
             Path(config.record.output_dir), mesh, max_bad_updates=config.optimizer.max_bad_updates
         )
         self.on_policy_check = OnPolicyCheck(
-            mesh,
-            pipeline,
-            tolerance=tolerance_of(config.loss, config.model.dtype),
-            interval=config.loss.gate_interval,
-            batch_size=config.rollout.batch_size,
+            mesh, pipeline, config.loss, dtype=config.model.dtype, batch_size=config.rollout.batch_size
         )
         self.refresh_step_weights()
 
@@ -94,6 +91,12 @@ class PolicyUpdate:
         weights = balancing if self.config.loss.use_grad_balancing else (balancing > 0).float()
         self.step_weights = weights.to(self.pipeline.device)
 
+    def reads_means(self) -> bool:
+        """Claims that the next updates read the means of the rollouts' transitions: beside them the anchor, while it
+        still is the policy, and the closed form of the velocity distance."""
+        anchor = self.policy.anchor
+        return self._is_gaussian or (anchor is not None and anchor.equals_policy)
+
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
         """The anchor's means at the trained transitions, or None where they are not needed or not needed yet.
 
@@ -103,17 +106,17 @@ class PolicyUpdate:
         anchor = self.policy.anchor
         if anchor is None:
             return None
-        every_row = torch.arange(len(rollouts))[:, None]
         if anchor.equals_policy:
-            return rollouts.trajectories.means[every_row, rollouts.trained_steps]
+            return rollouts.trajectories.means
         if self.config.trust_region.kl_compute_mode == "training_phase":
             return None
-        means = torch.zeros_like(rollouts.trajectories.means[every_row, rollouts.trained_steps])
+        latents = rollouts.trajectories.latents
+        means = latents.new_empty(*rollouts.trained_steps.shape, *latents.shape[2:])
         with anchor.in_place():
-            for rows in chunks(range(len(rollouts)), self.config.loss.mini_batch_size_per_update):
+            for rows in chunks(range(len(rollouts)), self.config.rows_per_pass):
                 for turn in range(rollouts.trained_steps.shape[1]):
                     self.on_stage("anchor")
-                    means[rows, turn] = self._mean(rollouts, Pass(rows, turn))
+                    means[rows[0] : rows[-1] + 1, turn] = self._mean(rollouts, Pass(rows, turn))
         return means
 
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
@@ -121,7 +124,7 @@ class PolicyUpdate:
         self.refresh_step_weights()
         rows_of = [rollouts.rows_of_update(update, self.num_updates, iteration) for update in range(self.num_updates)]
         num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in rows_of]), self.mesh).tolist()
-        batches_of = [chunks(rows, self.config.loss.mini_batch_size_per_update) for rows in rows_of]
+        batches_of = [chunks(rows, self.config.rows_per_pass) for rows in rows_of]
         most = gather_replicas(torch.tensor([len(batches) for batches in batches_of]), self.mesh).amax(0).tolist()
         results: list[UpdateResult | None] = []
         for batches, num_batches, count in zip(batches_of, most, num_rollouts):
@@ -150,8 +153,9 @@ class PolicyUpdate:
         """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
         sums, deviations = self._accumulate(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh)
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
-        sums = sum_over_replicas(sums, self.mesh) / num_terms
-        largest = gather_ranks(deviations.amax(), self.mesh)
+        # On the CPU before the step is made: read later they would wait for it.
+        sums = sum_over_replicas(sums, self.mesh).cpu() / num_terms
+        largest = gather_ranks(deviations.amax(), self.mesh).cpu()
         grad_norm = self._step(used["lr"], sums, largest, rollouts, iteration)
         if grad_norm is None:
             return None
@@ -208,7 +212,6 @@ class PolicyUpdate:
         """Terms of the loss of one training forward: each row at the ``turn``-th of its trained steps."""
         steps = rollouts.trained_steps[rows, turn]
         step = rollouts.replay(self.pipeline, rows, steps)
-        is_gaussian = self.config.trust_region.kl_velocity == "gaussian"
         inputs = LossInputs(
             log_prob=step.log_prob,
             mean=step.prev_sample_mean,
@@ -217,7 +220,7 @@ class PolicyUpdate:
             advantages=select(rollouts.advantages, rows),
             step_weights=select(self.step_weights, steps),
             anchor_mean=anchor_mean,
-            rollout_mean=select(rollouts.trajectories.means, rows, steps) if is_gaussian else None,
+            rollout_mean=select(rollouts.trajectories.means[:, turn], rows) if self._is_gaussian else None,
         )
         return grpo_terms(
             inputs,
@@ -248,7 +251,7 @@ class PolicyUpdate:
     def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
         """The anchor's means of a pass: made before, made now, or not needed."""
         if means is not None or self.policy.anchor is None:
-            return None if means is None else select(means[:, a_pass.turn], a_pass.rows)
+            return None if means is None or not a_pass.rows else select(means[:, a_pass.turn], a_pass.rows)
         with self.policy.anchor.in_place():
             if a_pass.rows:
                 return self._mean(rollouts, a_pass)

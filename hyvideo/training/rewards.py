@@ -122,7 +122,8 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
         needed = (
             [dimension for dimension, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
         )
-        checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
+        with scorer.in_place():
+            checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
             raise ValueError(f"reward {name} cannot be trained with; scripts/check_reward.py says more:\n{problems}")

@@ -73,9 +73,9 @@ class RolloutBatch:
 
 
 def select(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
-    """``values[indices]`` by indices on the CPU, without waiting for a GPU."""
-    whole = (torch.as_tensor(index, dtype=torch.long) for index in indices)  # an empty list would be of floats
-    return values[tuple(index.to(values.device, non_blocking=True) for index in whole)]
+    """``values[indices]`` by indices that the host knows: none is copied to a GPU, and nothing waits for one."""
+    lists = (index.tolist() if isinstance(index, Tensor) else index for index in indices)
+    return torch.stack([values[place] for place in zip(*lists, strict=True)])
 
 
 def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> list[RolloutIndex]:

@@ -13,7 +13,7 @@ from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.async_scorer import AsyncScorer, PendingBatch
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.conditions import Conditions
+from hyvideo.pipelines.conditions import Conditions, to_device
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.noise_window import parse_window
@@ -22,6 +22,7 @@ from hyvideo.training.rollout_batch import (
     RolloutIndex,
     RolloutNoise,
     indices_of_replica,
+    select,
     timestep_permutations,
 )
 
@@ -74,8 +75,10 @@ class RolloutCollector:
         self.stochastic_steps = pipeline.scheduler.stochastic_steps(eta=rollout.eta, sde_type=rollout.sde_type)
         self.window = parse_window(rollout.sde_window, len(self.stochastic_steps))
 
-    def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
-        """Rollouts of the iteration without advantages, their videos and pending rewards."""
+    def collect(
+        self, iteration: int, timer: StageTimer, *, keep_means: bool = True
+    ) -> tuple[RolloutBatch, PendingRewards]:
+        """Rollouts of the iteration without advantages, their videos and pending rewards; means at trained steps."""
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -83,10 +86,11 @@ class RolloutCollector:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
-        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, timer)
         trained = timestep_permutations(
             self.config.loss, self.config.data, iteration, indices, steps, self.plan.num_trained_steps
         )
+        kept = trained if keep_means else None
+        trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
         return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
@@ -108,16 +112,19 @@ class RolloutCollector:
         prompts = self.order.indices(iteration)
         return [self.requests[prompts[index.group]] for index in indices]
 
-    def sample(self, iteration: int, indices: list[RolloutIndex], conditions: Conditions) -> Trajectories:
+    def sample(
+        self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
+    ) -> Trajectories:
         """A batch of rollouts; noise is drawn for each rollout, never per batch."""
 
         def stack(parts: list[Tensor]) -> Tensor:
-            return torch.stack(parts).to(self.pipeline.device, non_blocking=True)
+            return to_device(torch.stack(parts), self.pipeline.device)
 
         return self.pipeline.sample(
             conditions,
             stack([self.noise.initial(iteration, index) for index in indices]),
             lambda step: stack([self.noise.of_step(iteration, index, step) for index in indices]),
+            mean_steps=mean_steps,
         )
 
     def _sample_and_submit(
@@ -126,6 +133,7 @@ class RolloutCollector:
         indices: list[RolloutIndex],
         conditions: Conditions,
         prompts: list[str],
+        mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
         """Rollouts and their pending rewards.
@@ -137,14 +145,16 @@ class RolloutCollector:
         for start in range(0, len(indices), rollout.batch_size):
             self.check()
             rows = list(range(start, min(start + rollout.batch_size, len(indices))))
+            kept = None if mean_steps is None else mean_steps[rows]
             with timer("rollout"):
-                parts.append(self.sample(iteration, [indices[row] for row in rows], conditions.select(rows)))
+                batch = [indices[row] for row in rows]
+                parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
                 self.cost.forwards += len(rows) * self.config.num_branches * rollout.grpo_sampling_steps
             share = self.mesh.own_share(rows)
             if not share:
                 continue
             with timer("decode"):
-                latents = parts[-1].final[[row - start for row in share]]
+                latents = select(parts[-1].final, [row - start for row in share])
                 decoded = self.pipeline.decode(latents, batch_size=rollout.decode_batch_size)
             shared_prompts = [prompts[row] for row in share]
             pending.batches.append(self.scorer.submit(decoded, shared_prompts, fps=self.config.data.fps))

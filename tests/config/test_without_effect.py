@@ -41,6 +41,12 @@ def mentions(sentences, words):
         ),
         ({"gate_interval": 0, "gate_tolerance": 1e-3}, {"gate_tolerance": 1e-3}, "gate_tolerance"),
         (
+            {"mini_batch_size_per_update": 3, "batched_forward": False},
+            {"mini_batch_size_per_update": 3},
+            "mini_batch_size_per_update: batched_forward false",
+        ),
+        ({"dtype": "bf16"}, {"dtype": "bf16", "batched_forward": False}, "the on-policy check's tolerance only"),
+        (
             {"negative_prompt": "blurry"},
             {"negative_prompt": "blurry", "cfg_scale": 2.0},
             "negative_prompt: cfg_scale 1",

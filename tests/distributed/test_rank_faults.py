@@ -134,9 +134,9 @@ def leave_and_go_on(folder, mesh):
     trainer, sampled, ended = make(folder, mesh), [], ""
 
     def counted(trainer):
-        def sample(iteration, indices, conditions, sample=trainer.collector.sample):
+        def sample(iteration, indices, conditions, sample=trainer.collector.sample, **options):
             sampled.append([iteration, indices[0].group])
-            rollout = sample(iteration, indices, conditions)
+            rollout = sample(iteration, indices, conditions, **options)
             if len(sampled) == 4 and mesh.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             return rollout

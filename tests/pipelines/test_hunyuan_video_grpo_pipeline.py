@@ -42,6 +42,22 @@ def test_guidance_as_one_batch_equals_two_calls(parts):
     assert not torch.allclose(single, apart)
 
 
+def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_without(parts):
+    pipeline, conditions, noise = parts
+    assert len(conditions.texts[0]) != len(conditions.texts[1])
+    pipeline.compute_dtype, timestep, calls = torch.bfloat16, torch.tensor([900.0, 400.0]), []
+    pipeline.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append((len(kwargs["hidden_states"]), len(kwargs["texts"][0]))), with_kwargs=True
+    )
+    with torch.no_grad():
+        sampled = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
+    lengths = [len(text) for text in (pipeline.negative.text, pipeline.negative.text, *conditions.texts)]
+    assert calls == [(1, length) for length in lengths]
+    for row in range(2):
+        trained = pipeline.velocity(noise[[row]], timestep[[row]], conditions.select([row]))
+        assert trained.requires_grad and torch.equal(trained[0], sampled[row])
+
+
 def test_no_guidance_runs_one_branch(parts):
     pipeline, conditions, noise = parts
     batches = []
@@ -64,16 +80,20 @@ def test_sampling_with_eta_0_is_the_ode(parts):
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
 def test_replaying_a_rollout_gives_its_log_probs_exactly(parts, sde_type):
     pipeline, conditions, noise = parts
-    rollout = with_sampling(pipeline, sde_type=sde_type).sample(conditions, noise, step_noise(noise))
+    pipeline, kept = with_sampling(pipeline, sde_type=sde_type), torch.tensor([[2, 0, 1], [1, 3, 2]])
+    rollout = pipeline.sample(conditions, noise, step_noise(noise), mean_steps=kept)
+    assert rollout.means.shape == (2, 3, *noise.shape[1:])
     for i in range(4):
         timestep = pipeline.scheduler.timesteps[i].expand(2)
         step = pipeline.replay(rollout.latents[:, i], rollout.latents[:, i + 1], timestep, conditions)
         assert torch.equal(step.log_prob, rollout.log_probs[:, i])
-        assert torch.equal(step.prev_sample_mean, rollout.means[:, i])
+        for row, place in (kept == i).nonzero().tolist():
+            assert torch.equal(step.prev_sample_mean[row], rollout.means[row, place])
 
 
 def test_videos_decode_alike_alone_and_together(parts):
     pipeline, _, noise = parts
+    assert pipeline.decode(torch.stack([noise[0] * torch.nan, noise[1]]), batch_size=2)[0] is None
     together, alone = pipeline.decode(noise, batch_size=2), pipeline.decode(noise, batch_size=1)
     assert together[0].shape == (5, 3, 16, 16) and together[0].dtype == torch.uint8
     for a, b in zip(together, alone):

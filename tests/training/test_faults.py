@@ -78,10 +78,10 @@ def plant(notes, stage="", iteration=0, kind="KILL"):
 
             return call
 
-        def note(number, indices, conditions, sample=trainer.collector.sample):
+        def note(number, indices, conditions, sample=trainer.collector.sample, **options):
             with open(notes, "a") as file:
                 print(number, indices[0].group, indices[0].member, file=file)
-            rollout = sample(number, indices, conditions)
+            rollout = sample(number, indices, conditions, **options)
             if stage == "rollout" and indices[0].group:  # in the second batch
                 strike()
             return rollout

@@ -1,11 +1,15 @@
 """The on-policy gate: silent while rollout and update agree, and names a planted fault of each kind."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
+from hyvideo.pipelines.conditions import Conditions
+from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
-from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.on_policy_check import OffPolicyError, tolerances_of
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
@@ -49,8 +53,6 @@ def depends_on_the_batch(trainer):
 
 
 def guides_one_by_one(trainer):
-    import dataclasses
-
     trainer.pipeline.sampling = dataclasses.replace(trainer.pipeline.sampling, batched_forward=False)
 
 
@@ -101,7 +103,7 @@ def fault_of(config, mesh, *, before=(), between=()):
         ({}, [], [in_bf16], "dtype or autocast", "none"),
         (TRAINED, [rollout_saw_rounded_timesteps], [], "timestep rounding", "time_embed"),
         (TRAINED | {"mini_batch_size_per_update": 4}, [depends_on_the_batch], [], "batch shape", "x_embedder"),
-        (TRAINED | {"cfg_scale": 2.0}, [depends_on_the_batch], [guides_one_by_one], "guidance batching", "none"),
+        (TRAINED | {"cfg_scale": 2.0}, [depends_on_the_batch], [guides_one_by_one], "batched forward", "none"),
         ({}, [], [recomputes_something_else], "activation checkpointing", "transformer_blocks.0"),
         ({}, [], [compiles_something_else], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
     ],
@@ -141,6 +143,36 @@ def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, 
             trainer.run_iteration()
     else:
         assert trainer.run_iteration()["policy/ratio_first_deviation"] > 1e-6
+
+
+def test_the_bound_in_bf16_is_wide_only_where_the_calls_have_other_shapes(tiny_config, mesh):
+    config = tiny_config.with_settings(dtype="bf16", cfg_scale=2.0, grpo_sampling_steps=2)
+    trainer = Trainer(config, mesh, CPU)
+    rollouts, _ = trainer.collector.collect(1, StageTimer(CPU))
+    samples = rollouts.conditions.samples
+    shorter = dataclasses.replace(samples[0], text=samples[0].text[:-1])
+    rollouts = dataclasses.replace(rollouts, conditions=Conditions((shorter,) * 4 + samples[4:]))
+
+    def told(*rows, off):
+        zeros = [torch.zeros(())] * (len(rows) - 1)
+        trainer.update.on_policy_check(rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(off)], 1)
+
+    as_sampled, turned = [*range(8)], [*range(4, 8), *range(4)]
+    told(as_sampled, off=0.9e-6)
+    told(as_sampled, turned, off=0.9e-4)  # texts of another length stand in other rows
+    told(as_sampled, [4, 5], off=0.9e-4)
+    with pytest.raises(OffPolicyError, match="may be by 1e-06") as error:
+        told(as_sampled, off=1.1e-6)
+    assert "samples x branches" not in str(error.value)
+    video, (long, short) = 2 * 2 * 2, (len(sample.text) for sample in (samples[0], shorter))
+    shapes = f"8 x 2 x {video + long} in the rollout, 2 x 2 x {video + short} in the update"
+    with pytest.raises(OffPolicyError, match=f"may be by 0.0001(?s:.*){shapes}.* --batched_forward false"):
+        told(as_sampled, [0, 1], off=1.1e-4)
+    guides_one_by_one(trainer)
+    with pytest.raises(OffPolicyError, match="may be by 1e-06"):
+        told([0], [4], off=1.1e-6)
+    assert tolerances_of(config.loss, "fp32") == (1e-6, 1e-6)
+    assert tolerances_of(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (1e-2, 1e-2)
 
 
 def split_wrongly(settings):

@@ -42,9 +42,8 @@ def log_prob_and_mean(trainer, rollouts, row, step):
     sigma, sigma_next = levels[step], levels[step + 1]
     conditions = rollouts.conditions.select([row])
     x, x_next = (rollouts.trajectories.latents[[row], step + i] for i in (0, 1))
-    timestep = torch.tensor([1000.0 * sigma])
-    conditional = pipeline._branch(x, timestep, conditions)
-    unconditional = pipeline._branch(x, timestep, conditions.with_text_of(pipeline.negative))
+    conditional = pipeline._forward(x, [1000.0 * sigma], conditions)
+    unconditional = pipeline._forward(x, [1000.0 * sigma], conditions.with_text_of(pipeline.negative))
     v = unconditional + rollout.cfg_scale * (conditional - unconditional)
     d = sigma - sigma_next
     variance = rollout.eta**2 * (torch.log(torch.tensor((1 - sigma_next) / (1 - min(sigma, 0.997)))).double() - d)
@@ -84,7 +83,8 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
             position = ((mean - anchors[row][step]) ** 2 / (2 * variance + 1e-6)).mean()
             velocity = rollouts.trajectories.log_probs[row, step] - log_prob
             if kl_velocity == "gaussian":
-                velocity = ((mean - rollouts.trajectories.means[row, step]) ** 2 / (2 * variance + 1e-6)).mean()
+                drawn = rollouts.trajectories.means[row, orders[row].index(step)]
+                velocity = ((mean - drawn) ** 2 / (2 * variance + 1e-6)).mean()
             terms.append(policy + 0.3 * (0.7 * position + 0.4 * velocity))
     assert 0 < sum(is_clipped) < len(is_clipped)
     expected = torch.autograd.grad(torch.stack(terms).mean(), trainer.policy.parameters, allow_unused=True)
@@ -97,6 +97,26 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
     assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
     assert metrics["grad/norm"] == pytest.approx(expected_flat.norm().item(), rel=1e-4)
     assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings, before, after",
+    [
+        ({}, True, False),  # the anchor is the policy, and then is not
+        ({"kl_velocity": "gaussian"}, True, True),
+        ({"kl_strategy": "moving", "kl_velocity": "gaussian"}, True, False),  # no velocity is measured
+        ({"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0}, False, False),
+    ],
+)
+def test_means_are_stored_only_where_the_updates_read_them(tiny_config, mesh, settings, before, after):
+    config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    stored, anchor_means = [], trainer.update.anchor_means
+    trainer.update.anchor_means = lambda drawn: (stored.append(drawn.trajectories.means), anchor_means(drawn))[1]
+    for trainer.iteration in (1, 2):
+        trainer.run_iteration()
+    assert [means is not None for means in stored] == [before, after]
+    assert all(means.shape[:2] == (8, 1) for means in stored if means is not None)
 
 
 @pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])

@@ -94,6 +94,23 @@ def test_a_measure_of_a_set_that_is_a_number_is_refused_before_a_run_that_valida
         try_scorers(scorer, config.data, PROMPT)
 
 
+def test_an_offloaded_scorer_is_tried_where_it_scores(scorer_of):
+    class Movable(Fixed):
+        places = []
+
+        def move_to(self, device):
+            self.places.append(device)
+
+        def score(self, videos, prompts, *, fps):
+            assert self.places[-1] is None
+            return super().score(videos, prompts, fps=fps)
+
+    mine = Movable(VQ=1.0, MQ=1.0, TA=1.0)
+    config, scorer = scorer_of({"mine": mine}, reward_offload=True)
+    try_scorers(scorer, config.data, PROMPT)
+    assert mine.places == ["cpu", None, "cpu"]
+
+
 def test_a_good_scorer_passes(scorer_of):
     config, scorer = scorer_of()
     try_scorers(scorer, config.data, PROMPT)

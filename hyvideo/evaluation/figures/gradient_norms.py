@@ -83,7 +83,7 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
     Every rank must call, with as many rollouts as the others, all of them scored.
     """
     parameters, mesh = update.policy.parameters, update.mesh
-    batches = chunks(range(len(rollouts)), update.config.loss.mini_batch_size_per_update)
+    batches = chunks(range(len(rollouts)), update.config.rows_per_pass)
     norms = []
     for turn in range(rollouts.trained_steps.shape[1]):
         for number, rows in enumerate(batches):

@@ -10,9 +10,9 @@ batches: rewards come while the next rollouts are sampled or the anchor's means 
 import math
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +76,17 @@ class AsyncScorer:
         if offload:
             self._move("cpu")
 
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context in which the scorers are where they score, though they be kept on the CPU between."""
+        if self.offload:
+            self._move(None)
+        try:
+            yield
+        finally:
+            if self.offload:
+                self._move("cpu")
+
     def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> PendingBatch:
         """Begins to score; `collect` waits for the result. A video that is None could not be decoded."""
         return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
@@ -136,14 +147,12 @@ class AsyncScorer:
 
     def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         start = time.perf_counter()
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.in_place():
             rewards = self._score(videos, prompts, fps)
         self._seconds += time.perf_counter() - start
         return rewards
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
-        if self.offload:
-            self._move(None)
         reasons = ["the decoded video has values that are not finite" if v is None else None for v in videos]
         videos = self._through_files(videos, reasons, fps) if self.through_file else videos
         results = [ScoreResult({}, reason) for reason in reasons]
@@ -155,8 +164,6 @@ class AsyncScorer:
             for row, result in zip(rows, new):
                 reason = results[row].reason or (result.reason and f"{name}: {result.reason}")
                 results[row] = ScoreResult(results[row].scores | result.scores, reason)
-        if self.offload:
-            self._move("cpu")
         return [self._reward(result) for result in results]
 
     def _reward(self, result: ScoreResult) -> Reward:
@@ -186,6 +193,8 @@ class AsyncScorer:
         for scorer in self.scorers.values():
             if hasattr(scorer, "move_to"):
                 scorer.move_to(device)
+        if device == "cpu" and self._stream:  # what one stream leaves in the cache is of no use to another
+            torch.cuda.empty_cache()
 
 
 def score_safely(

@@ -207,6 +207,20 @@ def test_an_offloaded_scorer_comes_back_to_score(scorer_of):
     assert scorer.places == ["cpu", None, "cpu"]
 
 
+def test_an_offloaded_scorer_goes_away_again_whatever_befalls_beside_it(scorer_of):
+    class Movable(Brightness):
+        places = []
+
+        def move_to(self, device):
+            self.places.append(device)
+
+    scorer = Movable()
+    with pytest.raises(ValueError, match="broken"), scorer_of(scorer, offload=True).in_place():
+        assert scorer.places == ["cpu", None]
+        raise ValueError("broken")
+    assert scorer.places == ["cpu", None, "cpu"]
+
+
 def test_prompts_are_checked_by_all_and_measures_come_from_all(scorer_of):
     async_scorer = scorer_of({"a": Brightness(), "b": Returns([])})
     with pytest.raises(ValueError, match="may be empty"):

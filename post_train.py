@@ -49,6 +49,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         print_start(
             config,
             trainer.plan,
+            settled=trainer.config,
             world_size=trainer.mesh.world_size,
             device=trainer.device,
             num_trained_parameters=sum(parameter.numel() for parameter in trainer.policy.parameters),

@@ -57,18 +57,14 @@ def block_bytes(run: PlannedRun) -> float:
     per_token = _BACKWARD_WIDTHS * line
     if run.checkpointing != "none":
         per_token += _block_line(run) - line  # the input is kept anyway
-    samples = run.settings.mini_batch_size_per_update * _branches_at_once(run)
+    samples = run.samples_at_once(run.settings.mini_batch_size_per_update)
     return samples * tokens_outside_attention(run) * per_token
 
 
 def inference_bytes(run: PlannedRun, samples: int) -> float:
     """Bytes that a forward pass without gradient holds at most, in the MLP or in attention, for ``samples`` videos."""
     line = (_INFERENCE_WIDTHS + 2 * run.architecture.mlp_ratio) * run.architecture.width * run.compute_bytes
-    return samples * _branches_at_once(run) * tokens_outside_attention(run) * line
-
-
-def _branches_at_once(run: PlannedRun) -> int:
-    return run.config.num_branches if run.settings.batched_forward == "true" else 1
+    return run.samples_at_once(samples) * tokens_outside_attention(run) * line
 
 
 def _block_line(run: PlannedRun) -> float:

@@ -106,10 +106,8 @@ def length_lines(run: PlannedRun, *, label_width: int = 17) -> list[str]:
         total = f"{length.forwards:,.0f} transformer forwards, in a time not known"
     lines = [f"{iterations} + {validations} = {total}" if run.validation else f"{iterations} = {total}"]
     if is_timed:
-        gpu, waiting = (
-            " (H100, H800)" if rate == Hardware.rate else "",
-            duration(run).waiting / length.iteration_seconds,
-        )
+        gpu = " (H100, H800)" if rate == Hardware.rate else ""
+        waiting = duration(run).waiting / length.iteration_seconds
         links = f"{run.hardware.link:g} GB/s in a node and {run.hardware.network:g} a GPU between"
         lines.append(f"predicted at {rate:g} TFLOP/s a GPU{gpu}, {links}, not measured; {waiting:.1%} communication")
     if is_timed and length.seconds > _WEEK:

@@ -1,11 +1,14 @@
 """Memory per rank against a simulation of the real model (fake tensors and FSDP's memory tracker), in GiB."""
 
+from dataclasses import replace
+
 import pytest
 
 from hyvideo.config.memory import activations
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes
-from hyvideo.config.memory.phases import GIB, memory
+from hyvideo.config.memory.phases import GIB, memory, settled
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
 
 RELEASED = Architecture()
@@ -54,6 +57,17 @@ def test_the_simulated_variants_are_reproduced(gib, world_size, sp_size, changes
 def test_decoding_is_that_of_the_simulated_vae(frames, height, width, gib):
     run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=0)
     assert decoding_bytes(run) / GIB == pytest.approx(gib, rel=0.02)
+
+
+def test_recomputation_that_is_left_to_the_machine_is_selective_where_it_fits():
+    auto, needed = simulated(activation_checkpointing="auto"), {}
+    for kind in ("selective", "full"):
+        needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
+    for gib, kind in ((needed["selective"], "selective"), (needed["selective"] - 0.1, "full"), (1.0, "full")):
+        run = replace(auto, hardware=Hardware(gpu_memory=gib))
+        assert settled(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
+    assert settled(auto.with_settings(device="cpu")).checkpointing == "full"
+    assert settled(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing == "none"
 
 
 def test_tiles_bound_what_decoding_holds():

@@ -4,24 +4,20 @@ import json
 import statistics
 from pathlib import Path
 
-import torch
-
-from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.run_plan import Plan, describe
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_sentences, settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.records.metrics_file import whole_lines
-from hyvideo.training.machine import gpu_memory
 
 
 def print_start(
     config: Config,
     plan: Plan,
     *,
-    settled: Config,
+    about: list[str],
     world_size: int,
-    device: torch.device,
+    device: object,
     num_trained_parameters: int,
     resumed_iteration: int | None,
     changed_settings: list[str],
@@ -29,12 +25,11 @@ def print_start(
     """Prints the arithmetic of the run, its length, what it trains, settings without effect, and where it begins.
 
     Args:
-        settled: The settings with what the machine decided.
+        about: Lines of `whole_run.start_lines`.
         resumed_iteration: Iteration of the checkpoint that the run goes on from; None for a new run.
         changed_settings: A sentence for each setting that differs from that checkpoint's.
     """
-    gpu = {"gpu_memory": gpu_memory(device)} if device.type == "cuda" else {}
-    print("\n".join([describe(config, plan), *start_lines(settled, world_size, device.type, **gpu)]))
+    print("\n".join([describe(config, plan), *about]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
     print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"

@@ -28,19 +28,19 @@ def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
 
     Recomputation is that of the smallest GPU, on all ranks: ranks that share a video meet again where they recompute.
     """
-    on_gpu, recompute = device.type == "cuda", "full"
-    if on_gpu:
-        smallest = min(all_objects(gpu_memory(device), mesh))
-        with suppress(ValueError):  # of a transformer that cannot be used, which is refused when it is read
-            architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-            run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
-            recompute = recomputation(run).settings.activation_checkpointing
-    return config.settled(on_gpu=on_gpu, recompute=recompute)
+    if device.type != "cuda":
+        return config.settled(on_gpu=False)
+    smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
+    with suppress(ValueError):  # of a transformer that cannot be used, which is refused when it is read
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
+        recompute = recomputation(run).settings.activation_checkpointing
+    return config.settled(on_gpu=True, recompute=recompute)
 
 
 def gpu_memory(device: torch.device) -> float:
-    """GiB of a GPU."""
-    return torch.cuda.get_device_properties(device).total_memory / GIB
+    """GiB of a GPU; 0 for a CPU, of which no plan asks."""
+    return torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else 0.0
 
 
 def lacks(config: Config, world_size: int) -> Iterator[str]:

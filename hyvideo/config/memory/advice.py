@@ -59,37 +59,28 @@ def cheapest_change(run: PlannedRun) -> dict | None:
 
 
 def fastest_change(run: PlannedRun) -> dict | None:
-    """What to change of sharding, recomputation, conditions and batching for the shortest iteration; None if none fits.
+    """Change of sharding, recomputation, conditions and batching for the shortest iteration; None if none fits.
 
     Of runs that take as long, the one with every sample and branch apart, then with the fewest bytes between nodes,
     then with the smallest memory.
     """
+    run, found = settled(run), []
     choices = {
-        "dp_replicate": [n for n in range(1, run.world_size + 1) if run.world_size % n == 0],
-        "activation_checkpointing": ["none", "selective", "full"],
+        "dp_replicate": range(1, run.world_size + 1) if run.settings.enable_fsdp else [1],
+        "activation_checkpointing": ["selective", "full"],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
     }
-    if not run.settings.enable_fsdp:
-        del choices["dp_replicate"]
-    found = []
     for values in itertools.product(*choices.values()):
-        changed = _recomputed(run, dict(zip(choices, values)))
+        changed = run.with_settings(**dict(zip(choices, values)))
         if not changed.layout_problems and memory(changed).fits(run.hardware.gpu_memory):
             found.append((duration(changed).total, changed))
     if not found:
         return None
     limit = _NO_FASTER * min(seconds for seconds, _ in found)
     best = min((changed for seconds, changed in found if seconds <= limit), key=_modesty)
-    before, after = vars(settled(run).settings), vars(best.settings)
-    return {name: after[name] for name in ("enable_gradient_checkpointing", *choices) if after[name] != before[name]}
-
-
-def _recomputed(run: PlannedRun, change: dict) -> PlannedRun:
-    kind = change["activation_checkpointing"]
-    if kind == "none":
-        change = change | {"activation_checkpointing": settled(run).settings.activation_checkpointing}
-    return run.with_settings(**change, enable_gradient_checkpointing=kind != "none")
+    before, after = vars(run.settings), vars(best.settings)
+    return {name: after[name] for name in choices if after[name] != before[name]}
 
 
 def _modesty(run: PlannedRun) -> tuple:

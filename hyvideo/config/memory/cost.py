@@ -18,9 +18,9 @@ from hyvideo.config.memory.planned_run import PlannedRun
 
 # Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
 _DECODE_FLOPS = 25.1e6
-# VideoAlign's Qwen2-VL-2B: parameters that a patch and a token meet, pixels on a side of a token, its question.
-_VISION_PARAMETERS, _LANGUAGE_PARAMETERS, _TOKEN_PIXELS, _QUESTION_TOKENS = 0.665e9, 1.31e9, 28, 1000
-_SCORED_FPS, _SCORED_TOKENS = 2, 256  # frames that it sees of a second, and tokens of one at most
+# Of VideoAlign's Qwen2-VL-2B: for a second of video, which is one pair of frames and 256 tokens, and for its question.
+_SCORE_FLOPS_OF_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
+_SCORE_FLOPS_OF_QUESTION = 2 * 1000 * 1.31e9
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,11 @@ class Cost:
     forward: Forward
     forwards_per_rollout: float  # in all branches: of its steps, its anchor means and its training
     rollouts: int
-    decode_flops: float  # per video
-    scoring_flops: float  # per video
+    video_flops: float  # of decoding and scoring a video
 
     @property
     def flops(self) -> float:
-        of_video = self.decode_flops + self.scoring_flops
-        return self.rollouts * (self.forwards_per_rollout * self.forward.total + of_video)
+        return self.rollouts * (self.forwards_per_rollout * self.forward.total + self.video_flops)
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,9 @@ def training_forwards(run: PlannedRun) -> float:
 def cost(run: PlannedRun) -> Cost:
     """FLOPs of an iteration of this run."""
     forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
-    forwards = _sampling_forwards(run) + training_forwards(run) * run.num_trained_steps
+    forwards = run.forwards_without_gradient + training_forwards(run) * run.num_trained_steps
     rollouts = run.replicas * run.rollouts_per_replica
-    return Cost(forward, run.config.num_branches * forwards, rollouts, decode_flops(run), scoring_flops(run))
+    return Cost(forward, run.config.num_branches * forwards, rollouts, video_flops(run))
 
 
 def decode_flops(run: PlannedRun) -> float:
@@ -99,23 +97,25 @@ def decode_flops(run: PlannedRun) -> float:
 
 def scoring_flops(run: PlannedRun) -> float:
     """FLOPs of VideoAlign on one video; 0 where a service scores. Smaller scorers are not counted."""
-    reward, (frames, height, width) = run.config.reward, run.config.rollout_size
+    reward, data = run.config.reward, run.config.data
     if "videoalign" not in reward.reward_model or reward.remote_reward_url:
         return 0.0
-    pairs = max(1, round(frames / run.config.data.fps * _SCORED_FPS / 2))  # of frames, which become one
-    tokens = pairs * min(_SCORED_TOKENS, height * width // _TOKEN_PIXELS**2)
-    patches = 4 * tokens
-    return 2 * (_VISION_PARAMETERS * patches + _LANGUAGE_PARAMETERS * (tokens + _QUESTION_TOKENS))
+    return _SCORE_FLOPS_OF_SECOND * data.sample_n_frames / data.fps + _SCORE_FLOPS_OF_QUESTION
+
+
+def video_flops(run: PlannedRun) -> float:
+    """FLOPs of decoding and scoring one video."""
+    return decode_flops(run) + scoring_flops(run)
 
 
 def duration(run: PlannedRun) -> Duration:
     """Seconds of one iteration. The ranks of a sequence-parallel group share its decoding and scoring."""
     hardware, spent, sent = run.hardware, cost(run), traffic(run)
     forwards = run.rollouts_per_replica * run.config.num_branches * _forward_of_a_rank(run) / (hardware.rate * 1e12)
-    sampling = forwards * _sampling_forwards(run)
+    sampling = forwards * run.forwards_without_gradient
     training = forwards * training_forwards(run) * run.num_trained_steps
     videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
-    of_videos = videos * (spent.decode_flops + spent.scoring_flops) / (hardware.rate * 1e12)
+    of_videos = videos * spent.video_flops / (hardware.rate * 1e12)
     gathering = sent.shards.seconds(sent.sampling, hardware)
     reducing = sent.shards.seconds(sent.training + sent.reduced, hardware)
     reducing += sent.replicas.seconds(sent.averaged, hardware)
@@ -134,13 +134,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     forwards = videos * sampling.settings.grpo_sampling_steps * run.config.num_branches
     calls = math.ceil(videos / batch) * sampling.settings.grpo_sampling_steps * sampling.calls_of(batch)
     gathering = shards(run).seconds(calls * gathered_bytes(run), run.hardware)
-    of_videos = decoded * (decode_flops(sampling) + scoring_flops(sampling)) / rate
-    return max(forwards * _forward_of_a_rank(sampling) / rate, gathering) + of_videos
-
-
-def _sampling_forwards(run: PlannedRun) -> int:
-    """Forwards of a branch without gradient: of the steps, and of the anchor's means."""
-    return run.settings.grpo_sampling_steps + (run.num_trained_steps if run.config.needs_anchor else 0)
+    return max(forwards * _forward_of_a_rank(sampling) / rate, gathering) + decoded * video_flops(sampling) / rate
 
 
 def _forward_of_a_rank(run: PlannedRun) -> float:

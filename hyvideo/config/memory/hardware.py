@@ -10,7 +10,7 @@ def _assumed(value: float, sentence: str) -> Any:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a GPU has, computes and receives: an H100 or H800 with a network card of 400 Gbit/s. Assumed, not measured.
+    """A GPU's memory, rate and links: those of an H100 or H800 with a card of 400 Gbit/s. Assumed, not measured.
 
     The rate is half of what matrix products alone reach there.
     """

@@ -65,14 +65,14 @@ class Traffic:
 
 def traffic(run: PlannedRun) -> Traffic:
     """Messages of an iteration."""
-    settings, config = run.settings, run.config
+    settings = run.settings
     num_nodes = math.ceil(run.world_size / run.hardware.gpus_per_node)
     num_replicas = run.world_size // run.num_shards
     batches = settings.gradient_accumulation_steps * settings.grpo_sampling_steps
     updates = settings.num_updates_per_rollout
     calls_of_pass = run.calls_of(settings.mini_batch_size_per_update)
     calls = updates * run.backwards_per_update * calls_of_pass
-    without_gradient = batches * run.calls_of(settings.batch_size) + (calls if config.needs_anchor else 0)
+    without_gradient = batches * run.calls_of(settings.batch_size) + (calls if run.config.needs_anchor else 0)
     gathered = gathered_bytes(run)
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
@@ -102,7 +102,6 @@ def _exchanged_bytes(run: PlannedRun) -> float:
     """Bytes of query, key, value and attention's output that the all-to-alls of an iteration bring to a rank."""
     sp_size, model = run.settings.sp_size, run.architecture
     forward = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size * model.width * model.num_layers
-    anchor = run.num_trained_steps if run.config.needs_anchor else 0
     passes = 2 if settled(run).checkpointing == "none" else 3  # forward, backward, and again where it is recomputed
-    forwards = run.settings.grpo_sampling_steps + anchor + passes * run.num_trained_steps
+    forwards = run.forwards_without_gradient + passes * run.num_trained_steps
     return run.rollouts_per_replica * run.config.num_branches * forwards * forward * run.compute_bytes

@@ -92,6 +92,11 @@ class PlannedRun:
         """Steps of each rollout that an update trains."""
         return make_plan(self.config, self.world_size).num_trained_steps
 
+    @property
+    def forwards_without_gradient(self) -> int:
+        """Forwards of a branch for one rollout: of its steps, and of the anchor's means."""
+        return self.settings.grpo_sampling_steps + (self.num_trained_steps if self.config.needs_anchor else 0)
+
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""
         return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1

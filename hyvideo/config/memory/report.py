@@ -69,8 +69,7 @@ def cost_lines(run: PlannedRun) -> list[str]:
         "attention",
         f"rollout          {_number(spent.forwards_per_rollout)} forward-equivalents "
         f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.config.num_branches} "
-        f"branches), decoding {_number(spent.decode_flops / 1e15)} PFLOP, scoring "
-        f"{_number(spent.scoring_flops / 1e15)} PFLOP",
+        f"branches), decoding and scoring {_number(spent.video_flops / 1e15)} PFLOP",
         f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP: {_number(time.computing)} s "
         f"at {hardware.rate:g} TFLOP/s per GPU + {_number(time.waiting)} s for communication",
         f"communication    {_number(sent.received / 1e12)} TB to each GPU, {_number(sent.from_other_nodes / 1e12)} TB "

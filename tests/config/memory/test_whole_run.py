@@ -138,5 +138,5 @@ def test_a_validation_of_longer_videos_needs_more_memory_than_the_rollouts():
     )
     larger, smaller = decoding
     assert larger / smaller == pytest.approx(121 / 81, rel=0.03)
-    tiled = memory(planned(vae_tile_size=128, batched_forward=True)).phases["validation"]
+    tiled = memory(planned(vae_tile_size=128, batched_forward=True, validation_batch_size=4)).phases["validation"]
     assert tiled["activations"] > 0 and "decoding" not in tiled

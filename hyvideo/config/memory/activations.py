@@ -23,7 +23,7 @@ _KEPT_HIDDEN = 2
 # with the MLP's hidden layer before and after GELU; an adapter adds to the hidden layer what is as large. Calibrated
 # on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
 _BACKWARD_WIDTHS = 3.5
-_INFERENCE_WIDTHS = 4
+_INFERENCE_WIDTHS = 3
 
 
 def tokens_outside_attention(run: PlannedRun) -> float:

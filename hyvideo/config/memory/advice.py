@@ -65,9 +65,10 @@ def fastest_change(run: PlannedRun) -> dict | None:
     then with the smallest memory.
     """
     run, found = settled(run), []
+    recomputed, kind = run.checkpointing, run.settings.activation_checkpointing
     choices = {
         "dp_replicate": range(1, run.world_size + 1) if run.settings.enable_fsdp else [1],
-        "activation_checkpointing": ["selective", "full"],
+        "activation_checkpointing": ["selective", "full"] if recomputed != "none" else [kind],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
     }

@@ -43,13 +43,16 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.evaluation.run_summary import print_start, print_summary
+    from hyvideo.training.machine import gpu_memory
     from hyvideo.training.preemption import EXIT_CODE, Stopped
 
+    world_size = trainer.mesh.world_size
     if trainer.mesh.is_main:
         print_start(
             config,
             trainer.plan,
-            world_size=trainer.mesh.world_size,
+            about=start_lines(trainer.config, world_size, trainer.device.type, gpu_memory(trainer.device)),
+            world_size=world_size,
             device=trainer.device,
             num_trained_parameters=sum(parameter.numel() for parameter in trainer.policy.parameters),
             resumed_iteration=trainer.iteration if trainer.resumed else None,

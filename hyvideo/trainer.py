@@ -55,7 +55,7 @@ class Trainer:
         scorers: dict[str, Scorer] | None = None,
         on_stage: Callable[[str, int], None] = lambda stage, iteration: None,
     ):
-        config = settled(config, mesh.world_size, device)
+        config = settled(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
         self.output_dir = Path(config.record.output_dir)
         self.progress = Progress(on_stage)

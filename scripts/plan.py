@@ -7,11 +7,12 @@ no weights. Ends with 0 when there is a plan, whatever it says, and with 2 when 
 """
 
 import argparse
+import dataclasses
 import math
 import sys
 
 from hyvideo.config.command_line import parse
-from hyvideo.config.memory.cost import EXPECTED_RATE
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
@@ -27,14 +28,14 @@ def main(argv: list[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--world_size", type=int, default=8, help="number of GPUs; 8")
-    parser.add_argument("--gpu_memory", type=float, default=80.0, help="GiB of one GPU; 80")
-    parser.add_argument(
-        "--rate", type=float, default=EXPECTED_RATE, help=f"TFLOP/s that one GPU reaches; {EXPECTED_RATE:g}"
-    )
+    assumed = dataclasses.fields(Hardware)
+    for field in assumed:
+        words = f"{field.metadata['help']}; {field.default:g}"
+        parser.add_argument(f"--{field.name}", type=field.type, default=field.default, help=words)
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt; 300")
     parser.add_argument("--table", action="store_true", help="only a table of memory over numbers of GPUs and sp_size")
     options, settings = parser.parse_known_args(argv)
-    for name in ("world_size", "gpu_memory", "rate", "text_tokens"):
+    for name in ("world_size", "text_tokens", *(field.name for field in assumed)):
         value = vars(options)[name]
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
@@ -42,10 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     with refusals("plan.py"):
         check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, options.world_size, architecture, options.text_tokens)
+        hardware = Hardware(**{field.name: vars(options)[field.name] for field in assumed})
+        run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)
-        print(memory_table(run) if options.table else report(run, gpu_memory=options.gpu_memory, rate=options.rate))
+        print(memory_table(run) if options.table else report(run))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyvideo.config.sections import DistributedSettings, RolloutSettings
+from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import Transition, schedule, shifted_levels
@@ -18,7 +18,6 @@ class Plan:
     updates: int
     stochastic_steps: int
     num_trained_steps: int  # of each rollout, in one update
-    forwards_per_rollout: float  # transformer evaluations, a training forward-backward counted as 3, or 4 if recomputed
     ratio_must_be_one: bool
     clip_can_bind: bool
 
@@ -30,8 +29,6 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
-    training = training_forwards(config.distributed)
-    anchor = trained if config.needs_anchor else 0
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -39,18 +36,9 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
         num_trained_steps=trained,
-        forwards_per_rollout=config.num_branches * (rollout.grpo_sampling_steps + training * trained + anchor),
         ratio_must_be_one=loss.num_updates_per_rollout == 1,
         clip_can_bind=loss.num_updates_per_rollout > 1,
     )
-
-
-def training_forwards(distributed: DistributedSettings) -> int:
-    """Forward passes that a training forward-backward costs: three, and one more if whole blocks are recomputed.
-
-    What ``selective`` recomputes is small beside the attention that it keeps.
-    """
-    return 4 if distributed.enable_gradient_checkpointing and distributed.activation_checkpointing == "full" else 3
 
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
@@ -80,7 +68,6 @@ def describe(config: Config, plan: Plan) -> str:
             f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic, "
             f"{plan.num_trained_steps} trained",
             f"exploration            {_exploration(config.rollout)}",
-            f"forwards per rollout   {plan.forwards_per_rollout:g} transformer evaluations",
             f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient"
             f"{_part_of_the_kl(config.rollout) if by_ratio else ''}",
             f"ratios                 {ratio}",

@@ -4,7 +4,6 @@ import json
 import statistics
 from pathlib import Path
 
-from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.run_plan import Plan, describe
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_sentences, settings_without_effect
@@ -16,6 +15,7 @@ def print_start(
     config: Config,
     plan: Plan,
     *,
+    about: list[str],
     world_size: int,
     device: object,
     num_trained_parameters: int,
@@ -25,10 +25,11 @@ def print_start(
     """Prints the arithmetic of the run, its length, what it trains, settings without effect, and where it begins.
 
     Args:
+        about: Lines of `whole_run.start_lines`.
         resumed_iteration: Iteration of the checkpoint that the run goes on from; None for a new run.
         changed_settings: A sentence for each setting that differs from that checkpoint's.
     """
-    print("\n".join([describe(config, plan), *start_lines(config, world_size, str(device))]))
+    print("\n".join([describe(config, plan), *about]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
     print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"

@@ -2,22 +2,45 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import machine_problems
+from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.phases import GIB
+from hyvideo.config.memory.phases import settled as recomputation
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem, located
 from hyvideo.data.prompts import read_requests
+from hyvideo.distributed.collectives import all_objects
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.training.model_setup import check_checkpoint
 
 
-def settled(config: Config, world_size: int, device: torch.device) -> Config:
-    """A copy of the settings in which what is left to the machine (``auto``) has its value on this ``device``."""
-    return config.settled(on_gpu=device.type == "cuda")
+def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
+    """A copy of the settings in which what is left to the machine (``auto``) has its value on this ``device``.
+
+    Recomputation is that of the smallest GPU, on all ranks: ranks that share a video meet again where they recompute.
+    """
+    if device.type != "cuda":
+        return config.settled(on_gpu=False)
+    smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
+    with suppress(ValueError):  # of a transformer that cannot be used, which is refused when it is read
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
+        recompute = recomputation(run).settings.activation_checkpointing
+    return config.settled(on_gpu=True, recompute=recompute)
+
+
+def gpu_memory(device: torch.device) -> float:
+    """GiB of a GPU; 0 for a CPU, of which no plan asks."""
+    return torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else 0.0
 
 
 def lacks(config: Config, world_size: int) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hyvideo.config.run_plan import training_forwards
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import (
@@ -205,7 +204,7 @@ class PolicyUpdate:
             if is_checked and number in (0, len(passes) - 1):  # soon, and before anything is changed
                 self.on_policy_check(rollouts, passes, deviations, iteration)
         num_pairs = sum(len(rows) for rows, _ in passes)
-        self.cost.forwards += num_pairs * self.config.num_branches * training_forwards(self.config.distributed)
+        self.cost.forwards += num_pairs * self.config.num_branches * self.cost.of_training
         return sums, torch.stack(deviations)
 
     def terms(self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None) -> LossTerms:

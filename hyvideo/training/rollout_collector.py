@@ -31,6 +31,7 @@ from hyvideo.training.rollout_batch import (
 class Cost:
     """Transformer evaluations of this replica in this iteration."""
 
+    of_training: float  # evaluations that a training forward-backward counts as
     forwards: float = 0.0
 
 

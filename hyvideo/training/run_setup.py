@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.config.memory.cost import training_forwards
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
@@ -83,7 +86,9 @@ def build_parts(
     negative = negative_condition(config.negative_requests, encoder, device)
     policy = Policy(config, mesh, device, RequiredEncoders.of(encoded))
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
-    cost, signals = Cost(), PreemptionSignals(mesh)
+    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    cost = Cost(training_forwards(PlannedRun(config, mesh.world_size, architecture)))
+    signals = PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
     checkpoints = _checkpoint_writer(config.record, mesh, timeout=config.distributed.collective_timeout)
     return RunParts(

@@ -9,14 +9,6 @@ def test_the_arithmetic_of_the_large_setting(tiny_config):
     assert (plan.replicas, plan.rollouts, plan.groups) == (32, 64, 16)
 
 
-def test_forwards_count_guidance_training_and_anchor(tiny_config):
-    config = tiny_config.with_settings(cfg_scale=6.0, grpo_sampling_steps=20, shift=5.0, last_step="stochastic")
-    assert make_plan(config).forwards_per_rollout == 2 * (20 + 3 * 20 + 20)
-    free = config.with_settings(kl_weight=0.0, enable_gradient_checkpointing=True, timestep_fraction=0.5)
-    assert make_plan(free).forwards_per_rollout == 2 * (20 + 4 * 10)
-    assert make_plan(config.with_settings(timestep_fraction=0.5)).forwards_per_rollout == 2 * (20 + 3 * 10 + 10)
-
-
 def test_it_is_said_whether_the_clip_can_bind(tiny_config):
     assert not make_plan(tiny_config).clip_can_bind
     twice = tiny_config.with_settings(num_updates_per_rollout=2)

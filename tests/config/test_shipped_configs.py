@@ -7,6 +7,8 @@ import pytest
 
 import post_train
 from hyvideo.config.command_line import parse
+from hyvideo.config.memory.advice import fastest_change
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -42,6 +44,13 @@ def test_a_config_can_be_printed_with_its_length_and_fits_80_gigabytes(path, tmp
     assert f"on {num_gpus(path)} GPUs, " in printed and "GPU-hours" in printed
     assert ("longer than a week" in printed) == (path not in PAPER)
     assert memory(PlannedRun(config_of(path), num_gpus(path), Architecture())).fits(80.0)
+
+
+@named(LARGE)
+@pytest.mark.parametrize("network", [50.0, 3.0])
+def test_a_config_is_the_planners_choice_on_fast_and_slow_networks(path, network):
+    run = PlannedRun(config_of(path), num_gpus(path), Architecture(), hardware=Hardware(network=network))
+    assert fastest_change(run) == {}
 
 
 def test_there_are_two_settings_on_two_numbers_of_gpus():

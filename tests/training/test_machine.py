@@ -3,9 +3,12 @@
 import shutil
 
 import pytest
+import torch
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.rules import check
-from hyvideo.training.machine import gpu_problem, lacks
+from hyvideo.training import machine
+from hyvideo.training.machine import gpu_problem, lacks, settled
 
 
 def test_a_machine_that_has_all_lacks_nothing(tiny_config):
@@ -41,6 +44,19 @@ def test_a_mistake_in_the_settings_is_one_on_every_machine(tiny_config, tmp_path
         check(tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")), on_this_machine=False)
     config = tiny_config.with_settings(prompts_csv="nowhere.csv", pretrained_model_root="nowhere")
     check(config, on_this_machine=False)
+
+
+def test_recomputation_is_selective_where_the_plan_fits_the_gpu_and_full_elsewhere(mesh, monkeypatch, tmp_path):
+    config = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path))
+    config = config.with_settings(sp_size=1, batch_size=4, lora_rank=32)
+
+    def chosen(config, device, gib=80.0):
+        monkeypatch.setattr(machine, "gpu_memory", lambda device: gib)
+        return settled(config, mesh, torch.device(device)).distributed.activation_checkpointing
+
+    assert [chosen(config, "cuda", gib) for gib in (80.0, 30.0)] == ["selective", "full"]
+    assert chosen(config, "cpu") == "full" == chosen(config.with_settings(activation_checkpointing="full"), "cuda")
+    assert chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"  # and is refused when it is read
 
 
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):

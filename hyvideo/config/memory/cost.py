@@ -1,22 +1,26 @@
-"""Floating-point operations of an iteration and a validation, and the seconds they take at a given rate.
+"""Floating-point operations and seconds of an iteration and a validation, on given GPUs and links.
 
     forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
+    seconds = max(sampling, its gathers) + max(training, its gathers and reductions) + decoding + scoring + exchanges
 
-Modulation and embedders are run once per video and are left out: less than a thousandth. A training forward-backward
-counts as 3 forwards and what is recomputed: 4 with full checkpointing and 3 without, as in `run_plan.training_forwards`
-(and the metric `cost/forwards`), which rounds selective checkpointing to 3: here it is 3.1 to 3.4 at full size.
+Modulation and embedders are run once per video and are left out: less than a thousandth. FSDP gathers a block while
+another is computed, so of computing and gathering the longer one counts. A scorer works beside the sampling of the next
+batch, on the same GPU: nobody waits for it, and its operations are counted.
 """
 
 import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.network import gathered_bytes, shards, traffic
+from hyvideo.config.memory.phases import settled
 from hyvideo.config.memory.planned_run import PlannedRun
 
 # Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
 _DECODE_FLOPS = 25.1e6
-# TFLOP/s of bf16 that an H100 or H800 is taken to reach, half of what matrix products alone do there. Not measured.
-EXPECTED_RATE = 400.0
+# Of VideoAlign's Qwen2-VL-2B: for a second of video, which is one pair of frames and 256 tokens, and for its question.
+_SCORE_FLOPS_OF_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
+_SCORE_FLOPS_OF_QUESTION = 2 * 1000 * 1.31e9
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,24 @@ class Cost:
     forward: Forward
     forwards_per_rollout: float  # in all branches: of its steps, its anchor means and its training
     rollouts: int
-    decode_flops: float  # per video
+    video_flops: float  # of decoding and scoring a video
 
     @property
     def flops(self) -> float:
-        return self.rollouts * (self.forwards_per_rollout * self.forward.total + self.decode_flops)
+        return self.rollouts * (self.forwards_per_rollout * self.forward.total + self.video_flops)
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of an iteration."""
+
+    computing: float
+    network: float  # of all messages
+    waiting: float  # of messages that computing does not hide
+
+    @property
+    def total(self) -> float:
+        return self.computing + self.waiting
 
 
 def forward_flops(image_tokens: int, text_tokens: int, architecture: Architecture) -> Forward:
@@ -53,16 +70,19 @@ def forward_flops(image_tokens: int, text_tokens: int, architecture: Architectur
     return Forward(per_token * image_tokens, per_token * text_tokens, attention)
 
 
+def training_forwards(run: PlannedRun) -> float:
+    """Forwards that a training forward-backward counts as: three, and what is recomputed: all, or all but attention."""
+    forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
+    linear = (forward.image + forward.text) / forward.total
+    return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[settled(run).checkpointing]
+
+
 def cost(run: PlannedRun) -> Cost:
     """FLOPs of an iteration of this run."""
     forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
-    # Selective checkpointing computes all but attention again.
-    selective = (forward.image + forward.text) / forward.total
-    training = 3 + {"none": 0.0, "selective": selective, "full": 1.0}[run.checkpointing]
-    anchor = run.num_trained_steps if run.config.needs_anchor else 0
-    forwards = run.settings.grpo_sampling_steps + training * run.num_trained_steps + anchor
+    forwards = run.forwards_without_gradient + training_forwards(run) * run.num_trained_steps
     rollouts = run.replicas * run.rollouts_per_replica
-    return Cost(forward, run.config.num_branches * forwards, rollouts, decode_flops(run))
+    return Cost(forward, run.config.num_branches * forwards, rollouts, video_flops(run))
 
 
 def decode_flops(run: PlannedRun) -> float:
@@ -75,23 +95,46 @@ def decode_flops(run: PlannedRun) -> float:
     return _DECODE_FLOPS * relative**2 * covered
 
 
-def seconds(run: PlannedRun, tflops_per_second: float) -> float:
-    """Seconds of one iteration at a GPU's rate. The ranks of a sequence-parallel group share its decoding."""
-    spent = cost(run)
-    decoded = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
-    flops = run.rollouts_per_replica * spent.forwards_per_rollout * _forward_of_a_rank(run)
-    return (flops + decoded * spent.decode_flops) / (tflops_per_second * 1e12)
+def scoring_flops(run: PlannedRun) -> float:
+    """FLOPs of VideoAlign on one video; 0 where a service scores. Smaller scorers are not counted."""
+    reward, data = run.config.reward, run.config.data
+    if "videoalign" not in reward.reward_model or reward.remote_reward_url:
+        return 0.0
+    return _SCORE_FLOPS_OF_SECOND * data.sample_n_frames / data.fps + _SCORE_FLOPS_OF_QUESTION
 
 
-def validation_seconds(run: PlannedRun, num_videos: int, tflops_per_second: float) -> float:
+def video_flops(run: PlannedRun) -> float:
+    """FLOPs of decoding and scoring one video."""
+    return decode_flops(run) + scoring_flops(run)
+
+
+def duration(run: PlannedRun) -> Duration:
+    """Seconds of one iteration. The ranks of a sequence-parallel group share its decoding and scoring."""
+    hardware, spent, sent = run.hardware, cost(run), traffic(run)
+    forwards = run.rollouts_per_replica * run.config.num_branches * _forward_of_a_rank(run) / (hardware.rate * 1e12)
+    sampling = forwards * run.forwards_without_gradient
+    training = forwards * training_forwards(run) * run.num_trained_steps
+    videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
+    of_videos = videos * spent.video_flops / (hardware.rate * 1e12)
+    gathering = sent.shards.seconds(sent.sampling, hardware)
+    reducing = sent.shards.seconds(sent.training + sent.reduced, hardware)
+    reducing += sent.replicas.seconds(sent.averaged, hardware)
+    link = hardware.link if run.settings.sp_size <= hardware.gpus_per_node else hardware.network
+    exchanging = sent.exchanged / (link * 1e9)
+    waiting = max(0.0, gathering - sampling) + max(0.0, reducing - training) + exchanging
+    return Duration(sampling + training + of_videos, gathering + reducing + exchanging, waiting)
+
+
+def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     """Seconds of one validation of so many videos, which the replicas share; 0 where nothing is validated."""
     if not (sampling := run.validation):
         return 0.0
-    videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
+    videos, batch, rate = math.ceil(num_videos / run.replicas), sampling.settings.batch_size, run.hardware.rate * 1e12
     decoded = sum(math.ceil(min(batch, videos - done) / run.settings.sp_size) for done in range(0, videos, batch))
     forwards = videos * sampling.settings.grpo_sampling_steps * run.config.num_branches
-    flops = forwards * _forward_of_a_rank(sampling) + decoded * decode_flops(sampling)
-    return flops / (tflops_per_second * 1e12)
+    calls = math.ceil(videos / batch) * sampling.settings.grpo_sampling_steps * sampling.calls_of(batch)
+    gathering = shards(run).seconds(calls * gathered_bytes(run), run.hardware)
+    return max(forwards * _forward_of_a_rank(sampling) / rate, gathering) + decoded * video_flops(sampling) / rate
 
 
 def _forward_of_a_rank(run: PlannedRun) -> float:

@@ -13,11 +13,15 @@ _VAE = 1_260_634_115
 _DECODER_MAPS = 7.1
 
 
-def trained_bytes(run: PlannedRun) -> float:
-    """Bytes of what is trained on this rank, the adapter or all, in shards or whole: of its weights and gradients."""
+def trained_parameters(run: PlannedRun) -> int:
+    """Number of the parameters that are trained: the adapter's, or all."""
     rank = run.settings.lora_rank
-    whole = run.architecture.lora_parameters(rank) if rank else run.architecture.parameters
-    return whole / run.num_shards * run.master_bytes
+    return run.architecture.lora_parameters(rank) if rank else run.architecture.parameters
+
+
+def trained_bytes(run: PlannedRun) -> float:
+    """Bytes of what is trained on this rank, in shards or whole: of its weights and gradients."""
+    return trained_parameters(run) / run.num_shards * run.master_bytes
 
 
 def parameter_bytes(run: PlannedRun) -> float:

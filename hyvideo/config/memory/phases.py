@@ -44,8 +44,21 @@ class Memory:
         return self.peak() / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
 
+def settled(run: PlannedRun) -> PlannedRun:
+    """The run with its recomputation, where that is left to the machine: selective where it fits the GPU, else full.
+
+    On a CPU full: whoever recomputes there lacks memory, and the planner does not know how much there is.
+    """
+    if run.settings.activation_checkpointing != "auto":
+        return run
+    selective, full = (run.with_settings(activation_checkpointing=kind) for kind in ("selective", "full"))
+    fits = run.config.model.device != "cpu" and memory(selective).fits(run.hardware.gpu_memory)
+    return selective if fits else full
+
+
 def memory(run: PlannedRun) -> Memory:
     """Bytes that one rank of the run holds."""
+    run = settled(run)
     resident = {
         "parameters": states.parameter_bytes(run),
         "optimizer state": states.optimizer_bytes(run),

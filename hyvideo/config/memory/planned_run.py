@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.rules import batch_problems, layout_problems
 from hyvideo.config.run_plan import make_plan
@@ -22,17 +23,19 @@ _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings and a transformer on ``world_size`` GPUs."""
+    """Settings and a transformer on ``world_size`` GPUs. Recomputation may be ``auto``: `phases.settled` decides."""
 
     config: Config
     world_size: int
     architecture: Architecture
     text_tokens: int = 300  # of the longest prompt
+    hardware: Hardware = Hardware()
 
     @cached_property
     def settings(self) -> SimpleNamespace:
         """The settings by the names of their flags, whatever their section."""
-        return SimpleNamespace(**self.config.settled(on_gpu=self.config.model.device != "cpu").flat())
+        on_gpu = self.config.model.device != "cpu"
+        return SimpleNamespace(**self.config.settled(on_gpu=on_gpu, recompute="auto").flat())
 
     @property
     def image_tokens(self) -> int:
@@ -40,7 +43,7 @@ class PlannedRun:
 
     @property
     def checkpointing(self) -> str:
-        """Recomputation in the backward pass: ``none``, ``selective`` (all but attention), ``full``."""
+        """Recomputation in the backward pass: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
         return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
 
     @property
@@ -88,6 +91,19 @@ class PlannedRun:
     def num_trained_steps(self) -> int:
         """Steps of each rollout that an update trains."""
         return make_plan(self.config, self.world_size).num_trained_steps
+
+    @property
+    def forwards_without_gradient(self) -> int:
+        """Forwards of a branch for one rollout: of its steps, and of the anchor's means."""
+        return self.settings.grpo_sampling_steps + (self.num_trained_steps if self.config.needs_anchor else 0)
+
+    def samples_at_once(self, samples: int) -> int:
+        """Samples and branches that a forward of the transformer has, for ``samples`` videos."""
+        return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
+
+    def calls_of(self, samples: int) -> int:
+        """Forwards of the transformer that give the velocity of ``samples`` videos."""
+        return samples * self.config.num_branches // self.samples_at_once(samples)
 
     @property
     def backwards_per_update(self) -> int:

@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from hyvideo.config.memory.cost import EXPECTED_RATE, cost, seconds, validation_seconds
+from hyvideo.config.memory.cost import cost, duration, validation_seconds
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.phases import memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
@@ -15,7 +17,7 @@ _WEEK = 7 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class WholeRun:
-    """Iterations and validations of a run, and the seconds of each. Scoring and communication are not counted."""
+    """Iterations and validations of a run, and the seconds of each."""
 
     iterations: int
     iteration_seconds: float
@@ -23,6 +25,7 @@ class WholeRun:
     validation_videos: int
     validation_seconds: float
     num_gpus: int
+    forwards: float  # transformer evaluations of all of it, a training forward-backward counted as 3 to 4
 
     @property
     def seconds(self) -> float:
@@ -33,19 +36,22 @@ class WholeRun:
         return self.num_gpus * self.seconds / 3600
 
 
-def whole_run(run: PlannedRun, rate: float = EXPECTED_RATE) -> WholeRun:
-    """Length of a run at ``rate`` TFLOP/s of a GPU. Raises ValueError for validation prompts that cannot be read."""
+def whole_run(run: PlannedRun) -> WholeRun:
+    """Length of a run. Raises ValueError for validation prompts that cannot be read."""
     settings, videos, validations = run.settings, 0, 0
     if run.validation:
         videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
         validations = num_validations(run.config.record, settings.max_steps)
+    spent = cost(run)
+    validation_forwards = videos * settings.validation_steps * run.config.num_branches
     return WholeRun(
         iterations=settings.max_steps,
-        iteration_seconds=seconds(run, rate),
+        iteration_seconds=duration(run).total,
         validations=validations,
         validation_videos=videos,
-        validation_seconds=validation_seconds(run, videos, rate),
+        validation_seconds=validation_seconds(run, videos),
         num_gpus=run.world_size,
+        forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * validation_forwards,
     )
 
 
@@ -54,25 +60,41 @@ def num_validations(record: RecordSettings, max_steps: int) -> int:
     return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)
 
 
-def start_lines(config: Config, world_size: int, device: str) -> list[str]:
-    """Lines about the length of a run, for its start; ``device`` is ``cuda``, ``cpu`` or, not known yet, ``auto``.
+def start_lines(config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory) -> list[str]:
+    """Lines about the forwards, the recomputation and the length of a run, for its start.
 
     Empty for a transformer that is not there and was never released, and for validation prompts that are not there:
     what is wrong with them is told when they are read.
+
+    Args:
+        device: ``cuda``, ``cpu`` or, not known yet, ``auto``.
+        gpu_memory: GiB of one GPU.
     """
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        return length_lines(PlannedRun(config, world_size, architecture), device=device, label_width=23)
+        run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
+        run = run.with_settings(device=device)
+        forwards = f"{'forwards per rollout':<23}{cost(run).forwards_per_rollout:.4g} transformer evaluations"
+        return [forwards, *recomputation_lines(run), *length_lines(run, label_width=23)]
     except ValueError:
         return []
 
 
-def length_lines(
-    run: PlannedRun, *, rate: float = EXPECTED_RATE, device: str = "auto", label_width: int = 17
-) -> list[str]:
+def recomputation_lines(run: PlannedRun) -> list[str]:
+    """A line that says what a GPU recomputes in the backward pass, with the GiB that a rank needs; none on a CPU."""
+    if run.config.model.device == "cpu" or run.checkpointing == "none":
+        return []
+    chosen, selective = settled(run), run.with_settings(activation_checkpointing="selective")
+    line = f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} GiB"
+    if chosen.checkpointing == "full":
+        line += f"; selective, which is faster, needs {memory(selective).needed_gib:.1f}"
+    return [f"{'recomputation':<23}{line}"]
+
+
+def length_lines(run: PlannedRun, *, label_width: int = 17) -> list[str]:
     """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
-    length = whole_run(run, rate)
-    is_timed = run.architecture.is_released and not device.startswith("cpu")
+    length, rate = whole_run(run), run.hardware.rate
+    is_timed = run.architecture.is_released and run.config.model.device != "cpu"
     iterations = _counted(length.iterations, "iteration")
     validations = f"{_counted(length.validations, 'validation')} of {_counted(length.validation_videos, 'video')}"
     if is_timed:
@@ -81,22 +103,17 @@ def length_lines(
         total = f"{_duration(length.seconds)} on {_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours"
     else:
         iterations += f" of {_counted(cost(run).rollouts, 'rollout')}"
-        total = f"{_forwards(run, length):,.0f} transformer forwards, in a time not known"
+        total = f"{length.forwards:,.0f} transformer forwards, in a time not known"
     lines = [f"{iterations} + {validations} = {total}" if run.validation else f"{iterations} = {total}"]
     if is_timed:
-        gpu = " (H100, H800)" if rate == EXPECTED_RATE else ""
-        lines.append(f"predicted at {rate:g} TFLOP/s a GPU{gpu}, not measured; rewards and communication come on top")
+        gpu = " (H100, H800)" if rate == Hardware.rate else ""
+        waiting = duration(run).waiting / length.iteration_seconds
+        links = f"{run.hardware.link:g} GB/s in a node and {run.hardware.network:g} a GPU between"
+        lines.append(f"predicted at {rate:g} TFLOP/s a GPU{gpu}, {links}, not measured; {waiting:.1%} communication")
     if is_timed and length.seconds > _WEEK:
         allowed = _counted(math.floor(_WEEK / length.seconds * length.iterations), "iteration")
         lines.append(f"WARNING: longer than a week, which is {allowed}; lower max_steps, now {length.iterations}")
     return [f"{'' if number else 'whole run':<{label_width}}{line}" for number, line in enumerate(lines)]
-
-
-def _forwards(run: PlannedRun, length: WholeRun) -> float:
-    """Transformer evaluations of the whole run, a training forward-backward counted as 3 to 4."""
-    training = cost(run).rollouts * cost(run).forwards_per_rollout
-    validation = length.validation_videos * run.settings.validation_steps * run.config.num_branches
-    return length.iterations * training + length.validations * validation
 
 
 def _counted(number: int, noun: str) -> str:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.memory.cost import EXPECTED_RATE
-from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.model_sizes import Architecture, read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.memory.whole_run import num_validations, whole_run
+from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
@@ -32,7 +32,7 @@ class RunPlan:
     progress: Progress
     max_steps: int
     rollouts: int  # of the whole run
-    forwards: float  # transformer evaluations of the whole run, a forward and backward pass as 3 or 4
+    forwards: float  # transformer evaluations of the whole run, a forward and backward pass as 3 to 4
     gpu_hours: float  # of the whole run as `whole_run` predicts them; 0 where it cannot
 
     @property
@@ -50,16 +50,13 @@ def plan_run(study: Study, run: TableRun, *, trains: bool = True) -> RunPlan:
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name the held-out prompts that the table is measured on, got nothing")
     plan = make_plan(config, world_size)
-    steps = config.optimizer.max_steps
-    rollouts = plan.rollouts * steps
-    per_validation = validation_forwards(config.record, config.data.valid_video_csv, config.num_branches)
-    validated = num_validations(config.record, steps) * per_validation
-    forwards = rollouts * plan.forwards_per_rollout + validated
-    hours = 0.0
+    steps, architecture, is_timed = config.optimizer.max_steps, Architecture(), False
     with suppress(ValueError):  # for a transformer that is not here and was never released
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        hours = whole_run(PlannedRun(config, world_size, architecture)).gpu_hours if architecture.is_released else 0.0
-    return RunPlan(run, progress(study.folder(run), config), steps, rollouts, forwards, hours)
+        is_timed = architecture.is_released
+    length = whole_run(PlannedRun(config, world_size, architecture))
+    hours = length.gpu_hours if is_timed else 0.0
+    return RunPlan(run, progress(study.folder(run), config), steps, plan.rollouts * steps, length.forwards, hours)
 
 
 def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], num_branches: int) -> int:
@@ -85,8 +82,8 @@ def describe(study: Study, plans: list[RunPlan], *, evaluates: bool = True) -> s
     hours = sum(plan.left * plan.gpu_hours for plan in to_run)
     lines += [
         f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, {forwards:,.0f} transformer forwards at "
-        "most (a forward and backward pass counts as 3, or 4 if recomputed)",
-        *([f"{hours:,.0f} GPU-hours at {EXPECTED_RATE:g} TFLOP/s a GPU, predicted, not measured"] if hours else []),
+        "most (a forward and backward pass counts as 3, and as 4 at most with what is recomputed)",
+        *([f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s a GPU, predicted, not measured"] if hours else []),
     ]
     if evaluates:
         measured = study.evaluation_config()

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.advice import changes_in_order, cheapest_change
+from hyvideo.config.memory.advice import changes_in_order, cheapest_change, fastest_change
+from hyvideo.config.memory.cost import duration
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -13,31 +15,43 @@ from hyvideo.config.memory.report import verdict
 from hyvideo.config.rules import check
 
 ROOT = Path(__file__).parents[3]
-CONFIG = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", use_muon=False)
+CONFIG = load_config(
+    ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml",
+    use_muon=False,
+    activation_checkpointing="full",
+    precompute_conditions=False,
+)
 
-# Two rollouts in one training forward, without the models around.
-PAIRS = {"precompute_conditions": True, "reward_offload": True, "mini_batch_size_per_update": 2}
+# Two rollouts and their branches in one training forward, without the models around.
+PAIRS = {
+    "precompute_conditions": True,
+    "reward_offload": True,
+    "mini_batch_size_per_update": 2,
+    "batched_forward": True,
+}
 LARGE = {"sample_n_frames": 121, "height": 480, "width": 848}
 
 
-def run_of(world_size=8, **changes):
-    return PlannedRun(CONFIG.with_settings(**changes), world_size, Architecture())
+def run_of(world_size=8, gpu_memory=80.0, network=50.0, **changes):
+    hardware = Hardware(gpu_memory=gpu_memory, network=network)
+    return PlannedRun(CONFIG.with_settings(**changes), world_size, Architecture(), hardware=hardware)
 
 
-def advised(run, gpu_memory):
+def advised(run):
     """The advised change and the run with it, which must fit, be legal, and be what the verdict says in one line."""
+    gpu_memory = run.hardware.gpu_memory
     assert not memory(run).fits(gpu_memory)
-    change = cheapest_change(run, gpu_memory)
+    change = cheapest_change(run)
     after = run.with_settings(**change)
     assert memory(after).fits(gpu_memory) and not after.problems
-    line = verdict(run, gpu_memory)
+    line = verdict(run)
     assert line.startswith("too large: ") and "\n" not in line
     assert all(f"--{name} {str(value).lower()}" in line for name, value in change.items())
     return change, after
 
 
 def test_what_fits_needs_no_change():
-    assert verdict(run_of(), 80.0).startswith("fits: ")
+    assert verdict(run_of()).startswith("fits: ")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +66,7 @@ def test_what_fits_needs_no_change():
         ({"enable_fsdp": False}, 80, {"enable_fsdp": True}),
         ({}, 48, {"precompute_conditions": True}),
         ({"reference_mode_offload": False, "precompute_conditions": True}, 36, {"reference_mode_offload": True}),
-        (PAIRS, 35, {"batched_forward": False}),
+        (PAIRS, 35, {"batched_forward": "false"}),
         (PAIRS, 32, {"mini_batch_size_per_update": 1}),
         (PAIRS | {"mini_batch_size_per_update": 1}, 28, {"sp_size": 4}),
         (
@@ -63,13 +77,13 @@ def test_what_fits_needs_no_change():
     ],
 )
 def test_the_cheapest_change_is_named(changes, gpu_memory, advice):
-    assert advised(run_of(**changes), gpu_memory)[0] == advice
+    assert advised(run_of(gpu_memory=gpu_memory, **changes))[0] == advice
 
 
 @pytest.mark.parametrize("gpu_memory", [22, 26, 30, 34, 38, 42])
 def test_no_cheaper_single_change_works_and_none_of_several_is_needless(gpu_memory):
-    run = run_of(enable_gradient_checkpointing=False, reference_mode_offload=False, **LARGE)
-    change, _ = advised(run, gpu_memory)
+    run = run_of(gpu_memory=gpu_memory, enable_gradient_checkpointing=False, reference_mode_offload=False, **LARGE)
+    change, _ = advised(run)
     for single in changes_in_order(run):
         if single.items() <= change.items() and len(change) == 1:
             break
@@ -82,27 +96,48 @@ def test_no_cheaper_single_change_works_and_none_of_several_is_needless(gpu_memo
 
 def test_a_change_that_is_not_legal_is_not_advised():
     """2 replicas of 2 rollouts hold one group of 4; with sp 8 the only replica would hold half of one."""
-    run = run_of(precompute_conditions=True, sp_size=4)
+    run = run_of(gpu_memory=20, precompute_conditions=True, sp_size=4)
     assert run.with_settings(sp_size=8).problems and {"sp_size": 8} in changes_in_order(run)
-    assert advised(run, 20.0)[1].settings.sp_size == 4
+    assert advised(run)[1].settings.sp_size == 4
 
 
 def test_a_change_that_breaks_another_rule_of_the_run_is_not_advised():
     """The anchor cannot be offloaded where its means are computed in the update."""
-    run = run_of(precompute_conditions=True, reference_mode_offload=False, kl_compute_mode="training_phase")
+    changes = {"reference_mode_offload": False, "kl_compute_mode": "training_phase"}
+    run = run_of(gpu_memory=36, precompute_conditions=True, **changes)
     with pytest.raises(ValueError, match="reference_mode_offload with kl_compute_mode training_phase"):
         check(run.with_settings(reference_mode_offload=True).config, 8)
-    assert "reference_mode_offload" not in advised(run, 36.0)[0]
+    assert "reference_mode_offload" not in advised(run)[0]
 
 
 def test_one_gpu_is_advised_to_train_an_adapter():
-    assert "--lora_rank 64" in verdict(run_of(1, sp_size=1, batch_size=4, enable_fsdp=False), 80.0)
+    assert "--lora_rank 64" in verdict(run_of(1, sp_size=1, batch_size=4, enable_fsdp=False))
 
 
 def test_it_is_said_when_nothing_helps():
-    assert "no known change makes it fit 8 GPUs" in verdict(run_of(), 5.0)
+    assert "no known change makes it fit 8 GPUs" in verdict(run_of(gpu_memory=5))
 
 
 def test_an_illegal_run_is_answered_with_the_nearest_legal_one():
-    line = verdict(run_of(batch_size=3), 80.0)
+    line = verdict(run_of(batch_size=3))
     assert line.startswith("illegal: ") and "nearest legal combination that fits: world_size 8, sp_size 2" in line
+
+
+def test_the_fastest_run_shards_within_a_node_keeps_attention_and_no_encoders():
+    fastest = {"dp_replicate": 8, "activation_checkpointing": "selective", "precompute_conditions": True}
+    assert fastest_change(run_of(64)) == fastest_change(run_of(64, network=3)) == fastest
+    slow, best = run_of(64, network=3), run_of(64, network=3, **fastest)
+    assert duration(slow).total > 1.5 * duration(best).total and fastest_change(best) == {}
+    without = fastest_change(run_of(enable_gradient_checkpointing=False, sample_n_frames=5))
+    assert without["precompute_conditions"] and "activation_checkpointing" not in without
+
+
+def test_a_small_gpu_shards_further_and_recomputes_more():
+    small, smaller = (fastest_change(run_of(64, gpu_memory=gib)) for gib in (30, 22.5))
+    assert small == {"dp_replicate": 4, "activation_checkpointing": "selective", "precompute_conditions": True}
+    assert smaller == {"precompute_conditions": True} and fastest_change(run_of(64, gpu_memory=5)) is None
+
+
+def test_where_every_gather_crosses_a_slow_network_samples_and_branches_go_together():
+    change = {"precompute_conditions": True, "batched_forward": "true"}
+    assert fastest_change(run_of(64, gpu_memory=22.5, network=3)) == change

@@ -1,22 +1,24 @@
 """FLOPs as torch counts them on the real model, and what an iteration makes of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import cost, decode_flops, forward_flops, seconds
+from hyvideo.config.memory.cost import cost, decode_flops, duration, forward_flops, scoring_flops, training_forwards
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.run_plan import make_plan
 from tests.config.memory.simulated import simulated
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
 RELEASED = Architecture()
 
 
-def planned(**changes):
-    return PlannedRun(load_config(CONFIG, **changes), 8, RELEASED)
+def planned(rate=400.0, **changes):
+    return PlannedRun(load_config(CONFIG, **changes), 8, RELEASED, hardware=Hardware(rate=rate))
 
 
 def test_a_forward_of_49290_tokens():
@@ -51,11 +53,16 @@ def test_decoding_is_as_counted_by_torch(frames, height, width, tile, petaflops)
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"enable_gradient_checkpointing": False}, {"cfg_scale": 1.0}, {"kl_weight": 0.0}]
+    "changes, forwards",
+    [
+        ({"activation_checkpointing": "full"}, 2 * (20 + 4 * 20 + 20)),
+        ({"enable_gradient_checkpointing": False}, 2 * (20 + 3 * 20 + 20)),
+        ({"activation_checkpointing": "full", "cfg_scale": 1.0}, 20 + 4 * 20 + 20),
+        ({"activation_checkpointing": "full", "kl_weight": 0.0, "timestep_fraction": 0.5}, 2 * (20 + 4 * 10)),
+    ],
 )
-def test_forwards_per_rollout_are_those_of_the_plan(changes):
-    run = planned(**changes)
-    assert cost(run).forwards_per_rollout == make_plan(run.config, 8).forwards_per_rollout
+def test_forwards_count_guidance_training_and_anchor(changes, forwards):
+    assert cost(planned(**changes)).forwards_per_rollout == forwards
 
 
 def test_selective_checkpointing_recomputes_all_but_attention():
@@ -64,22 +71,36 @@ def test_selective_checkpointing_recomputes_all_but_attention():
         {"activation_checkpointing": "selective"},
         {"activation_checkpointing": "full"},
     )
-    none, selective, full = (cost(simulated(**changes)).forwards_per_rollout for changes in checkpointing)
-    recomputed = (selective - none) / (full - none)
-    assert recomputed == pytest.approx(0.2, abs=0.01)
+    none, selective, full = (training_forwards(simulated(**changes)) for changes in checkpointing)
+    assert (none, full) == (3, 4) and selective == pytest.approx(3.2, abs=0.01)
 
 
 def test_an_iteration_is_the_sum_of_its_rollouts():
     spent = cost(planned())
     assert spent.rollouts == 8
-    assert spent.flops == 8 * (240 * spent.forward.total + spent.decode_flops)
+    assert spent.video_flops == decode_flops(planned()) + scoring_flops(planned())
+    assert spent.flops == 8 * (spent.forwards_per_rollout * spent.forward.total + spent.video_flops)
 
 
 def test_time_falls_with_the_rate_and_with_ranks_but_text_and_decoding_are_repeated():
     run = planned()
-    assert seconds(run, 200.0) == pytest.approx(2 * seconds(run, 400.0))
-    per_rollout = [seconds(run.with_settings(sp_size=s), 400.0) * s for s in (1, 2, 4)]
+    assert duration(planned(rate=200.0)).computing == pytest.approx(2 * duration(run).computing)
+    per_rollout = [duration(run.with_settings(sp_size=s)).computing * s for s in (1, 2, 4)]
     assert per_rollout == sorted(per_rollout) and per_rollout[-1] < 1.1 * per_rollout[0]
     without_sp = run.with_settings(sp_size=1)
-    assert seconds(without_sp, 400.0) * 8 * 400e12 == pytest.approx(cost(without_sp).flops)
-    assert seconds(run, 400.0) * 8 * 400e12 > cost(run).flops
+    assert duration(without_sp).computing * 8 * 400e12 == pytest.approx(cost(without_sp).flops)
+    assert duration(run).computing * 8 * 400e12 > cost(run).flops
+
+
+def test_videoalign_sees_two_frames_a_second_and_a_service_computes_elsewhere():
+    short, long = (scoring_flops(planned(sample_n_frames=frames)) for frames in (81, 161))
+    assert short == pytest.approx(9.5e12, rel=0.01) and long - short == pytest.approx(80 / 24 * 2.03e12, rel=0.01)
+    assert scoring_flops(planned(remote_reward_url="http://127.0.0.1:8000")) == 0 == scoring_flops(simulated())
+
+
+def test_of_computing_and_gathering_the_longer_counts_and_token_exchanges_always():
+    fast, slow = (replace(planned(), hardware=Hardware(link=link)) for link in (450.0, 10.0))
+    waits, stalls = duration(fast), duration(slow)
+    assert waits.waiting == pytest.approx(traffic(fast).exchanged / 450e9)
+    assert stalls.waiting > stalls.network - stalls.computing > 0
+    assert duration(planned(sp_size=1)).waiting == 0 and stalls.total == stalls.computing + stalls.waiting

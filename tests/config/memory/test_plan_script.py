@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.memory.cost import duration
+from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
@@ -53,7 +57,8 @@ def test_a_plan_has_memory_cost_combinations_and_a_verdict(plan):
     command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu_memory", "80", "--rate", "400", "--sp_size", "4"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr
-    for words in ("8.327 B parameters", "8 = 2 replicas x sp_size 4", "optimizer state", "peak ", "240 forward-equiv"):
+    parts = ("8.327 B parameters", "8 = 2 replicas x sp_size 4", "optimizer state", "peak ", "forward-equivalents")
+    for words in (*parts, "communication ", "fastest "):
         assert words in done.stdout
     assert "legal near it" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("fits: ")
@@ -111,11 +116,27 @@ def test_the_times_in_the_documentation_are_the_ones_that_are_predicted(monkeypa
     assert f"\n{rows}\n\n" in (ROOT / "docs" / "memory.md").read_text(), rows
 
 
+def test_the_messages_in_the_documentation_are_the_ones_that_are_counted():
+    def row(gpus, replicas, batched):
+        changes = {"dp_replicate": replicas, "batched_forward": batched, "batch_size": 2}
+        fast = PlannedRun(load_config(ROOT / CONFIG[1], **changes), gpus, Architecture())
+        slow = replace(fast, hardware=Hardware(network=3.0))
+        sent, times = traffic(fast), [duration(run) for run in (fast, slow)]
+        calls = "together" if batched == "true" else "apart"
+        spent = (value for time in times for value in (f"{time.network:.0f}", f"{time.total:.0f}"))
+        return gpus, replicas, calls, f"{sent.received / 1e12:.1f}", f"{sent.from_other_nodes / 1e12:.2f}", *spent
+
+    cells = [(8, 1), (16, 1), (16, 2), (64, 1), (64, 8)]
+    rows = [row(*cell, "false") for cell in cells] + [row(64, 1, "true")]
+    assert f"\n{table(rows)}\n\n" in (ROOT / "docs" / "memory.md").read_text(), table(rows)
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ((*CONFIG, "--wold_size", "8"), "unknown flag --wold_size"),
         ((*CONFIG, "--world_size", "0"), "--world_size must be a positive number, got 0"),
+        ((*CONFIG, "--network", "0"), "--network must be a positive number, got 0"),
         ((*CONFIG, "--rate", "nan"), "--rate must be a positive number, got nan"),
         ((*CONFIG, "--gpu_memory", "much"), "invalid float value: 'much'"),
         ((*CONFIG, "--batch_size", "0"), "batch_size must be at least 1, got 0"),

@@ -26,8 +26,15 @@ def test_what_follows_from_the_settings_of_the_shipped_run():
     run = run_of(8)
     assert (run.replicas, run.num_shards, run.rollouts_per_replica, run.num_trained_steps) == (4, 8, 2, 20)
     assert run.backwards_per_update == 2 * 20
-    assert run.checkpointing == "full" and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
+    assert run.checkpointing == "auto" and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
     assert run_of(8, dp_replicate=2).num_shards == 4
+
+
+def test_samples_and_branches_go_through_the_transformer_apart_or_together():
+    apart, together = run_of(8), run_of(8, batched_forward=True)
+    assert (apart.samples_at_once(3), apart.calls_of(3)) == (1, 6)
+    assert (together.samples_at_once(3), together.calls_of(3)) == (6, 1)
+    assert run_of(8, device="cpu").calls_of(3) == 1
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
         iteration, resumed, validation, state = 0, False, None, SimpleNamespace(changed_settings=[])
 
         def __init__(self):
-            self.mesh = mesh
+            self.mesh, self.config = mesh, greedy_config
 
         def train(self):
             if ended:

@@ -1,0 +1,65 @@
+"""Bytes of one block on a GPU that does not exist, as JSON: ``python -m tests.config.memory.counted_block``.
+
+Of one sample and branch of 81 frames of 480 x 864: what its forward holds and keeps, and what its backward holds.
+"""
+
+import tests.fake_cuda.device as fake  # isort: skip - before torch looks for CUDA
+
+import json
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hyvideo.models.attention import Layout
+from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.transformer import install
+from tests.config.memory.simulated import BLOCK_TEXT, BLOCK_TOKENS
+
+
+def block_of(lora_rank: int) -> nn.Module:
+    with torch.device("meta"):
+        model = HunyuanVideo15Transformer3DModel(num_layers=2, num_refiner_layers=1)
+        install(model)
+        if lora_rank:
+            start_lora(model, training_config(model, rank=lora_rank, alpha=lora_rank))
+    return model.transformer_blocks[0]
+
+
+def counted(lora_rank: int, *, with_gradient: bool, recompute: bool = False) -> dict[str, int]:
+    """Bytes that operators allocate: most in the forward, left after it, and most in the backward."""
+    block = block_of(lora_rank)
+    with fake.fake_mode():
+        fake.on_device(block, torch.bfloat16)
+
+        def tensor(*shape: int) -> torch.Tensor:
+            return torch.empty(*shape, dtype=torch.bfloat16, device="cuda", requires_grad=with_gradient)
+
+        image, text = tensor(1, BLOCK_TOKENS, 2048), tensor(1, BLOCK_TEXT, 2048)
+        tables = (torch.empty(BLOCK_TOKENS, 128, device="cuda") for _ in range(2))
+        layout = Layout(*tables, (BLOCK_TEXT,), BLOCK_TOKENS)
+        time = torch.empty(1, 2048, dtype=torch.bfloat16, device="cuda")
+        upstream = tensor(1, BLOCK_TOKENS, 2048).detach(), tensor(1, BLOCK_TEXT, 2048).detach()
+        with fake.Count() as count:
+            with torch.autocast("cuda", torch.bfloat16), torch.set_grad_enabled(with_gradient):
+                arguments = (image, text, time, None, layout)
+                outputs = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
+            found = {"forward": count.peak, "kept": count.live}
+            if with_gradient:
+                count.clear()
+                torch.autograd.backward(outputs, upstream)
+                found["backward"] = count.peak
+    return found
+
+
+if __name__ == "__main__":
+    ways = {
+        "sampled": {"with_gradient": False},
+        "trained": {"with_gradient": True},
+        "recomputed": {"with_gradient": True, "recompute": True},
+    }
+    kinds = {"all": 0, "lora": 32}
+    print(
+        json.dumps({f"{kind} {way}": counted(rank, **how) for kind, rank in kinds.items() for way, how in ways.items()})
+    )

@@ -1,0 +1,64 @@
+"""Bytes that ranks send each other, by the calls of the transformer, and the links that they go over."""
+
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.command_line import load_config
+from hyvideo.config.memory.hardware import Hardware
+from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.config.memory.network import Group, traffic
+from hyvideo.config.memory.planned_run import PlannedRun
+
+CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_64gpu.yaml"
+WEIGHTS = 2 * Architecture().parameters
+TOGETHER = {"batched_forward": True}
+
+
+def sent(world_size=64, **changes):
+    changes = {"dp_replicate": 1} | changes
+    return traffic(PlannedRun(load_config(CONFIG, **changes), world_size, Architecture()))
+
+
+def test_64_shards_receive_3_6_terabytes_an_iteration_and_twice_that_with_branches_and_samples_apart():
+    """Together: 20 steps, 40 anchor passes and 40 passes that gather twice and reduce float32 once."""
+    together = sent(**TOGETHER)
+    assert (together.sampling, together.training, together.reduced) == (60 * WEIGHTS, 80 * WEIGHTS, 80 * WEIGHTS)
+    assert together.received - together.exchanged == pytest.approx(3.6e12, rel=0.01)
+    apart = sent()
+    assert (apart.sampling, apart.training, apart.reduced) == (160 * WEIGHTS, 160 * WEIGHTS, 160 * WEIGHTS)
+
+
+def test_shards_within_a_node_send_only_the_gradients_of_an_update_to_other_nodes():
+    run = sent(dp_replicate=8, **TOGETHER)
+    assert (run.shards, run.replicas) == (Group(8, 1), Group(8, 8))
+    assert run.averaged == 2 * 2 * WEIGHTS / 8
+    assert run.from_other_nodes == run.averaged * 7 / 8 < sent(**TOGETHER).from_other_nodes / 50
+
+
+def test_what_is_kept_or_not_sharded_is_not_gathered():
+    kept = sent(reshard_after_forward=False, **TOGETHER)
+    assert (kept.sampling, kept.training) == (2 * WEIGHTS, 40 * WEIGHTS)
+    whole = sent(enable_fsdp=False)
+    assert whole.shards.received(whole.sampling) == 0 and whole.replicas == Group(64, 8)
+    assert sent(1, sp_size=1, batch_size=4).received == 0
+
+
+def test_an_adapter_sends_its_gradients_once_an_update():
+    lora = sent(lora_rank=64)
+    assert lora.reduced == 4 * Architecture().lora_parameters(64) and lora.sampling == sent().sampling
+
+
+@pytest.mark.parametrize("sp_size, part", [(1, 0), (2, 1 / 2 / 2), (4, 3 / 4 / 4)])
+def test_sequence_parallelism_exchanges_the_tokens_of_other_ranks_and_heads(sp_size, part):
+    steps = 20 + 20 + 3 * 20
+    tokens = 2 * 2 * steps * 54 * 4 * 21 * 22 * 39 * 2048 * 2
+    assert sent(sp_size=sp_size).exchanged == pytest.approx(part * tokens)
+
+
+def test_a_ring_is_as_fast_as_its_slowest_link_and_enters_a_node_by_all_its_cards():
+    hardware = Hardware(link=400.0, network=50.0)
+    assert Group(8, 1).seconds(8e9, hardware) == pytest.approx(7 / 400)
+    assert Group(64, 8).seconds(64e9, hardware) == pytest.approx(63 / 400)  # 56 GB by 8 cards would take as long
+    assert Group(64, 8).seconds(64e9, Hardware(network=5.0)) == pytest.approx(56 / 40)
+    assert Group(8, 8).seconds(8e9, hardware) == pytest.approx(7 / 50)

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -163,12 +164,26 @@ def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...]
 def replacing(path: str | Path) -> Iterator[Path]:
     """Context that gives a path to write to instead, which takes the place of ``path`` unless there is an error.
 
-    Who reads ``path`` finds the old content or the new one.
+    Who reads ``path`` finds the old content or the new one, after a power cut too.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield aside
+        sync(aside)
         os.replace(aside, path)
+        sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, would outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,6 +1,6 @@
 """Starts the processes of a run on this node: torchrun, but for how they leave, end and are started again.
 
-    python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
+python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
 """
 
 import sys

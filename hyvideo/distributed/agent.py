@@ -75,8 +75,10 @@ def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
     try:
         run.main(arguments)
     except ChildFailedError as error:
+        if code := final_code(error.failures):  # they have said why
+            return code
         print(error, file=sys.stderr)
-        return final_code(error.failures) or 1
+        return 1
     except SignalException as error:
         print(f"{error}; its processes have left", file=sys.stderr)
         return LEFT

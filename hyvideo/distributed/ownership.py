@@ -70,8 +70,8 @@ class Ownership:
             found = _read(self.path)
         except OSError:  # a disk that does not answer does not say so
             return True
-        if found is None:  # released, while a thread may still write a checkpoint; or taken away by hand
-            return self._ended.is_set()
+        if found is None:  # taken away by hand, unless it is not there yet or no more
+            return not self._thread.is_alive()
         return found.get("life") == self.life
 
     def check(self) -> None:
@@ -114,7 +114,7 @@ def _this_process() -> dict:
 
 
 def _read(path: Path) -> dict | None:
-    """What the file says: nothing where it makes no sense; None where there is none."""
+    """Words of the file: empty where it makes no sense; None where there is no file."""
     try:
         found = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):

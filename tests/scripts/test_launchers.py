@@ -108,7 +108,7 @@ def test_two_nodes_train_one_run(start, tmp_path):
 
 def test_a_mistake_is_started_once_and_its_code_is_the_scripts(start):
     code, output = finish(start([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1"))
-    assert code == 2 and output.count("eta must be") == 1, output
+    assert code == 2 and output.count("eta must not be negative") == 1, output
 
 
 def test_the_agent_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path):

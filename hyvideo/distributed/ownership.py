@@ -2,9 +2,9 @@
 
     output_dir/.owner    {"host": "node1", "namespace": "pid:[4026531836]", "pid": 4711, "life": "1f0c88ab"}
 
-A life is over when its process is gone from this host, or when its heartbeat is not seen for a minute; then the next
-one takes the folder. Should it come back all the same, as from a node that was out of reach, it finds another life's
-name in the file, shows no more checkpoints and stops. No clocks are compared: the file's time must only change.
+A life is over when its process is gone from this host, or no heartbeat is seen for a minute; then the next one takes
+the folder. Should it come back, as from a node that was out of reach, it finds another life's name, shows no more
+checkpoints and stops. No clocks are compared: the file's time must only change.
 """
 
 import json
@@ -14,15 +14,14 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.outside import make_folder, parse_json, replacing, shown
 from hyvideo.distributed.collectives import anywhere, from_main, share_reason
 from hyvideo.distributed.mesh import Mesh
 
-NAME = ".owner"
-BEAT_S, SILENCE_S = 10.0, 60.0  # network file systems may show a file's time half a minute late
-_NAMESPACE = Path("/proc/self/ns/pid")  # containers on one host may share its name, and not its processes
+_NAMESPACE = "/proc/self/ns/pid"  # containers on one host may share its name, and not its processes
 
 
 class NotOwner(ValueError):
@@ -37,8 +36,8 @@ class Ownership:
         silence_s: Seconds without one after which a life is over.
     """
 
-    def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S):
-        self.path, self.mesh, self.beat_s, self.silence_s = folder / NAME, mesh, beat_s, silence_s
+    def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):
+        self.path, self.mesh, self.beat_s, self.silence_s = folder / ".owner", mesh, beat_s, silence_s
         self.life = from_main(secrets.token_hex(4), mesh)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
@@ -48,18 +47,17 @@ class Ownership:
         if reason := share_reason(self._living() if self.mesh.is_main else None, self.mesh):
             raise NotOwner(reason)
 
-    def __enter__(self) -> "Ownership":
+    def __enter__(self) -> None:
         self.refuse_living()
         if self.mesh.is_main:
             make_folder(self.path.parent)
             with replacing(self.path) as aside:
                 aside.write_text(json.dumps(_this_process() | {"life": self.life}))
             self._thread.start()
-        return self
 
     def __exit__(self, *_exception) -> None:
-        self._ended.set()
         if self.mesh.is_main:
+            self._ended.set()
             self._thread.join()
             if self.holds():
                 self.path.unlink(missing_ok=True)
@@ -67,12 +65,11 @@ class Ownership:
     def holds(self) -> bool:
         """Claims that no other life has taken the folder. Only the main rank asks."""
         try:
-            found = _read(self.path)
+            found, _ = _read(self.path)
         except OSError:  # a disk that does not answer does not say so
             return True
-        if found is None:  # taken away by hand, unless it is not there yet or no more
-            return not self._thread.is_alive()
-        return found.get("life") == self.life
+        # Without a file it has been taken away by hand, unless it is not there yet or no more.
+        return found.get("life") == self.life if found is not None else not self._thread.is_alive()
 
     def check(self) -> None:
         """Raises NotOwner on all ranks, which must all call, where another life has taken the folder."""
@@ -81,26 +78,23 @@ class Ownership:
 
     def _beat(self) -> None:
         while not self._ended.wait(self.beat_s):
-            try:
+            with suppress(OSError):  # the next beat may reach the disk
                 if self.holds():
                     os.utime(self.path)
-            except OSError:  # a disk that does not answer; the next beat may reach it
-                continue
 
     def _living(self) -> str | None:
         """The sentence on another life that has the folder, None if there is none."""
-        found = _read(self.path)
+        (found, first), here = _read(self.path), _this_process()
         if found is None:
             return None
-        place = {name: found.get(name) for name in ("host", "namespace")}
-        who, here = f"process {found.get('pid')} on {found.get('host')}", _this_process()
-        if place.items() <= here.items() and not _runs(found.get("pid")):
+        is_here = all(found.get(name) == here[name] for name in ("host", "namespace"))
+        if is_here and (found["pid"] == here["pid"] or not os.path.exists(f"/proc/{found['pid']}")):
             return None
+        who, end = f"process {found.get('pid')} on {found.get('host')}", time.monotonic() + self.silence_s
         print(f"output_dir was left by {who}: waiting up to {self.silence_s:.0f} s for its heartbeat", file=sys.stderr)
-        first, end = _time_of(self.path), time.monotonic() + self.silence_s
         while time.monotonic() < end:
             time.sleep(self.beat_s / 10)
-            if _time_of(self.path) not in (first, None):
+            if _read(self.path)[1] not in (first, None):
                 return (
                     f"output_dir {shown(self.path.parent)} is in use by {who}; end that run, or name another "
                     f"output_dir; if it must not go on there, delete {self.path}, and it stops"
@@ -109,31 +103,17 @@ class Ownership:
 
 
 def _this_process() -> dict:
-    namespace = os.readlink(_NAMESPACE) if _NAMESPACE.exists() else ""
-    return {"host": socket.gethostname(), "namespace": namespace, "pid": os.getpid()}
+    return {"host": socket.gethostname(), "namespace": os.readlink(_NAMESPACE), "pid": os.getpid()}
 
 
-def _read(path: Path) -> dict | None:
-    """Words of the file: empty where it makes no sense; None where there is no file."""
+def _read(path: Path) -> tuple[dict | None, int | None]:
+    """Words and time of the file: no words where they make no sense, None and None where there is no file."""
     try:
-        found = parse_json(path.read_bytes())
+        with open(path, "rb") as file:  # opened, as a network file system gives the time of a name from its memory
+            found, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        words = parse_json(found)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return None, None
     except ValueError:
-        found = {}
-    return found if isinstance(found, dict) else {}
-
-
-def _time_of(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None
-
-
-def _runs(pid: object) -> bool:
-    """Claims that another process of that number runs on this host."""
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError, TypeError, OverflowError):
-        return False
-    except PermissionError:  # another user's
-        return True
-    return pid != os.getpid()
+        words = None
+    return words if isinstance(words, dict) else {}, changed

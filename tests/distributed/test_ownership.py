@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -49,7 +50,8 @@ def test_a_life_that_goes_on_is_named_and_one_that_was_killed_is_succeeded_at_on
     os.kill(json.loads(was)["pid"], signal.SIGKILL)
     other.wait()
     began = time.monotonic()
-    with own(tmp_path, silence_s=20) as owner:
+    owner = own(tmp_path, silence_s=20)
+    with owner:
         assert owner.holds() and lock.read_text() != was
     assert time.monotonic() - began < 10 and not lock.exists()
 
@@ -58,23 +60,29 @@ def test_a_life_that_goes_on_is_named_and_one_that_was_killed_is_succeeded_at_on
 def test_a_life_on_another_host_is_over_when_its_heartbeat_is_silent(tmp_path, text):
     (tmp_path / ".owner").write_text(text)
     began = time.monotonic()
-    with own(tmp_path) as owner:
+    owner = own(tmp_path)
+    with owner:
         assert time.monotonic() - began >= 0.3
         owner.check()
 
 
-def test_a_process_of_another_container_is_not_taken_for_gone(tmp_path, monkeypatch):
-    found = ownership._this_process() | {"namespace": "pid:[1]", "pid": 2**22 + 1, "life": "a"}
-    (tmp_path / ".owner").write_text(json.dumps(found))
-    times = iter(range(10))
-    monkeypatch.setattr(ownership, "_time_of", lambda path: next(times))  # it beats
+def test_a_process_of_another_container_is_not_taken_for_gone(tmp_path):
+    found, lock = (
+        ownership._this_process() | {"namespace": "pid:[1]", "pid": 2**22 + 1, "life": "a"},
+        tmp_path / ".owner",
+    )
+    lock.write_text(json.dumps(found))
+    beat = threading.Timer(0.1, os.utime, (lock,))
+    beat.start()
     with pytest.raises(NotOwner, match="in use"):
-        own(tmp_path).refuse_living()
+        own(tmp_path, silence_s=20).refuse_living()
+    beat.join()
 
 
 def test_a_life_that_comes_back_finds_itself_superseded_and_leaves_the_other_alone(tmp_path):
-    with own(tmp_path) as first:
-        with own(tmp_path) as second:
+    first, second = own(tmp_path), own(tmp_path)
+    with first:
+        with second:
             with pytest.raises(NotOwner, match="another life of the run has taken .* this one stops"):
                 first.check()
             text, when = (tmp_path / ".owner").read_text(), (tmp_path / ".owner").stat().st_mtime_ns
@@ -88,7 +96,8 @@ def test_a_life_that_comes_back_finds_itself_superseded_and_leaves_the_other_alo
 
 
 def test_a_lock_that_was_taken_away_by_hand_ends_the_run(tmp_path):
-    with own(tmp_path) as owner:
+    owner = own(tmp_path)
+    with owner:
         (tmp_path / ".owner").unlink()
         with pytest.raises(NotOwner):
             owner.check()
@@ -101,7 +110,8 @@ def state_and_weight(folder):
 
 
 def test_two_writers_in_one_folder_make_no_mixed_checkpoint(tmp_path, capsys):
-    with own(tmp_path) as first, own(tmp_path) as second:
+    first, second = own(tmp_path), own(tmp_path)
+    with first, second:
         early, late = (
             CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=owner) for owner in (first, second)
         )
@@ -119,7 +129,8 @@ def test_two_writers_in_one_folder_make_no_mixed_checkpoint(tmp_path, capsys):
 
 @pytest.mark.parametrize("at", ["rename", "replace"])
 def test_a_life_that_is_succeeded_while_it_shows_a_checkpoint_renames_and_deletes_no_more(tmp_path, monkeypatch, at):
-    with own(tmp_path) as first:
+    first = own(tmp_path)
+    with first:
         writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, owner=first)
         writer.save(1, {"weight": torch.tensor(1.0)}, {})
         call, stolen = getattr(os, at), []

@@ -151,7 +151,7 @@ def supersede(folder, mesh):
     """Another life takes the folder in the second iteration: what ends this one, and what it has left."""
     from hyvideo.distributed.ownership import NotOwner
 
-    trainer = make(folder, mesh)
+    trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration = trainer.run_iteration
 
     def run(writer=None):

@@ -42,6 +42,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         return 2
 
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.ownership import NotOwner
     from hyvideo.evaluation.run_summary import print_start, print_summary
     from hyvideo.training.machine import gpu_memory
     from hyvideo.training.preemption import EXIT_CODE, Stopped
@@ -61,11 +62,11 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     code = 0
     try:
         trainer.train()
-    except (RewardHacking, Stopped) as error:
-        code = 3 if isinstance(error, RewardHacking) else EXIT_CODE
+    except (RewardHacking, Stopped, NotOwner) as error:
+        code = {RewardHacking: 3, Stopped: EXIT_CODE, NotOwner: 2}[type(error)]
         if trainer.mesh.is_main:
             print(f"post_train.py: {error}", file=sys.stderr)
-    if trainer.mesh.is_main and code != EXIT_CODE:
+    if trainer.mesh.is_main and code in (0, 3):
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     ranks.stop()
     return code

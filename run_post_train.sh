@@ -46,6 +46,7 @@ fi
 processes="${NPROC:-$((num_gpus > 0 ? num_gpus : 1))}"
 case " ${arguments[*]} " in *configs/miniature.yaml* | *configs/smoke.yaml*) processes="${NPROC:-1}" ;; esac
 if [ "$processes" -gt 1 ]; then
-    exec torchrun --standalone --nproc_per_node="$processes" post_train.py "${arguments[@]}"
+    exec python -m scripts.launch --standalone --nproc_per_node="$processes" --shutdown-timeout=240 post_train.py \
+        "${arguments[@]}"
 fi
 exec python post_train.py "${arguments[@]}"

@@ -65,7 +65,7 @@ class Trainer:
         self.policy, self.pipeline, self.encoder = parts.policy, parts.pipeline, parts.encoder
         self.collector, self.scorer, self.rewards = parts.collector, parts.scorer, parts.rewards
         self.recorder, self.update = parts.recorder, parts.update
-        self.checkpoints, self.state = parts.checkpoints, parts.state
+        self.checkpoints, self.state, self.owner = parts.checkpoints, parts.state, parts.owner
         self.validation = None
         if config.data.valid_video_csv:
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, self.progress.enter)
@@ -88,8 +88,15 @@ class Trainer:
         A run that ends before, for a signal or for its rewards, is saved as after its last finished iteration.
 
         Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run; Stopped after a
-            signal; TooManyMissingRewards; OffPolicyError.
+            signal; NotOwner where another life has the folder; TooManyMissingRewards; OffPolicyError.
         """
+        with self.owner:  # before anything is written or removed
+            self._train()
+        self.progress.enter("end")
+        if self.checkpoints.last_failed:
+            raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
+
+    def _train(self) -> None:
         max_steps = self.config.optimizer.max_steps
         writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
@@ -106,6 +113,7 @@ class Trainer:
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
                     self.state.save_unfinished()
                     raise
+                self.owner.check()
                 self.checkpoints.check()
                 if self._is_due(self.config.record.validation_interval) and self.validation:
                     metrics |= self.validate()
@@ -116,9 +124,6 @@ class Trainer:
                 if self._is_due(self.config.record.save_interval):
                     self.state.save()
             self.checkpoints.wait()
-        self.progress.enter("end")
-        if self.checkpoints.last_failed:
-            raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """Makes one iteration: rollouts, rewards, advantages, updates. Gives its metrics by name."""

@@ -1,7 +1,7 @@
 """Would a run start on these nodes? ``torchrun ... -m scripts.preflight --config FILE.yaml [--timeout 60] [flags]``.
 
-Takes the flags of post_train.py and loads no weights. Each rank ends with 0 when all are ready, else with 2, of which
-torchrun makes 1; the first rank says why.
+Takes the flags of post_train.py and loads no weights. Each rank ends with 0 when all are ready, else with 2; the first
+rank says why.
 """
 
 import argparse

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -163,8 +164,8 @@ def refusals(program: str, errors: type[Exception] | tuple[type[Exception], ...]
 def replacing(path: str | Path) -> Iterator[Path]:
     """Context that gives a path to write to instead, which takes the place of ``path`` unless there is an error.
 
-    Who reads ``path`` finds the old content or the new one. The file has the mode that the system gives new files,
-    where what writes it makes one for this user alone, as safetensors does.
+    Who reads ``path`` finds the old content or the new one, after a power cut too. The file has the mode that the
+    system gives new files, where what writes it makes one for this user alone, as safetensors does.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -173,6 +174,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
         mode = aside.stat().st_mode
         yield aside
         aside.chmod(mode)
+        sync(aside)
         os.replace(aside, path)
+        sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, would outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)

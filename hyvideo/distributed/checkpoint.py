@@ -20,11 +20,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import parse_json, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
-from hyvideo.distributed.collectives import share_reason
+from hyvideo.distributed.collectives import all_objects, from_main, share_reason
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.distributed.sharded_tensors import divide, holders, local
 
 FOLDER = "checkpoints"
@@ -99,12 +100,19 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
 def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | None:
     """The checkpoint of `find` whose contents are what was written; a damaged one is named and passed over.
 
-    All ranks must call.
+    The main rank chooses, as a listing of another node may be stale. All ranks must call.
 
     Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
     """
-    is_named = resume_from not in (LATEST, AUTO)
-    folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
+    is_named, folders, problem = resume_from not in (LATEST, AUTO), [], None
+    if mesh.is_main:
+        try:
+            folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
+        except ValueError as error:
+            problem = str(error)
+    if problem := share_reason(problem, mesh):
+        raise ValueError(problem)
+    folders = from_main(folders, mesh)
     for folder in folders:
         problem = manifest.damage(folder, mesh)
         if problem is None:
@@ -116,6 +124,17 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
     if folders:
         raise ValueError(f"every checkpoint in {output_dir / FOLDER} is damaged; remove the folder to begin again")
     return None
+
+
+def refuse_different(folder: Path, iteration: int, mesh: Mesh) -> None:
+    """Raises ValueError on all ranks, which must all call, where they have not taken up one and the same checkpoint."""
+    taken = all_objects(f"that of iteration {iteration} with manifest {manifest.own_hash(folder)}", mesh)
+    if len(set(taken)) > 1:
+        ranks = {what: name_ranks(rank for rank, other in enumerate(taken) if other == what) for what in taken}
+        raise ValueError(
+            f"all ranks must go on from one checkpoint, got {'; '.join(f'{what} on {ranks[what]}' for what in ranks)}; "
+            "start again when all nodes see the same output_dir"
+        )
 
 
 def _damaged(folder: Path, problem: str) -> ValueError:
@@ -154,7 +173,22 @@ def complete(output_dir: Path) -> list[Path]:
 
 def remove(folder: Path) -> None:
     """Removes a folder, hidden by one rename first: a crash in between leaves no half checkpoint that looks whole."""
+    discard(hide(folder))
+
+
+def hide(folder: Path) -> Path:
+    """Gives a folder the name under which it is not seen."""
     hidden = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
+    if os.path.lexists(hidden):
+        discard(hidden)
     os.rename(folder, hidden)
-    shutil.rmtree(hidden)
+    sync(folder.parent)
+    return hidden
+
+
+def discard(folder: Path) -> None:
+    """Deletes a folder; of a link only itself: what it leads to was put there by somebody."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)

@@ -1,6 +1,5 @@
 """Checkpoints are written by all ranks beside the training, and become visible by one rename."""
 
-import errno
 import json
 import os
 import shutil
@@ -16,12 +15,13 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.data.outside import replacing
+from hyvideo.data.outside import replacing, sync
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, remove
+from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, discard, hide, remove
 from hyvideo.distributed.checkpoint_reader import read_metadata
 from hyvideo.distributed.collectives import all_objects, share_reason
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.ownership import Ownership
 
 _FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
 
@@ -34,6 +34,7 @@ class CheckpointWriter:
         keep_every: Those of every so many iterations stay too.
         is_asynchronous: Write in a thread, from a copy on the CPU, while training goes on.
         timeout: Seconds that ranks wait for each other.
+        owner: What says whether the folder is still this life's; by default it is.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class CheckpointWriter:
         is_asynchronous: bool,
         keep_every: int = 0,
         timeout: float = 1800.0,
+        owner: Ownership | None = None,
     ):
         self.output_dir, self.mesh, self.is_asynchronous = output_dir, mesh, is_asynchronous
-        self.keep, self.keep_every = keep, keep_every
+        self.keep, self.keep_every, self.owner = keep, keep_every, owner
         self.last_failed = False  # claims that the newest one could not be written
         # Of its own: the thread's messages must not mix with those of the training.
         limit = timedelta(seconds=timeout)
@@ -95,7 +97,8 @@ class CheckpointWriter:
             print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
-        aside = target.with_name(f".{target.name}.partial")
+        life = f".{self.owner.life}" if self.owner else ""
+        aside = target.with_name(f".{target.name}{life}.partial")
         try:
             shares = self._write_aside(aside, tensors, state, files)
             with self._failing_together():
@@ -147,19 +150,32 @@ class CheckpointWriter:
     def _show(self, aside: Path, target: Path) -> None:
         """Makes a checkpoint that is whole visible, and removes those that are too many."""
         for path in (*aside.rglob("*"), aside):
-            _sync(path)
-        if target.exists():
-            remove(target)
+            sync(path)
+        self._refuse_superseded()
+        replaced = [hide(target)] if os.path.lexists(target) else []
         os.rename(aside, target)
+        sync(target.parent)
+        sync(self.output_dir)  # in which the folder of checkpoints may be new
+        self._refuse_superseded()
         with replacing(target.parent / LATEST) as pointer:
             pointer.write_text(target.name + "\n")
-            _sync(pointer)
-        _sync(target.parent)  # before an older one goes
+        too_many: list[Path] = []
         if self.keep:
             every = self.keep_every
             others = [p for p in complete(self.output_dir) if p != target and not (every and int(p.name) % every == 0)]
-            for old in others[: max(0, len(others) - (self.keep - 1))]:
-                remove(old)
+            too_many = others[: max(0, len(others) - (self.keep - 1))]
+        self._refuse_superseded()
+        for delete, folders in ((discard, replaced), (remove, too_many)):
+            for old in folders:
+                try:
+                    delete(old)
+                except OSError as error:
+                    print(f"\nCHECKPOINT {old} NOT DELETED ({error}); training goes on", file=sys.stderr, flush=True)
+
+    def _refuse_superseded(self) -> None:
+        """Raises RuntimeError where a later life has the folder: what it goes on from must stay as it is."""
+        if self.owner and not self.owner.holds():
+            raise RuntimeError(f"another life of the run has {self.output_dir}")
 
 
 def _check_files(tensors: Path) -> None:
@@ -170,15 +186,3 @@ def _check_files(tensors: Path) -> None:
             f"{len(missing)} of {len(files)} files of the checkpoint are not in {tensors}, {missing[0]} among them: "
             "output_dir must be on a file system that all nodes share"
         )
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, would outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems sync no folders
-            raise
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,11 @@ def write(folder: Path, shares: list[dict[str, dict]]) -> None:
     (folder / NAME).write_text(json.dumps(dict(ChainMap(*shares)), indent=1, sort_keys=True))
 
 
+def own_hash(folder: Path) -> str:
+    """Hash of the manifest itself: the same where the checkpoint is."""
+    return hashlib.blake2b((folder / NAME).read_bytes(), digest_size=8).hexdigest()
+
+
 def size_problem(folder: Path) -> str | None:
     """Reason why a checkpoint cannot be whole, by names and sizes alone; None if nothing says so."""
     try:

@@ -1,5 +1,6 @@
 """The file metrics.jsonl: a line for each iteration, read again by a run that goes on and by its evaluation."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -69,6 +70,7 @@ class Lines:
         try:
             while self._waiting:  # a disk may take a part
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
+            os.fsync(self._file.fileno())  # before the checkpoint that counts on it
         except OSError as error:
             return error
         return None

@@ -1,9 +1,11 @@
 """Signals: a run that is asked to leave saves what it has and leaves; one that is asked twice leaves at once.
 
-    SIGTERM, SIGUSR1 (Slurm, before the time is up), Ctrl-C    leave with code 75, to be started again
-    Ctrl-C twice                                               leave now
+    SIGUSR1 (Slurm before the time is up, our launchers), Ctrl-C    leave with code 75, to be started again
+    SIGTERM                                                         the same; under torchrun the end, at once
+    Ctrl-C twice                                                    leave now
 
 A signal reaches one rank or all, at any moment. Ranks agree on it between stages, so that none waits for another.
+torchrun sends SIGTERM where another rank has failed: who then went on would wait for it.
 """
 
 import os
@@ -28,7 +30,8 @@ class PreemptionSignals:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "PreemptionSignals":
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        ends_at_once = {signal.SIGTERM} if "TORCHELASTIC_RUN_ID" in os.environ else set()
+        for number in {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT} - ends_at_once:
             self._before[number] = signal.signal(number, self._take)
         return self
 

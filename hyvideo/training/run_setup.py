@@ -14,6 +14,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -53,6 +54,7 @@ class RunParts:
     update: PolicyUpdate
     checkpoints: CheckpointWriter
     state: RunState
+    owner: Ownership
 
 
 def build_parts(
@@ -70,6 +72,8 @@ def build_parts(
 
     Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
     """
+    owner = Ownership(Path(config.record.output_dir), mesh)
+    owner.refuse_living()
     plan = make_plan(config, mesh.world_size)
     requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
     validated = read_requests(*config.data.valid_video_csv)
@@ -90,7 +94,7 @@ def build_parts(
     cost = Cost(training_forwards(PlannedRun(config, mesh.world_size, architecture)))
     signals = PreemptionSignals(mesh)
     update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
-    checkpoints = _checkpoint_writer(config.record, mesh, timeout=config.distributed.collective_timeout)
+    checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,
         signals=signals,
@@ -111,10 +115,11 @@ def build_parts(
         update=update,
         checkpoints=checkpoints,
         state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),
+        owner=owner,
     )
 
 
-def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, *, timeout: float) -> CheckpointWriter:
+def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
     return CheckpointWriter(
         Path(settings.output_dir),
         mesh,
@@ -122,4 +127,5 @@ def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, *, timeout: float) 
         keep_every=settings.keep_every,
         is_asynchronous=settings.save_asynchronously,
         timeout=timeout,
+        owner=owner,
     )

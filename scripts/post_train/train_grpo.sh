@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains on the node it runs on, one of NNODES; the same command on each node, with the first one's address:
 #   NNODES=2 NPROC_PER_NODE=8 MASTER_ADDR=node1 bash scripts/post_train/train_grpo.sh --config FILE.yaml [flags]
-# Goes on from the newest complete checkpoint of its output_dir, if there is one. Ends with 75 when SIGUSR1 stopped it.
+# Goes on from the newest complete checkpoint of its output_dir, if there is one. Asked to end by SIGUSR1 it ends with
+# 75, to be started again; by SIGTERM or Ctrl-C with 143; either way all is saved. Else the code is post_train.py's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [ -n "${PID_FILE:-}" ]; then # for who wants to end it from elsewhere
@@ -53,30 +54,37 @@ if [ "${PREFLIGHT:-0}" = 1 ]; then
     MAX_RESTARTS=0
 fi
 
-# A session of its own and no SIGUSR1: torchrun shall hear SIGTERM once, from here, whoever was signalled.
+# A session of its own and no SIGUSR1: the agent shall hear SIGTERM once, from here, whoever was signalled. It asks its
+# processes to leave by SIGUSR1; SIGTERM is the end of those whose fellow has failed.
 (
     trap '' USR1
-    exec setsid torchrun --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
+    exec setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
         --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$RDZV_ID" --max-restarts="$MAX_RESTARTS" \
         --shutdown-timeout="${SHUTDOWN_TIMEOUT:-240}" "${entry[@]}" "$@"
 ) &
 agent=$!
 
 asked_to_leave=0
+told_to_end=0
 # shellcheck disable=SC2317
 stop() { # called by trap
     signalled=1
     kill -TERM "$agent" 2> /dev/null || true
 }
 trap 'asked_to_leave=1; stop' USR1
-trap stop INT TERM HUP
+trap 'told_to_end=1; stop' INT TERM HUP
 while :; do # a signal ends a wait
     signalled=0
     status=0
     wait "$agent" || status=$?
     [ "$signalled" = 1 ] || break
 done
-if [ "$asked_to_leave" = 1 ] && [ "$status" -ne 0 ]; then
-    exit 75 # to be started again: Slurm's time was up, not the training
+if [ "$asked_to_leave" = 1 ]; then
+    case "$status" in
+        0 | 2 | 3) ;;      # done, refused, reward hacking: another start would end so too
+        *) status=75 ;;    # to be started again: Slurm's time was up, not the training
+    esac
+elif [ "$told_to_end" = 1 ] && [ "$status" -eq 75 ]; then
+    status=143 # by who does not want it started again, as scancel
 fi
 exit "$status"

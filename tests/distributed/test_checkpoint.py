@@ -286,6 +286,98 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_is_visible_and_before_an_o
     assert ("fsync", str(root)) in events[pointed:hidden]
 
 
+def test_a_checkpoint_that_is_written_again_replaces_the_old_one_when_it_is_on_the_disk_itself(tmp_path, monkeypatch):
+    save(tmp_path, 2, weight=torch.tensor(1.0))
+
+    def crash(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "discard", crash)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 2, weight=torch.tensor(2.0))
+    (folder,) = checkpoint.complete(tmp_path)
+    target = {"weight": torch.tensor(0.0)}
+    checkpoint.load_tensors(folder, target)
+    assert target["weight"] == 2
+    save(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
+
+
+def test_an_old_one_that_cannot_be_deleted_is_told_and_the_new_one_is_written(tmp_path, monkeypatch, capsys):
+    save(tmp_path, 2)
+
+    rmtree = checkpoint.shutil.rmtree
+
+    def refuse(folder, **options):
+        if folder.name == ".000002.removed":
+            raise PermissionError(1, "Operation not permitted", str(folder))
+        rmtree(folder, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", refuse)
+        writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False)
+        writer.save(4, {"policy": torch.zeros(3)}, {})
+    assert not writer.last_failed
+    told = capsys.readouterr().err
+    assert "000002 NOT DELETED" in told and "Operation not permitted" in told and "NOT WRITTEN" not in told
+    assert checkpoint.find(tmp_path, "latest").name == "000004"
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path):
+    elsewhere = save(tmp_path, 2).rename(tmp_path / "elsewhere")
+    link = tmp_path / "checkpoints" / "000002"
+    for remove in (
+        lambda: save(tmp_path, 4, keep=1),
+        lambda: save(tmp_path, 2),
+        lambda: checkpoint.drop_after(tmp_path, 1),
+    ):
+        link.symlink_to(elsewhere)
+        remove()
+        assert not link.is_symlink() and (elsewhere / "state.json").is_file()
+        checkpoint.drop_after(tmp_path, 1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["latest"]
+
+
+def choose_with_a_stale_listing(folder):
+    """What two ranks choose of which the second sees an old listing, and what is said when each has its own choice."""
+    from hyvideo.distributed import mesh as ranks
+
+    mesh, folder = ranks.start(1, torch.device("cpu"), timeout=30), Path(folder)
+    complete = checkpoint.complete
+    if mesh.rank == 1:
+        checkpoint.complete = lambda output_dir: complete(output_dir)[:1]
+    chosen = checkpoint.find_undamaged(folder, "latest", mesh)
+    checkpoint.refuse_different(chosen, 4, mesh)
+    said = []
+    for own, iteration in ((complete(folder)[1 - mesh.rank], 4), (chosen, 4 - mesh.rank)):
+        try:
+            checkpoint.refuse_different(own, iteration, mesh)
+        except ValueError as error:
+            said.append(str(error))
+    try:
+        checkpoint.find_undamaged(folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh)
+    except ValueError as error:
+        said.append(str(error))
+    return chosen.name, said
+
+
+def test_ranks_go_on_from_the_checkpoint_of_the_main_rank_or_stop_with_both_named(tmp_path):
+    for iteration in (2, 4):
+        save(tmp_path, iteration)
+    hashes = [manifest.own_hash(folder) for folder in checkpoint.complete(tmp_path)]
+    for chosen, said in launch("tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)):
+        assert chosen == "000004"
+        of_files, of_states, named = said
+        for part in (
+            f"iteration 4 with manifest {hashes[1]} on rank 0",
+            f"iteration 4 with manifest {hashes[0]} on rank 1",
+        ):
+            assert part in of_files
+        assert "iteration 4 with manifest" in of_states and "iteration 3 with manifest" in of_states
+        assert "resume_from_checkpoint must be" in named
+
+
 def test_every_so_many_stay(tmp_path):
     writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
     for iteration in range(2, 11, 2):

@@ -103,6 +103,8 @@ def play(folder, lost):
     return {
         "unbroken": train(folder / "unbroken", mesh),
         "lost rank": train(lost, mesh, resume_from_checkpoint="latest"),
+        "apart": resume_apart(folder / "unbroken", mesh),
+        "superseded": supersede(folder / "superseded", mesh),
         "signal": leave_and_go_on(folder / "signal", mesh),
         **{case: plant_nan(folder / case, mesh, case) for case in ("reward", "loss", "gradient", "gradient fsdp")},
         "full disk": fill_disk(folder / "full", mesh),
@@ -125,6 +127,45 @@ def digest(trainer):
         found.update(name.encode())
         found.update(local(tensor).contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
+
+
+def resume_apart(folder, mesh):
+    """What is said where rank 1 has taken up the first checkpoint, and rank 0 the newest."""
+    from hyvideo.distributed import checkpoint
+
+    find = checkpoint.find_undamaged
+
+    def find_apart(*arguments):
+        return find(*arguments).with_name("000003" if mesh.is_main else "000001")
+
+    checkpoint.find_undamaged = find_apart
+    try:
+        make(folder, mesh, resume_from_checkpoint="latest", max_steps=4)
+    except ValueError as error:
+        return str(error)
+    finally:
+        checkpoint.find_undamaged = find
+
+
+def supersede(folder, mesh):
+    """Another life takes the folder in the second iteration: what ends this one, and what it has left."""
+    from hyvideo.distributed.ownership import NotOwner
+
+    trainer = make(folder, mesh, save_asynchronously=False)
+    run_iteration = trainer.run_iteration
+
+    def run(writer=None):
+        if mesh.is_main and trainer.iteration == 2:
+            (folder / ".owner").write_text('{"life": "later"}')
+        return run_iteration(writer)
+
+    trainer.run_iteration = run
+    try:
+        trainer.train()
+    except NotOwner as error:
+        left = [path.name for path in sorted((folder / "checkpoints").iterdir())]
+        lines = (folder / "metrics.jsonl").read_text().count("\n")
+        return {"told": str(error), "left": left, "lines": lines, "owner": (folder / ".owner").read_text()}
 
 
 def leave_and_go_on(folder, mesh):
@@ -242,6 +283,19 @@ def played(tmp_path_factory, lost_rank):
 def test_a_run_that_lost_a_rank_goes_on_and_ends_as_the_unbroken_one(played):
     for rank in played:
         assert rank["lost rank"] == rank["unbroken"]
+
+
+def test_ranks_that_took_up_different_checkpoints_all_stop_and_name_both(played):
+    for rank in played:
+        assert "that of iteration 3 with manifest" in rank["apart"] and "on rank 0" in rank["apart"]
+        assert "that of iteration 1 with manifest" in rank["apart"] and "on rank 1" in rank["apart"]
+
+
+def test_a_life_whose_folder_was_taken_stops_on_all_ranks_and_writes_no_more(played):
+    for rank in played:
+        seen = rank["superseded"]
+        assert "another life of the run has taken" in seen["told"] and seen["owner"] == '{"life": "later"}'
+        assert seen["left"] == ["000001", "latest"] and seen["lines"] == 1
 
 
 def test_a_signal_to_one_rank_is_a_signal_to_all_and_its_iteration_is_made_again(played):

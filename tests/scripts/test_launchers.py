@@ -15,17 +15,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
-# It shows what it was called with and waits for SIGTERM where WAIT is set.
-TORCHRUN = """#!/usr/bin/env bash
+# The agent. It shows what it was called with and waits for SIGTERM where WAIT is set.
+PYTHON = """#!/usr/bin/env bash
 {
     echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
     printf '[%s]\\n' "$@"
     env | grep '^NCCL_\\|^SECRET'
-} > "$LOG.torchrun.part"
-mv "$LOG.torchrun.part" "$LOG.torchrun"
+} > "$LOG.agent.part"
+mv "$LOG.agent.part" "$LOG.agent"
 [ -n "${WAIT:-}" ] || exit 0
 sleep 60 &
-trap 'kill $!; echo ended > "$LOG.ended"; exit 1' TERM
+trap 'kill $!; echo ended > "$LOG.ended"; exit "${CODE:-1}"' TERM
 echo > "$LOG.waits"
 wait
 """
@@ -75,13 +75,13 @@ def finish(process):
     return process.returncode, output
 
 
-def torchrun_arguments(log):
-    _, *lines = Path(f"{log}.torchrun").read_text().splitlines()
+def agent_arguments(log):
+    _, *lines = Path(f"{log}.agent").read_text().splitlines()
     return [line[1:-1] for line in lines if line.startswith("[")]
 
 
 def wait_for(pipe):
-    """Waits until the fake torchrun writes to the named pipe, which is there before it begins."""
+    """Waits until the fake agent writes to the named pipe, which is there before it begins."""
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     assert select.select([reader], [], [], 20)[0], f"nothing came through {pipe}"
     os.close(reader)
@@ -106,14 +106,19 @@ def test_two_nodes_train_one_run(start, tmp_path):
     assert "resume_from_checkpoint: latest" in (out / "config.yaml").read_text()
 
 
-def test_torchrun_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path):
+def test_a_mistake_is_started_once_and_its_code_is_the_scripts(start):
+    code, output = finish(start([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1"))
+    assert code == 2 and output.count("eta must not be negative") == 1, output
+
+
+def test_the_agent_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path):
     places = {"NNODES": "4", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "1234", "RDZV_ID": "x"}
-    assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"torchrun": TORCHRUN}, **places)) == (0, "")
-    arguments = torchrun_arguments(tmp_path / "log")
+    assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"python": PYTHON}, **places)) == (0, "")
+    arguments = agent_arguments(tmp_path / "log")
     words = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
-    assert set(words.split()) <= set(arguments)
+    assert arguments[:2] == ["-m", "scripts.launch"] and set(words.split()) <= set(arguments)
     assert arguments[-5:] == ["post_train.py", "--resume_from_checkpoint", "latest", "--prompt", "a  'b' $c"]
-    assert (tmp_path / "log.torchrun").read_text().startswith("1\n")  # TORCH_DISABLE_SHARE_RDZV_TCP_STORE
+    assert (tmp_path / "log.agent").read_text().startswith("1\n")  # TORCH_DISABLE_SHARE_RDZV_TCP_STORE
 
 
 @pytest.mark.parametrize(
@@ -132,13 +137,13 @@ def test_the_newest_checkpoint_is_taken_up_unless_another_is_named(start, tmp_pa
     for name, text in files.items():
         (tmp_path / name).write_text(text)
         flags = [flag.replace(name, str(tmp_path / name)) for flag in flags]
-    assert finish(start([*TRAIN, *flags], {"torchrun": TORCHRUN}))[0] == 0
-    assert ("latest" in torchrun_arguments(tmp_path / "log")) is resumes
+    assert finish(start([*TRAIN, *flags], {"python": PYTHON}))[0] == 0
+    assert ("latest" in agent_arguments(tmp_path / "log")) is resumes
 
 
 def test_preflight_can_be_started_alone(start, tmp_path):
-    assert finish(start([*TRAIN, "--eta", "1"], {"torchrun": TORCHRUN}, PREFLIGHT="1"))[0] == 0
-    arguments = torchrun_arguments(tmp_path / "log")
+    assert finish(start([*TRAIN, "--eta", "1"], {"python": PYTHON}, PREFLIGHT="1"))[0] == 0
+    arguments = agent_arguments(tmp_path / "log")
     assert "--max-restarts=0" in arguments and arguments[-6:-3] == [
         "-m",
         "scripts.preflight",
@@ -146,10 +151,21 @@ def test_preflight_can_be_started_alone(start, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("sent, code", [(signal.SIGUSR1, 75), (signal.SIGTERM, 1)])
-def test_a_signal_ends_torchrun_and_usr1_asks_for_another_start(start, tmp_path, sent, code):
+@pytest.mark.parametrize(
+    "sent, agents, code",
+    [
+        (signal.SIGUSR1, 1, 75),
+        (signal.SIGUSR1, 75, 75),
+        (signal.SIGUSR1, 2, 2),
+        (signal.SIGUSR1, 0, 0),
+        (signal.SIGTERM, 1, 1),
+        (signal.SIGTERM, 75, 143),
+        (signal.SIGINT, 75, 143),
+    ],
+)
+def test_a_signal_ends_the_agent_and_usr1_asks_for_another_start(start, tmp_path, sent, agents, code):
     os.mkfifo(tmp_path / "log.waits")
-    node = start(TRAIN, {"torchrun": TORCHRUN}, WAIT="1", PID_FILE=str(tmp_path / "pid"))
+    node = start(TRAIN, {"python": PYTHON}, WAIT="1", CODE=str(agents), PID_FILE=str(tmp_path / "pid"))
     wait_for(tmp_path / "log.waits")
     node.send_signal(sent)
     assert finish(node)[0] == code
@@ -161,11 +177,11 @@ HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", 
 
 def test_every_argument_survives_pdsh(start, tmp_path):
     environment = {"NODES": "node1,node2", "NCCL_DEBUG": "INFO WARN", "SECRET_KEY": "hidden", "NPROC_PER_NODE": "2"}
-    fakes = {"pdsh": PDSH, "torchrun": TORCHRUN}
+    fakes = {"pdsh": PDSH, "python": PYTHON}
     code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
     assert code == 0, output
     assert (tmp_path / "log.pdsh").read_text().split() == "-S -R ssh -f 2 -w node1,node2".split()
-    recorded = (tmp_path / "log.torchrun").read_text()
+    recorded = (tmp_path / "log.agent").read_text()
     assert "".join(f"[{argument}]\n" for argument in HARD) in recorded
     assert {"[--nnodes=2]", "[--nproc_per_node=2]", "[--rdzv-endpoint=node1:29500]"} <= set(recorded.splitlines())
     assert "NCCL_DEBUG=INFO WARN" in recorded and "SECRET" not in recorded
@@ -184,24 +200,24 @@ def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
     (tmp_path / "nodes").write_text("# the cluster\nuser@node1 slots=8\n\nnode2  # the second\n")
     environment = {"NODE_FILE": str(tmp_path / "nodes"), "PATH": without_pdsh(tmp_path), "PASS_ENV": "SECRET_KEY"}
     environment["SECRET_KEY"] = "told"
-    fakes = {"ssh": SSH, "torchrun": TORCHRUN}
+    fakes = {"ssh": SSH, "python": PYTHON}
     code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
     assert code == 0, output
     assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(output.splitlines())
     for node in ("user@node1", "node2"):
-        recorded = (tmp_path / f"log-{node}.torchrun").read_text()
+        recorded = (tmp_path / f"log-{node}.agent").read_text()
         assert "".join(f"[{argument}]\n" for argument in HARD) in recorded and "SECRET_KEY=told" in recorded
         assert "[--rdzv-endpoint=node1:29500]" in recorded
 
 
 def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path):
-    environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "torchrun": TORCHRUN}
+    environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "python": PYTHON}
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
     assert code == 2 and "a node was not reached" in output
     environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
     assert code == 2 and "node1: ls: cannot access '/no where/scripts" in output
-    assert not list(tmp_path.glob("*.torchrun"))
+    assert not list(tmp_path.glob("*.agent"))
 
 
 @pytest.mark.parametrize("program", ["pdsh", "ssh"])
@@ -210,7 +226,7 @@ def test_the_end_of_the_launcher_is_the_end_of_the_nodes(start, tmp_path, progra
     if program == "ssh":
         environment["PATH"], log = without_pdsh(tmp_path), tmp_path / "log-node1"
     os.mkfifo(f"{log}.waits")
-    fakes = {program: {"pdsh": PDSH, "ssh": SSH}[program], "torchrun": TORCHRUN}
+    fakes = {program: {"pdsh": PDSH, "ssh": SSH}[program], "python": PYTHON}
     launcher = start(["bash", "run_post_train_multinode.sh"], fakes, **environment)
     wait_for(f"{log}.waits")
     launcher.terminate()

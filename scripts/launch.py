@@ -1,0 +1,20 @@
+"""Starts the processes of a run on this node: torchrun, but for how they leave, end and are started again.
+
+python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
+"""
+
+import sys
+from pathlib import Path
+
+from hyvideo.config.command_line import parse
+from hyvideo.distributed import agent
+from hyvideo.records.metrics_file import whole_lines
+
+
+def last_finished(flags: list[str]) -> int:
+    path = Path(parse(flags).config.record.output_dir) / "metrics.jsonl"
+    return max((iteration for iteration, _ in whole_lines(path)), default=0) if path.is_file() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(agent.main(sys.argv[1:], last_finished))

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
-from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
 
@@ -26,7 +25,7 @@ class Layout(NamedTuple):
     """Lengths and positions of the tokens of a batch, given to every block in place of the rotary tables."""
 
     cos: Tensor  # (local image tokens, head dim)
-    sin: Tensor  # (local image tokens, head dim)
+    sin: Tensor  # (local image tokens, head dim), negative where it multiplies the second of a pair
     text_lengths: tuple[int, ...]  # valid text tokens of each sample; they come first
     num_image_tokens: int  # of all processes together, without padding
 
@@ -55,22 +54,24 @@ class TrimmedTextAttnProcessor:
         Shape of each: (batch, tokens, dim).
         """
         cos, sin, text_lengths, num_image_tokens = image_rotary_emb
-        image = project_image(attn, hidden_states, (cos, sin))
-        text = project_text(attn, encoder_hidden_states)
-        joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
+        joint = project_image(attn, hidden_states, (cos, sin), project_text(attn, encoder_hidden_states))
         attended = attend(joint, [num_image_tokens + length for length in text_lengths])
-        return project_out(attn, attended[:, :num_image_tokens], attended[:, num_image_tokens:])
+        image, text = attended.split((num_image_tokens, attended.shape[1] - num_image_tokens), dim=1)
+        return project_out(attn, image, text)
 
 
-def project_image(attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor]) -> QueryKeyValue:
-    """Query, key and value of image tokens, normalised per head and rotated to their position in the video."""
+def project_image(
+    attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], text: QueryKeyValue | None = None
+) -> QueryKeyValue:
+    """Query, key and value of image tokens, normalised per head and rotated to their position; ``text`` follows."""
     query, key, value = (
         linear(hidden_states).unflatten(2, (attn.heads, -1)) for linear in (attn.to_q, attn.to_k, attn.to_v)
     )
-    query = apply_rotary_emb(attn.norm_q(query), rotary, sequence_dim=1)
-    key = apply_rotary_emb(attn.norm_k(key), rotary, sequence_dim=1)
-    # Under autocast the norms give float32. Attention would round it later; rounding now halves the memory.
-    return QueryKeyValue(query.to(value.dtype), key.to(value.dtype), value)
+    query, key = _normalised(attn.norm_q, query), _normalised(attn.norm_k, key)
+    none = value.new_empty(len(value), 0, *value.shape[2:])
+    text = text or QueryKeyValue(none, none, none)
+    query, key = (_Rotated.apply(image, behind, *rotary) for image, behind in ((query, text.query), (key, text.key)))
+    return QueryKeyValue(query, key, torch.cat((value, text.value), dim=1))
 
 
 def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValue:
@@ -79,8 +80,48 @@ def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValu
         linear(encoder_hidden_states).unflatten(2, (attn.heads, -1))
         for linear in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
     )
-    query, key = attn.norm_added_q(query), attn.norm_added_k(key)
-    return QueryKeyValue(query.to(value.dtype), key.to(value.dtype), value)
+    return QueryKeyValue(_normalised(attn.norm_added_q, query), _normalised(attn.norm_added_k, key), value)
+
+
+def _normalised(norm: nn.Module, heads: Tensor) -> Tensor:
+    """Root mean square norm of every head by one kernel, which is float32 within."""
+    with torch.autocast(heads.device.type, enabled=False):
+        return F.rms_norm(heads, norm.dim, norm.weight.to(heads.dtype), norm.eps)
+
+
+class _Rotated(torch.autograd.Function):
+    """Image tokens rotated to their position, in float32 within, and text tokens behind them.
+
+    Backward: the rotation by the opposite angle. Nothing but the tables is kept for it.
+
+    Shape of each: (batch, tokens, heads, head dim).
+    """
+
+    @staticmethod
+    def forward(ctx, image: Tensor, text: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.lengths = image.shape[1], text.shape[1]
+        joint = image.new_empty(len(image), sum(ctx.lengths), *image.shape[2:])
+        _rotate(image, cos, sin, 1, joint[:, : ctx.lengths[0]])
+        joint[:, ctx.lengths[0] :] = text
+        return joint
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        image, text = gradient.split(ctx.lengths, dim=1)
+        rotated = torch.empty(image.shape, dtype=image.dtype, device=image.device)
+        _rotate(image, *ctx.saved_tensors, -1, rotated)
+        return rotated, text, None, None
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, out: Tensor) -> None:
+    """Neighbouring numbers as a complex number, times ``cos + i sin`` of their token, by samples.
+
+    ``sin`` has the sign with which a number enters its neighbour. Shape: (batch, tokens, heads, head dim).
+    """
+    for sample, rotated in zip(heads, out):  # compilers write into contiguous memory alone
+        swapped = sample.unflatten(2, (-1, 2)).flip(3).flatten(2)
+        torch.addcmul(sample * cos[:, None], swapped, sin[:, None], value=sign, out=rotated)
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:

@@ -60,6 +60,16 @@ F.scaled_dot_product_attention = _attention
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False
 torch.cuda.is_bf16_supported = lambda: True
 
+
+def _never(*_arguments):
+    raise AssertionError("FakeTensors have no numbers to compute")
+
+
+# CUDA's torch has a kernel for the norm of queries and keys, and its autograd then takes it. FakeTensors know the shapes.
+_KERNELS = torch.library.Library("aten", "IMPL")
+for _name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
+    _KERNELS.impl(_name, _never, "CUDA")
+
 # Operators that wait for the GPU: their result, or its shape, is wanted on the host.
 _WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
 _COPIES = {"_to_copy", "copy_"}
@@ -75,7 +85,7 @@ class Count(TorchDispatchMode):
     """What a GPU would do while this is entered.
 
     Bytes are what every operator reads and writes, expanded tensors once; products and attention, which are bound by
-    arithmetic, are counted apart. Memory counts what is allocated after the first entry.
+    arithmetic, are counted apart. Memory is what operators allocate while this is entered, so no weights and inputs.
     """
 
     def __init__(self):
@@ -109,6 +119,8 @@ class Count(TorchDispatchMode):
             self.waits[name] += 1
         if name in _COPIES and len({tensor.device.type for tensor in given + made}) > 1:
             self._count_copy(name, given, made, arguments, options)
+        for tensor in given:
+            self._hold(tensor, new=False)
         for tensor in made:
             self._hold(tensor)
         if name not in _FREE and operator.namespace == "aten":
@@ -116,7 +128,8 @@ class Count(TorchDispatchMode):
             self.flop[name] += flop
             if not flop:
                 self.kernels[name] += 1
-                self.bytes[name] += sum(_bytes(tensor) for tensor in given + made if tensor.is_cuda)
+                moved = [tensor for tensor in given if tensor is not options.get("out")] + made  # out is only written
+                self.bytes[name] += sum(_bytes(tensor) for tensor in moved if tensor.is_cuda)
         return result
 
     def _count_copy(self, name, given, made, arguments, options) -> None:
@@ -127,9 +140,9 @@ class Count(TorchDispatchMode):
         if waits:
             self.waits[f"{name} {direction}"] += 1
 
-    def _hold(self, tensor) -> None:
+    def _hold(self, tensor, *, new: bool = True) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, storage.nbytes() * new
         if not tensor.is_cuda or key in self._held:
             return
         self._held[key] = size

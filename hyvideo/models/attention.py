@@ -101,27 +101,27 @@ class _Rotated(torch.autograd.Function):
     def forward(ctx, image: Tensor, text: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.lengths = image.shape[1], text.shape[1]
-        joint = image.new_empty(len(image), sum(ctx.lengths), *image.shape[2:])
-        _rotate(image, cos, sin, 1, joint[:, : ctx.lengths[0]])
-        joint[:, ctx.lengths[0] :] = text
-        return joint
+        # Tokens outermost: the image's are then contiguous, which compilers demand of what is written to.
+        joint = image.new_empty(sum(ctx.lengths), len(image), *image.shape[2:])
+        _rotate(image.transpose(0, 1), cos, sin, 1, joint[: len(cos)])
+        joint[len(cos) :] = text.transpose(0, 1)
+        return joint.transpose(0, 1)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         image, text = gradient.split(ctx.lengths, dim=1)
-        rotated = torch.empty(image.shape, dtype=image.dtype, device=image.device)
-        _rotate(image, *ctx.saved_tensors, -1, rotated)
-        return rotated, text, None, None
+        rotated = image.new_empty(image.transpose(0, 1).shape)
+        _rotate(image.transpose(0, 1), *ctx.saved_tensors, -1, rotated)
+        return rotated.transpose(0, 1), text, None, None
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, out: Tensor) -> None:
-    """Neighbouring numbers as a complex number, times ``cos + i sin`` of their token, by samples.
+    """Neighbouring numbers as a complex number, times ``cos + i sin`` of their token.
 
-    ``sin`` has the sign with which a number enters its neighbour. Shape: (batch, tokens, heads, head dim).
+    ``sin`` has the sign with which a number enters its neighbour. Shape: (tokens, batch, heads, head dim).
     """
-    for sample, rotated in zip(heads, out):  # compilers write into contiguous memory alone
-        swapped = sample.unflatten(2, (-1, 2)).flip(3).flatten(2)
-        torch.addcmul(sample * cos[:, None], swapped, sin[:, None], value=sign, out=rotated)
+    swapped = heads.unflatten(3, (-1, 2)).flip(4).flatten(3)
+    torch.addcmul(heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out)
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:

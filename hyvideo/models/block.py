@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from hyvideo.models.attention import Layout
 
+_EPS = 1e-6  # of diffusers' norms
+
 
 def forward(
     self: nn.Module,
@@ -44,14 +46,14 @@ def forward(
 def modulated(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """``norm(tokens) * (1 + scale) + shift``, in the precision of ``shift``. Shape: (batch, tokens, dim).
 
-    The norm's own weight and bias are the modulation, which differs from sample to sample.
-
     Args:
         shift, scale: Shape: (batch, 1, dim).
     """
+    size = tokens.shape[2:]
     if len(tokens) > 1:
-        return torch.cat([modulated(*sample) for sample in zip(tokens.split(1), shift.split(1), scale.split(1))])
-    weight, bias = ((value[0, 0]).to(tokens.dtype) for value in (1 + scale, shift))
-    # CUDA's autocast would cast to float32 before the norm, and again for every layer after it.
+        return torch.addcmul(shift, F.layer_norm(tokens, size, eps=_EPS), 1 + scale).to(shift.dtype)
+    # One sample's modulation is the norm's own weight and bias: one kernel. CUDA's autocast would cast to float32
+    # before it, and again for every layer after it.
+    weight, bias = (value[0, 0].to(tokens.dtype) for value in (1 + scale, shift))
     with torch.autocast(tokens.device.type, enabled=False):
-        return F.layer_norm(tokens, weight.shape, weight, bias, eps=1e-6).to(shift.dtype)
+        return F.layer_norm(tokens, size, weight, bias, _EPS).to(shift.dtype)

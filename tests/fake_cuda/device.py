@@ -41,7 +41,7 @@ _load()
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
@@ -65,20 +65,22 @@ def _never(*_arguments):
     raise AssertionError("FakeTensors have no numbers to compute")
 
 
-# CUDA's torch has a kernel for the norm of queries and keys, and its autograd then takes it. FakeTensors know the shapes.
+# CUDA's torch has a kernel for the norm of queries and keys, and its autograd then takes it.
 _KERNELS = torch.library.Library("aten", "IMPL")
 for _name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
     _KERNELS.impl(_name, _never, "CUDA")
 
 # Operators that wait for the GPU: their result, or its shape, is wanted on the host.
 _WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
+_ANSWERS = {"_local_scalar_dense": 1.0, "equal": True}  # a number, a claim: what is asked of tensors without numbers
 _COPIES = {"_to_copy", "copy_"}
 # Operators that move nothing.
 _FREE = set(
-    "view _unsafe_view _reshape_alias reshape transpose permute t expand squeeze unsqueeze unflatten unfold view_as_real "
-    "view_as_complex slice select narrow split split_with_sizes chunk unbind alias detach lift_fresh as_strided diagonal "
-    "empty empty_like empty_strided new_empty new_empty_strided _conj is_pinned _pin_memory".split()
+    """view _unsafe_view _reshape_alias reshape transpose permute t expand squeeze unsqueeze unflatten unfold slice
+    select narrow split split_with_sizes chunk unbind alias detach lift_fresh as_strided diagonal view_as_real
+    view_as_complex empty empty_like empty_strided new_empty new_empty_strided""".split()
 )
+_SMALL = 64 * 2**10  # bytes that the driver takes from any memory at once
 
 
 class Count(TorchDispatchMode):
@@ -92,6 +94,7 @@ class Count(TorchDispatchMode):
         super().__init__()
         self.live = 0
         self._held: dict[int, int] = {}  # bytes by storage
+        self._pinned: list[torch.UntypedStorage] = []
         self.clear()
 
     def clear(self) -> None:
@@ -99,7 +102,7 @@ class Count(TorchDispatchMode):
         self.kernels, self.bytes = collections.Counter(), collections.Counter()  # of memory-bound operators, by name
         self.flop = collections.Counter()  # by operator
         self.waits = collections.Counter()  # by operator; blocking copies to the host are among them
-        self.copies = collections.Counter()  # by direction and kind: ("to device", "pinned, without waiting")
+        self.copies = collections.Counter()  # "pinned to device": by the host's memory and the way
         self.peak = self.live
 
     @property
@@ -109,12 +112,15 @@ class Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         options = options or {}
-        result = operator(*arguments, **options)
+        name = operator.overloadpacket.__name__
+        is_asked = name in _ANSWERS and isinstance(arguments[0], FakeTensor)
+        result = _ANSWERS[name] if is_asked else operator(*arguments, **options)
         given = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if options.get("pin_memory") or name == "_pin_memory":
+            self._pinned += [tensor.untyped_storage() for tensor in made]
         if not any(tensor.is_cuda for tensor in given + made):
             return result
-        name = operator.overloadpacket.__name__
         if name in _WAITS:
             self.waits[name] += 1
         if name in _COPIES and len({tensor.device.type for tensor in given + made}) > 1:
@@ -135,10 +141,15 @@ class Count(TorchDispatchMode):
     def _count_copy(self, name, given, made, arguments, options) -> None:
         source, goal = (given[1], given[0]) if name == "copy_" else (given[0], made[0])
         waits = not (options.get("non_blocking") or (name == "copy_" and len(arguments) > 2 and arguments[2]))
-        direction = "to device" if goal.is_cuda else "to host"
-        self.copies[direction, "waits" if waits else "goes on"] += 1
+        host, way = (source, "to device") if goal.is_cuda else (goal, "to host")
+        memory = "small" if _bytes(host) <= _SMALL else "pinned" if self._is_pinned(host) else "pageable"
+        self.copies[f"{memory} {way}"] += 1
         if waits:
-            self.waits[f"{name} {direction}"] += 1
+            self.waits[f"copy {way}"] += 1
+
+    def _is_pinned(self, host) -> bool:
+        """Claims that its memory was allocated so: FakeTensors do not know."""
+        return any(host.untyped_storage()._cdata == storage._cdata for storage in self._pinned)
 
     def _hold(self, tensor, *, new: bool = True) -> None:
         storage = tensor.untyped_storage()

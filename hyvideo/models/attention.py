@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     """Lengths and positions of the tokens of a batch, given to every block in place of the rotary tables."""
 
     cos: Tensor  # (local image tokens, head dim)
-    sin: Tensor  # (local image tokens, head dim), negative where it multiplies the second of a pair
+    sin: Tensor  # (local image tokens, head dim), negative for the first of a pair
     text_lengths: tuple[int, ...]  # valid text tokens of each sample; they come first
     num_image_tokens: int  # of all processes together, without padding
 
@@ -69,9 +69,9 @@ def project_image(
     )
     query, key = _normalised(attn.norm_q, query), _normalised(attn.norm_k, key)
     none = value.new_empty(len(value), 0, *value.shape[2:])
-    text = text or QueryKeyValue(none, none, none)
-    query, key = (_Rotated.apply(image, behind, *rotary) for image, behind in ((query, text.query), (key, text.key)))
-    return QueryKeyValue(query, key, torch.cat((value, text.value), dim=1))
+    behind = text or QueryKeyValue(none, none, none)
+    query, key = (_Rotated.apply(*pair, *rotary) for pair in ((query, behind.query), (key, behind.key)))
+    return QueryKeyValue(query, key, torch.cat((value, text.value), dim=1) if text else value)
 
 
 def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValue:
@@ -90,38 +90,32 @@ def _normalised(norm: nn.Module, heads: Tensor) -> Tensor:
 
 
 class _Rotated(torch.autograd.Function):
-    """Image tokens rotated to their position, in float32 within, and text tokens behind them.
+    """Image tokens rotated to their position, and text tokens behind them. Shape: (batch, tokens, heads, head dim).
 
     Backward: the rotation by the opposite angle. Nothing but the tables is kept for it.
-
-    Shape of each: (batch, tokens, heads, head dim).
     """
 
     @staticmethod
     def forward(ctx, image: Tensor, text: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.lengths = image.shape[1], text.shape[1]
         # Tokens outermost: the image's are then contiguous, which compilers demand of what is written to.
-        joint = image.new_empty(sum(ctx.lengths), len(image), *image.shape[2:])
-        _rotate(image.transpose(0, 1), cos, sin, 1, joint[: len(cos)])
+        joint = image.new_empty(len(cos) + text.shape[1], len(image), *image.shape[2:])
+        _rotate(image.transpose(0, 1), cos, sin, 1, out=joint[: len(cos)])
         joint[len(cos) :] = text.transpose(0, 1)
         return joint.transpose(0, 1)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        image, text = gradient.split(ctx.lengths, dim=1)
-        rotated = image.new_empty(image.transpose(0, 1).shape)
-        _rotate(image.transpose(0, 1), *ctx.saved_tensors, -1, rotated)
-        return rotated.transpose(0, 1), text, None, None
+        cos, sin = ctx.saved_tensors
+        image, text = gradient.transpose(0, 1).tensor_split((len(cos),))
+        rotated = _rotate(image, cos, sin, -1, out=image.new_empty(image.shape))
+        return rotated.transpose(0, 1), text.transpose(0, 1), None, None
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, out: Tensor) -> None:
-    """Neighbouring numbers as a complex number, times ``cos + i sin`` of their token.
-
-    ``sin`` has the sign with which a number enters its neighbour. Shape: (tokens, batch, heads, head dim).
-    """
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, *, out: Tensor) -> Tensor:
+    """Pairs as complex numbers times ``cos + sign i sin``, in float32 within. Shape: (tokens, batch, heads, dim)."""
     swapped = heads.unflatten(3, (-1, 2)).flip(4).flatten(3)
-    torch.addcmul(heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out)
+    return torch.addcmul(heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out)
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:

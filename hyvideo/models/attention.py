@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
-from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
 
@@ -26,7 +25,7 @@ class Layout(NamedTuple):
     """Lengths and positions of the tokens of a batch, given to every block in place of the rotary tables."""
 
     cos: Tensor  # (local image tokens, head dim)
-    sin: Tensor  # (local image tokens, head dim)
+    sin: Tensor  # (local image tokens, head dim), negative for the first of a pair
     text_lengths: tuple[int, ...]  # valid text tokens of each sample; they come first
     num_image_tokens: int  # of all processes together, without padding
 
@@ -55,22 +54,24 @@ class TrimmedTextAttnProcessor:
         Shape of each: (batch, tokens, dim).
         """
         cos, sin, text_lengths, num_image_tokens = image_rotary_emb
-        image = project_image(attn, hidden_states, (cos, sin))
-        text = project_text(attn, encoder_hidden_states)
-        joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
+        joint = project_image(attn, hidden_states, (cos, sin), project_text(attn, encoder_hidden_states))
         attended = attend(joint, [num_image_tokens + length for length in text_lengths])
-        return project_out(attn, attended[:, :num_image_tokens], attended[:, num_image_tokens:])
+        image, text = attended.split((num_image_tokens, attended.shape[1] - num_image_tokens), dim=1)
+        return project_out(attn, image, text)
 
 
-def project_image(attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor]) -> QueryKeyValue:
-    """Query, key and value of image tokens, normalised per head and rotated to their position in the video."""
+def project_image(
+    attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], text: QueryKeyValue | None = None
+) -> QueryKeyValue:
+    """Query, key and value of image tokens, normalised per head and rotated to their position; ``text`` follows."""
     query, key, value = (
         linear(hidden_states).unflatten(2, (attn.heads, -1)) for linear in (attn.to_q, attn.to_k, attn.to_v)
     )
-    query = apply_rotary_emb(attn.norm_q(query), rotary, sequence_dim=1)
-    key = apply_rotary_emb(attn.norm_k(key), rotary, sequence_dim=1)
-    # Under autocast the norms give float32. Attention would round it later; rounding now halves the memory.
-    return QueryKeyValue(query.to(value.dtype), key.to(value.dtype), value)
+    query, key = _normalised(attn.norm_q, query), _normalised(attn.norm_k, key)
+    none = value.new_empty(len(value), 0, *value.shape[2:])
+    behind = text or QueryKeyValue(none, none, none)
+    query, key = (_Rotated.apply(*pair, *rotary) for pair in ((query, behind.query), (key, behind.key)))
+    return QueryKeyValue(query, key, torch.cat((value, text.value), dim=1) if text else value)
 
 
 def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValue:
@@ -79,8 +80,42 @@ def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValu
         linear(encoder_hidden_states).unflatten(2, (attn.heads, -1))
         for linear in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
     )
-    query, key = attn.norm_added_q(query), attn.norm_added_k(key)
-    return QueryKeyValue(query.to(value.dtype), key.to(value.dtype), value)
+    return QueryKeyValue(_normalised(attn.norm_added_q, query), _normalised(attn.norm_added_k, key), value)
+
+
+def _normalised(norm: nn.Module, heads: Tensor) -> Tensor:
+    """Root mean square norm of every head by one kernel, which is float32 within."""
+    with torch.autocast(heads.device.type, enabled=False):
+        return F.rms_norm(heads, norm.dim, norm.weight.to(heads.dtype), norm.eps)
+
+
+class _Rotated(torch.autograd.Function):
+    """Image tokens rotated to their position, and text tokens behind them. Shape: (batch, tokens, heads, head dim).
+
+    Backward: the rotation by the opposite angle. Nothing but the tables is kept for it.
+    """
+
+    @staticmethod
+    def forward(ctx, image: Tensor, text: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        # Tokens outermost: the image's are then contiguous, which compilers demand of what is written to.
+        joint = image.new_empty(len(cos) + text.shape[1], len(image), *image.shape[2:])
+        _rotate(image.transpose(0, 1), cos, sin, 1, out=joint[: len(cos)])
+        joint[len(cos) :] = text.transpose(0, 1)
+        return joint.transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        image, text = gradient.transpose(0, 1).tensor_split((len(cos),))
+        rotated = _rotate(image, cos, sin, -1, out=image.new_empty(image.shape))
+        return rotated.transpose(0, 1), text.transpose(0, 1), None, None
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, *, out: Tensor) -> Tensor:
+    """Pairs as complex numbers times ``cos + sign i sin``, in float32 within. Shape: (tokens, batch, heads, dim)."""
+    swapped = heads.unflatten(3, (-1, 2)).flip(4).flatten(3)
+    return torch.addcmul(heads * cos[:, None, None], swapped, sin[:, None, None], value=sign, out=out)
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:

@@ -87,7 +87,7 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
     check_lora(transformer, lora)
     trained = {name: parameter.requires_grad for name, parameter in transformer.named_parameters()}
-    transformer.add_adapter(_config_of(lora))
+    _add_adapter(transformer, _config_of(lora))
     loaded = set_peft_model_state_dict(transformer, _state(lora))
     assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
     transformer.set_adapters("default", weights=scale)
@@ -200,12 +200,19 @@ def start_lora(transformer: nn.Module, config: "LoraConfig") -> None:
     The adapter's values are the caller's.
     """
     frozen = {name.removesuffix(".weight") for name, value in transformer.named_parameters() if not value.requires_grad}
-    transformer.add_adapter(config)
+    _add_adapter(transformer, config)
     for name, parameter in transformer.named_parameters():
         module, _, side = name.partition(".lora_")
         parameter.requires_grad_(bool(side) and module not in frozen)
         if side:
             parameter.data = parameter.data.float()
+
+
+def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
+    transformer.add_adapter(config)
+    for module in transformer.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False  # autocast casts the adapter, and not all tokens to float32
 
 
 def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:

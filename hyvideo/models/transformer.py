@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, equal_runs
+from hyvideo.models.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)
@@ -49,6 +50,7 @@ def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> No
     transformer.sequence = sequence or WholeSequence()
     for block in transformer.transformer_blocks:
         block.attn.set_processor(transformer.sequence.processor())
+        block.forward = types.MethodType(block_forward, block)
     transformer.forward = types.MethodType(forward, transformer)
 
 
@@ -149,8 +151,10 @@ def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, 
 def rotary_tables(
     grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every image token's position. Shape of each: (image tokens, head dim)."""
+    """cos and sin of every image token's position, as a `Layout` has them. Shape of each: (image tokens, head dim)."""
     embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
     # Never inference tensors: the cached tables may be wanted for a backward pass later.
     with torch.inference_mode(False), torch.no_grad():
-        return embed(torch.empty(1, 1, *grid, device=device))
+        cos, sin = embed(torch.empty(1, 1, *grid, device=device))
+        sin[:, ::2].neg_()  # the first of a pair is x cos - y sin
+        return cos, sin

@@ -1,0 +1,193 @@
+"""What the product would make a GPU do, as JSON: run by test_fake_cuda.py in a process of its own.
+
+One sample at a time, as on a GPU: 480 x 864 x 81, a block of full width, bf16, text of 200 tokens.
+"""
+
+from tests.fake_cuda.device import Count, fake_mode, on_device  # first, before torch looks for CUDA
+
+# isort: split
+
+import gc
+import json
+import os
+import sys
+
+import torch
+from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
+
+from hyvideo.config.sections import OptimizerSettings
+from hyvideo.distributed.collectives import average_gradients, clip_gradients
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.models.attention import Layout, freeze_dead_parameters, install_causal_mask
+from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.transformer import install
+from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.anchor import WeightCopy
+from hyvideo.training.model_setup import set_tiling
+from hyvideo.training.optimizers import make_optimizers
+from hyvideo.training.rollout_batch import select
+
+BF16 = torch.bfloat16
+GRID = (21, 30, 54)
+MESH = Mesh(rank=0, world_size=1, sp_size=1)
+
+
+def empty(*shape, dtype=BF16, device="cuda"):
+    return torch.empty(*shape, dtype=dtype, device=device)
+
+
+def transformer(recompute, *, lora=False, num_layers=1):
+    with torch.device("meta"):
+        model = HunyuanVideo15Transformer3DModel(num_layers=num_layers).eval()
+        install(model)
+        freeze_dead_parameters(model)
+        if lora:
+            start_lora(model, training_config(model, rank=32, alpha=32))
+    on_device(model, BF16)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.float()
+    parallelize(model, MESH, Parallelism(recompute=recompute))
+    return model
+
+
+def trained(model):
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def autoencoder():
+    with torch.device("meta"):
+        vae = AutoencoderKLHunyuanVideo15(layers_per_block=1).eval()
+    install_causal_mask(vae)
+    on_device(vae, torch.float16)
+    set_tiling(vae, 256, 0.25)
+    return vae
+
+
+def seen(count):
+    """The counts so far, which begin anew."""
+    found = {
+        "gigabytes": count.gigabytes,
+        "peak": count.peak / 2**30,
+        "waits": dict(count.waits),
+        "copies": dict(count.copies),
+    }
+    gc.collect()
+    count.clear()
+    return found
+
+
+def one_block(count, *, lora):
+    """A block and branch: without gradient, with it, and backward."""
+    block = transformer("none", lora=lora, num_layers=2).transformer_blocks[0]  # the last has a dead end
+    tokens, text = 34_020, 200
+    cos, sin = empty(tokens, 128, dtype=torch.float32), empty(tokens, 128, dtype=torch.float32)
+    time, layout = empty(1, 2048), Layout(cos, sin, (text,), tokens)
+    image, context = (empty(1, number, 2048).requires_grad_() for number in (tokens, text))
+    gradients = empty(1, tokens, 2048), empty(1, text, 2048)
+    found = {}
+    with count:
+        for name, with_gradient in (("forward", False), ("forward with gradient", True)):
+            count.clear()
+            with torch.autocast("cuda", BF16), torch.set_grad_enabled(with_gradient):
+                out = block(image, context, time, None, layout)
+            found[name] = seen(count)
+        torch.autograd.backward(out, gradients)
+        return found | {"backward": seen(count)}
+
+
+def passes(count, pipeline, timestep):
+    """A step of the rollout, its replay, and its backward pass, on the conditions of image-to-video."""
+    picture = ImageCondition(empty(729, 1152), empty(32, *GRID[1:], dtype=torch.float32))
+    conditions = Conditions((Condition(empty(200, 3584), empty(12, GLYPH_WIDTH), picture),))
+    stored = empty(2, 3, 32, *GRID, dtype=torch.float32)
+    found = {}
+    with count:
+        with torch.no_grad():
+            latents = select(stored, [1], torch.tensor([2]))
+            velocity = pipeline.velocity(latents, timestep, conditions)
+            step = pipeline.scheduler.sde_step_with_logprob(
+                velocity, latents, timestep, noise=torch.empty_like(latents)
+            )
+        found["rollout step"] = seen(count)
+        again = pipeline.replay(latents, step.prev_sample, timestep, conditions)
+        found["replay"] = seen(count)
+        again.log_prob.sum().backward()
+        found["backward"] = seen(count)
+        parameters = trained(pipeline.transformer)
+        average_gradients(parameters.values(), MESH, is_sharded=False)
+        clip_gradients(list(parameters.values()), 1.0)
+        found["norm"] = seen(count)
+        make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16).step(1e-5)
+        found["optimizer step"] = seen(count)
+    return found
+
+
+def exchange(count, model, *, offload):
+    parameters = trained(model)
+    with count:
+        weights = WeightCopy(model, parameters, offload=offload)
+        count.clear()
+        with weights.in_place():
+            pass
+    return seen(count) | {"tensors": len(parameters)}
+
+
+def decode(count, pipeline):
+    with count:
+        pipeline.decode(empty(1, 32, 3, 12, 24, dtype=torch.float32))  # two tiles
+    return seen(count)
+
+
+def the_device(count):
+    """Mistakes that a GPU would answer, and this one answers too."""
+    here, there = empty(10_000, dtype=torch.float32), torch.empty(100_000)
+    found = {}
+    try:
+        here + there[:10_000]
+    except RuntimeError as error:
+        found["wrong device"] = str(error)
+    with count:
+        here.sum().item()
+        there.to("cuda")
+        there.to("cuda", non_blocking=True)
+        torch.empty(100_000, pin_memory=True).to("cuda", non_blocking=True)
+        here.cpu()
+    return found | seen(count)
+
+
+def main():
+    torch.set_num_threads(1)
+    gc.freeze()  # what is imported by now is no garbage
+    scheduler = FlowMatchDiscreteScheduler()
+    scheduler.set_timesteps(20)
+    timestep = scheduler.timesteps[5].expand(1).clone()  # the host's numbers are real
+    with fake_mode():
+        negative = Condition(empty(12, 3584), empty(0, GLYPH_WIDTH))
+        pipeline = HunyuanVideoGRPOPipeline(
+            transformer("selective"),
+            autoencoder(),
+            scheduler,
+            sampling=SamplerSettings(batched_forward=False),
+            negative=negative,
+            compute_dtype=BF16,
+        )
+        found = {
+            "device": the_device(Count()),
+            "block": one_block(Count(), lora=False),
+            "LoRA block": one_block(Count(), lora=True),
+            "passes": passes(Count(), pipeline, timestep),
+            "decode": decode(Count(), pipeline),
+            "exchange": exchange(Count(), pipeline.transformer, offload=False),
+            "offloaded exchange": exchange(Count(), pipeline.transformer, offload=True),
+        }
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads would look for the device's end
+
+
+if __name__ == "__main__":
+    main()

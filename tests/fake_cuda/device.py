@@ -1,0 +1,202 @@
+"""A CUDA device that does not exist: the product's own code runs on FakeTensors of device "cuda", without a GPU.
+
+Nothing is computed. A tensor on the wrong device raises as it would on a GPU, autocast is CUDA's, and `Count` tells
+what a GPU would have had to do. Import this first in a process of its own: torch must not have looked for CUDA yet.
+What cannot be seen here: which kernel is chosen, numbers, and what a compiler fuses.
+"""
+
+import collections
+import ctypes
+import hashlib
+import importlib.util
+import os
+import subprocess
+import tempfile
+import weakref
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("guard.cpp")
+
+
+def _load() -> None:
+    """Compiles guard.cpp against the installed torch, once for each version of both, and loads it."""
+    root = Path(importlib.util.find_spec("torch").origin).parent
+    version = (root / "version.py").read_bytes()
+    key = hashlib.sha256(SOURCE.read_bytes() + version + str(root).encode()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"fake-cuda-{os.getuid()}" / f"{key}.so"
+    if not library.exists():
+        library.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = library.with_suffix(f".{os.getpid()}")
+        places = [f"-I{root}/include", f"-L{root}/lib", "-lc10", "-ltorch_cpu"]
+        subprocess.run(
+            ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", str(SOURCE), "-o", str(draft), *places], check=True
+        )
+        draft.rename(library)
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library))
+
+
+_load()
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+_stock_attention = F.scaled_dot_product_attention
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+    """FlashAttention where a GPU would take it: the CPU's torch has no rule to choose for CUDA."""
+    if query.is_cuda and attn_mask is None and query.dtype != torch.float32:
+        operator = torch.ops.aten._scaled_dot_product_flash_attention
+        return operator(query, key, value, dropout_p, is_causal, False, **options)[0]
+    return _stock_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+
+F.scaled_dot_product_attention = _attention
+torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+torch.cuda.is_bf16_supported = lambda: True
+
+
+def _never(*_arguments):
+    raise AssertionError("FakeTensors have no numbers to compute")
+
+
+# CUDA's torch has a kernel for the norm of queries and keys, and its autograd then takes it.
+_KERNELS = torch.library.Library("aten", "IMPL")
+for _name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
+    _KERNELS.impl(_name, _never, "CUDA")
+
+# Operators that wait for the GPU: their result, or its shape, is wanted on the host.
+_WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
+_ANSWERS = {"_local_scalar_dense": 1.0, "equal": True}  # a number, a claim: what is asked of tensors without numbers
+_COPIES = {"_to_copy", "copy_"}
+# Operators that move nothing.
+_FREE = set(
+    """view _unsafe_view _reshape_alias reshape transpose permute t expand squeeze unsqueeze unflatten unfold slice
+    select narrow split split_with_sizes chunk unbind alias detach lift_fresh as_strided diagonal view_as_real
+    view_as_complex empty empty_like empty_strided new_empty new_empty_strided""".split()
+)
+_SMALL = 64 * 2**10  # bytes that the driver takes from any memory at once
+
+
+class Count(TorchDispatchMode):
+    """What a GPU would do while this is entered.
+
+    Bytes are what every operator reads and writes, expanded tensors once; products and attention, which are bound by
+    arithmetic, are counted apart. Memory is what operators allocate while this is entered, so no weights and inputs.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.live = 0
+        self._held: dict[int, int] = {}  # bytes by storage
+        self._pinned: list[torch.UntypedStorage] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins the counts anew; what is held stays."""
+        self.kernels, self.bytes = collections.Counter(), collections.Counter()  # of memory-bound operators, by name
+        self.flop = collections.Counter()  # by operator
+        self.waits = collections.Counter()  # by operator; blocking copies to the host are among them
+        self.copies = collections.Counter()  # "pinned to device": by the host's memory and the way
+        self.peak = self.live
+
+    @property
+    def gigabytes(self) -> float:
+        """Traffic of the memory-bound operators."""
+        return sum(self.bytes.values()) / 1e9
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        options = options or {}
+        name = operator.overloadpacket.__name__
+        is_asked = name in _ANSWERS and isinstance(arguments[0], FakeTensor)
+        result = _ANSWERS[name] if is_asked else operator(*arguments, **options)
+        given = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if options.get("pin_memory") or name == "_pin_memory":
+            self._pinned += [tensor.untyped_storage() for tensor in made]
+        if not any(tensor.is_cuda for tensor in given + made):
+            return result
+        if name in _WAITS:
+            self.waits[name] += 1
+        if name in _COPIES and len({tensor.device.type for tensor in given + made}) > 1:
+            self._count_copy(name, given, made, arguments, options)
+        for tensor in given:
+            self._hold(tensor, new=False)
+        for tensor in made:
+            self._hold(tensor)
+        if name not in _FREE and operator.namespace == "aten":
+            flop = _flop(name, given)
+            self.flop[name] += flop
+            if not flop:
+                self.kernels[name] += 1
+                moved = [tensor for tensor in given if tensor is not options.get("out")] + made  # out is only written
+                self.bytes[name] += sum(_bytes(tensor) for tensor in moved if tensor.is_cuda)
+        return result
+
+    def _count_copy(self, name, given, made, arguments, options) -> None:
+        source, goal = (given[1], given[0]) if name == "copy_" else (given[0], made[0])
+        waits = not (options.get("non_blocking") or (name == "copy_" and len(arguments) > 2 and arguments[2]))
+        host, way = (source, "to device") if goal.is_cuda else (goal, "to host")
+        memory = "small" if _bytes(host) <= _SMALL else "pinned" if self._is_pinned(host) else "pageable"
+        self.copies[f"{memory} {way}"] += 1
+        if waits:
+            self.waits[f"copy {way}"] += 1
+
+    def _is_pinned(self, host) -> bool:
+        """Claims that its memory was allocated so: FakeTensors do not know."""
+        return any(host.untyped_storage()._cdata == storage._cdata for storage in self._pinned)
+
+    def _hold(self, tensor, *, new: bool = True) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes() * new
+        if not tensor.is_cuda or key in self._held:
+            return
+        self._held[key] = size
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._release, key)
+
+    def _release(self, key: int) -> None:
+        self.live -= self._held.pop(key)
+
+
+def _bytes(tensor) -> int:
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _flop(name: str, given: list) -> int:
+    if name in ("mm", "addmm"):
+        (rows, inner), (_, columns) = (tensor.shape for tensor in given[-2:])
+        return 2 * rows * inner * columns
+    if name in ("bmm", "baddbmm"):
+        (batch, rows, inner), (_, _, columns) = (tensor.shape for tensor in given[-2:])
+        return 2 * batch * rows * inner * columns
+    if "scaled_dot_product" in name:
+        is_backward = "backward" in name
+        query, key = given[is_backward : is_backward + 2]
+        products = 10 if is_backward else 4
+        return products * query.shape[:3].numel() * key.shape[2] * query.shape[3]
+    return 0
+
+
+def on_device(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Gives a module of the meta device parameters and buffers on the fake one. Within the FakeTensorMode."""
+    for part in module.modules():
+        for name, value in part._parameters.items():
+            if value is not None:
+                part._parameters[name] = torch.nn.Parameter(
+                    torch.empty(value.shape, dtype=dtype, device="cuda"), value.requires_grad
+                )
+        for name, value in part._buffers.items():
+            if value is not None:
+                part._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+
+
+def fake_mode() -> FakeTensorMode:
+    """The mode in which tensors are made; small tensors of the host may take part."""
+    return FakeTensorMode(allow_non_fake_inputs=True)

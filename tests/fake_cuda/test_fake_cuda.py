@@ -1,0 +1,69 @@
+"""What a GPU has to do for a rollout and an update, counted on a CUDA device that does not exist."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the device is compiled with g++")
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Counts by part of a run. Its own process: torch has looked for CUDA in this one."""
+    command = [sys.executable, "-m", "tests.fake_cuda.checks"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def test_the_device_sees_what_a_gpu_would_refuse_or_wait_for(counted):
+    device = counted["device"]
+    assert "cuda:0 and cpu" in device["wrong device"]
+    assert device["waits"] == {"_local_scalar_dense": 1, "copy to device": 1, "copy to host": 1}
+    assert device["copies"] == {"pageable to device": 2, "pinned to device": 1, "small to host": 1}
+
+
+@pytest.mark.parametrize("part", ["rollout step", "replay", "backward", "optimizer step"])
+def test_nothing_waits_for_the_device_and_only_small_numbers_travel(counted, part):
+    found = counted["passes"][part]
+    assert not found["waits"] and set(found["copies"]) <= {"small to device"}
+
+
+def test_an_update_waits_once_for_its_norm(counted):
+    assert counted["passes"]["norm"]["waits"] == {"_local_scalar_dense": 1}
+
+
+def test_an_anchor_on_the_device_is_exchanged_without_waiting(counted):
+    found = counted["exchange"]
+    assert not found["waits"] and not found["copies"]
+
+
+def test_an_anchor_on_the_host_comes_from_pinned_memory_without_waiting(counted):
+    found = counted["offloaded exchange"]
+    assert {kind.split()[0] for kind in found["copies"]} == {"pinned", "small"}
+    assert set(found["waits"]) <= {"copy to host"}  # what goes back must have arrived
+
+
+def test_decoding_waits_for_its_values_and_the_video_alone(counted):
+    found = counted["decode"]
+    assert set(found["waits"]) == {"_local_scalar_dense", "copy to host"}
+    assert found["waits"]["_local_scalar_dense"] <= 2 and found["waits"]["copy to host"] == 1
+    assert sum(found["copies"].values()) == 1
+
+
+@pytest.mark.parametrize(
+    "block, part, gigabytes, peak",
+    [
+        ("block", "forward", 6.0, 1.4),
+        ("block", "forward with gradient", 6.0, 2.8),
+        ("block", "backward", 11.5, 3.3),
+        ("LoRA block", "forward", 12.3, 1.9),
+        ("LoRA block", "forward with gradient", 12.3, 3.1),
+        ("LoRA block", "backward", 14.9, 3.5),
+    ],
+)
+def test_a_block_and_branch_move_no_more_bytes_than_they_must(counted, block, part, gigabytes, peak):
+    """480 x 864 x 81, eager: traffic of the memory-bound operators in GB, memory in GiB."""
+    assert counted[block][part]["gigabytes"] <= gigabytes
+    assert counted[block][part]["peak"] <= peak

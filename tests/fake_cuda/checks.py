@@ -107,7 +107,7 @@ def passes(count, pipeline, timestep):
     found = {}
     with count:
         with torch.no_grad():
-            latents = select(stored, [1], torch.tensor([2]))
+            latents = select(stored, [1], [2])
             velocity = pipeline.velocity(latents, timestep, conditions)
             step = pipeline.scheduler.sde_step_with_logprob(
                 velocity, latents, timestep, noise=torch.empty_like(latents)

@@ -25,9 +25,9 @@ def test_the_device_sees_what_a_gpu_would_refuse_or_wait_for(counted):
 
 
 @pytest.mark.parametrize("part", ["rollout step", "replay", "backward", "optimizer step"])
-def test_nothing_waits_for_the_device_and_only_small_numbers_travel(counted, part):
+def test_nothing_waits_for_the_device_and_nothing_travels(counted, part):
     found = counted["passes"][part]
-    assert not found["waits"] and set(found["copies"]) <= {"small to device"}
+    assert not found["waits"] and not found["copies"]
 
 
 def test_an_update_waits_once_for_its_norm(counted):
@@ -42,14 +42,12 @@ def test_an_anchor_on_the_device_is_exchanged_without_waiting(counted):
 def test_an_anchor_on_the_host_comes_from_pinned_memory_without_waiting(counted):
     found = counted["offloaded exchange"]
     assert {kind.split()[0] for kind in found["copies"]} == {"pinned", "small"}
-    assert set(found["waits"]) <= {"copy to host"}  # what goes back must have arrived
+    assert not found["waits"]
 
 
-def test_decoding_waits_for_its_values_and_the_video_alone(counted):
+def test_decoding_waits_once(counted):
     found = counted["decode"]
-    assert set(found["waits"]) == {"_local_scalar_dense", "copy to host"}
-    assert found["waits"]["_local_scalar_dense"] <= 2 and found["waits"]["copy to host"] == 1
-    assert sum(found["copies"].values()) == 1
+    assert found["waits"] == {"_local_scalar_dense": 1} and sum(found["copies"].values()) == 1
 
 
 @pytest.mark.parametrize(

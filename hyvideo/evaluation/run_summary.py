@@ -9,6 +9,7 @@ import torch
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.run_plan import Plan, describe
+from hyvideo.config.sections import ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_sentences, settings_without_effect
 from hyvideo.evaluation.validation import Validation
@@ -37,7 +38,8 @@ def print_start(
     """
     print("\n".join([describe(config, plan), *start_lines(config, world_size, str(device))]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
-    print(f"attention              {_attention_kernel(config, device)}")
+    kernel = _attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
+    print(f"attention              {kernel}")
     print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
     for sentence in changed_settings:
@@ -45,12 +47,12 @@ def print_start(
     print(f"output                 {Path(config.record.output_dir)}, {begin}", flush=True)
 
 
-def _attention_kernel(config: Config, device: torch.device) -> str:
+def _attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, int, int], device: torch.device) -> str:
     """Name of the kernel that a call with a rank's heads ran on, perhaps shortened: some are hundreds of letters."""
-    model = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    heads = max(1, model.num_attention_heads // config.distributed.sp_size)
-    tokens = min(_PROFILED_TOKENS, model.image_tokens(*config.rollout_size))
-    kernel = profiled_attention_kernel(device, DTYPES[config.model.dtype], heads, model.attention_head_dim, tokens)
+    model = read_architecture(settings.pretrained_model_root, settings.transformer_version)
+    heads = max(1, model.num_attention_heads // sp_size)
+    tokens = min(_PROFILED_TOKENS, model.image_tokens(*size))
+    kernel = profiled_attention_kernel(device, DTYPES[settings.dtype], heads, model.attention_head_dim, tokens)
     return kernel if len(kernel) <= 120 else f"{kernel[:120]}..."
 
 

@@ -89,9 +89,7 @@ def forward(
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
     time = self.time_embed(timestep, timestep_r=timestep_r)
-    image = self.x_embedder(
-        hidden_states
-    ).contiguous()  # as every later block gets it: compiled, the first is like them
+    image = self.x_embedder(hidden_states).contiguous()  # compiled, all blocks then share a graph
     num_tokens = image.shape[1]
     context, lengths = _context(self, timestep, texts, glyphs, images)
     tables = rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device)

@@ -127,7 +127,7 @@ def build_models(options: argparse.Namespace, dtype: torch.dtype) -> dict[str, n
 
 
 def benchmark_transformer(options: argparse.Namespace) -> None:
-    from hyvideo.models.attention import use_fastest_kernels
+    from hyvideo.models.attention_kernels import use_fastest_kernels
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -42,7 +42,7 @@ def main() -> int:
     from hyvideo.data.prompts import Request
     from hyvideo.data.randomness import normal
     from hyvideo.evaluation.parity import relative_difference, sample_diffusers, stock_pipeline
-    from hyvideo.models.attention import use_fastest_kernels
+    from hyvideo.models.attention_kernels import use_fastest_kernels
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
     from hyvideo.records.stage_timer import StageTimer
     from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder, load_pipeline

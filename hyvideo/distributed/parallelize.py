@@ -1,10 +1,11 @@
 """A transformer for many ranks: sequence parallel, activation checkpointing, compile and FSDP2, in that order.
 
-The order matters: adapters must be there before; checkpointing wraps what compile compiles, and FSDP wraps both.
-Parameter names stay as they were.
+The order matters: adapters must be there before; compile compiles the checkpointing with the block, because outside of
+what is compiled it cannot see attention's result and keep it; FSDP wraps both. Parameter names stay as they were.
 """
 
 import functools
+import types
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +18,15 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.transformer import install
 
-# What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block.
+# What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block. FlashAttention
+# 3 runs under the name of torch's own; without a kernel (math) there is nothing to keep.
 _ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-# Every size of video compiles anew until shapes are dynamic; the default of 8 is reached with the second.
+# Of all blocks together: kinds of block, with and without gradient, recomputation, adapter; 8 by default.
 _RECOMPILE_LIMIT = 64
 
 
@@ -45,29 +47,47 @@ def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
     if mesh.sp_size > 1:
         assert mesh.sp_size <= transformer.config.num_attention_heads, "checked before anything was loaded"
         install(transformer, SplitSequence(mesh.sp_group))
-    if how.recompute == "full":
-        transformer.enable_gradient_checkpointing()
-    elif how.recompute == "selective":
-        transformer.enable_gradient_checkpointing(_keep_attention)
+    if how.recompute != "none":
+        _recompute(transformer, how.recompute)
     if how.compile:
-        if how.compile_backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
-            raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(how.compile_backend)}")
-        limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-        setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)  # the second until torch 2.6
-        for block in transformer.transformer_blocks:
-            block.compile(backend=how.compile_backend)  # in one graph, unless the texts of a batch are unequal
+        _compile(transformer, how.compile_backend)
     if how.shard:
         _shard(transformer, mesh, how)
 
 
-def _keep_attention(module: nn.Module, *inputs):
-    """Checkpointing that keeps what attention gave and recomputes the rest."""
-    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
-    return checkpoint(module, *inputs, use_reentrant=False, context_fn=contexts)
+def _recompute(transformer: nn.Module, kind: str) -> None:
+    """Checkpointing inside of each block's forward pass, so that compile sees it and FSDP's hooks lie around it."""
+    for block in transformer.transformer_blocks:
+        block.forward_once, block.forward = block.forward, types.MethodType(_forward, block)
+    transformer.enable_gradient_checkpointing(lambda block, *inputs: block(*inputs, recompute=kind))
+
+
+def _forward(block: nn.Module, *inputs, recompute: str = "none"):
+    if recompute == "none":
+        return block.forward_once(*inputs)
+    keep_attention = functools.partial(create_selective_checkpoint_contexts, _policy)
+    contexts = {"context_fn": keep_attention} if recompute == "selective" else {}
+    return checkpoint(block.forward_once, *inputs, use_reentrant=False, **contexts)
 
 
 def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _compile(transformer: nn.Module, backend: str) -> None:
+    """Compiles each block into one graph, unless the texts of a batch are unequal; blocks of a kind share it.
+
+    Rollout and update must give the same numbers. So values are rounded to bf16 where eager rounds them, not only
+    where a fused kernel ends: the kernels with and without gradient end elsewhere. And shapes are dynamic from the
+    first call: a first length of text with kernels of its own would be computed by those or by the others.
+    """
+    if backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
+        raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(backend)}")
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)  # the second until torch 2.6
+    torch._inductor.config.emulate_precision_casts = True
+    for block in transformer.transformer_blocks:
+        block.compile(backend=backend, dynamic=True)
 
 
 def _shard(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:

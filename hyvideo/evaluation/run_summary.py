@@ -4,11 +4,19 @@ import json
 import statistics
 from pathlib import Path
 
+import torch
+
+from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.run_plan import Plan, describe
+from hyvideo.config.sections import ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import print_sentences, settings_without_effect
 from hyvideo.evaluation.validation import Validation
+from hyvideo.models.attention_kernels import profiled_attention_kernel
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.records.metrics_file import whole_lines
+
+_PROFILED_TOKENS = 2048  # at most; more take a CPU seconds, and run on the same kernel
 
 
 def print_start(
@@ -17,12 +25,12 @@ def print_start(
     *,
     about: list[str],
     world_size: int,
-    device: object,
+    device: torch.device,
     num_trained_parameters: int,
     resumed_iteration: int | None,
     changed_settings: list[str],
 ) -> None:
-    """Prints the arithmetic of the run, its length, what it trains, settings without effect, and where it begins.
+    """Prints the arithmetic of the run, its length, what it trains and by what, idle settings, and where it begins.
 
     Args:
         about: Lines of `whole_run.start_lines`.
@@ -31,11 +39,22 @@ def print_start(
     """
     print("\n".join([describe(config, plan), *about]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
+    kernel = _attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
+    print(f"attention              {kernel}")
     print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
     for sentence in changed_settings:
         print(f"changed since then     {sentence}")
     print(f"output                 {Path(config.record.output_dir)}, {begin}", flush=True)
+
+
+def _attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, int, int], device: torch.device) -> str:
+    """Name of the kernel that a call with a rank's heads ran on, perhaps shortened: some are hundreds of letters."""
+    model = read_architecture(settings.pretrained_model_root, settings.transformer_version)
+    heads = max(1, model.num_attention_heads // sp_size)
+    tokens = min(_PROFILED_TOKENS, model.image_tokens(*size))
+    kernel = profiled_attention_kernel(device, DTYPES[settings.dtype], heads, model.attention_head_dim, tokens)
+    return kernel if len(kernel) <= 120 else f"{kernel[:120]}..."
 
 
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:

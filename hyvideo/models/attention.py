@@ -10,7 +10,6 @@ block knows them too and no GPU is asked for them. The VAE's attention has a cur
 """
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -155,19 +154,6 @@ def project_out(attn: nn.Module, image: Tensor, text: Tensor) -> tuple[Tensor, T
     """Output projections. Shape of each: (batch, tokens, heads, head dim) to (batch, tokens, dim)."""
     linear, dropout = attn.to_out
     return dropout(linear(image.flatten(2))), attn.to_add_out(text.flatten(2))
-
-
-def use_fastest_kernels() -> str:
-    """Lets torch's attention run on FlashAttention 3 where it is installed and the GPU has it; gives the kernels' name.
-
-    Without it torch chooses among its own kernels, which on Hopper include cuDNN's.
-    """
-    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # since torch 2.10
-    if is_hopper and activate and importlib.util.find_spec("flash_attn_interface"):
-        activate("FA3")
-        return "FlashAttention 3"
-    return "torch"
 
 
 def dead_modules(transformer: nn.Module) -> tuple[str, ...]:

@@ -47,11 +47,14 @@ def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> No
 
     Set per block: ``transformer.set_attn_processor`` would replace the text refiner's processor too and break it.
     """
+    is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward pass
     transformer.sequence = sequence or WholeSequence()
     for block in transformer.transformer_blocks:
         block.attn.set_processor(transformer.sequence.processor())
-        block.forward = types.MethodType(block_forward, block)
-    transformer.forward = types.MethodType(forward, transformer)
+        if is_first:
+            block.forward = types.MethodType(block_forward, block)
+    if is_first:
+        transformer.forward = types.MethodType(forward, transformer)
 
 
 def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -91,7 +94,7 @@ def forward(
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
     time = self.time_embed(timestep, timestep_r=timestep_r)
-    image = self.x_embedder(hidden_states)
+    image = self.x_embedder(hidden_states).contiguous()  # compiled, all blocks then share a graph
     num_tokens = image.shape[1]
     context, lengths = _context(self, timestep, texts, glyphs, images)
     tables = rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device)

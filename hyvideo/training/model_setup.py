@@ -22,7 +22,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.node_report import NodeExpectations
 from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
-from hyvideo.models.attention import freeze_dead_parameters, use_fastest_kernels
+from hyvideo.models.attention import freeze_dead_parameters
+from hyvideo.models.attention_kernels import use_fastest_kernels
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
 from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED

@@ -1,0 +1,45 @@
+"""Compile, recomputation, sequence parallel and FSDP2 together: gradients are those of one eager process."""
+
+import pytest
+import torch
+
+from tests.distributed.launch import launch
+from tests.distributed.test_sequence_parallel import inputs, tiny
+
+MODULE = "tests.distributed.test_parallelize"
+CASES = ("even", "even, quoted", "odd tokens")
+
+
+def compare(sp_size):
+    """Largest deviations of outputs and of gradients, relative to the largest of their tensor, and graph breaks."""
+    from torch._dynamo.utils import counters
+
+    from hyvideo.distributed import mesh as ranks
+    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.distributed.sharded_tensors import whole
+    from hyvideo.models.attention import freeze_dead_parameters
+    from hyvideo.models.transformer import install
+
+    mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
+    plain, sharded = tiny(num_layers=2), tiny(num_layers=2)
+    for model in (plain, sharded):
+        install(model)
+        freeze_dead_parameters(model)
+    parallelize(sharded, mesh, Parallelism("selective", compile=True, compile_backend="aot_eager", shard=True))
+    worst = 0.0
+    for model in (plain, sharded):
+        sum(model(**inputs(case)).square().mean() for case in CASES).backward()
+    with torch.no_grad():
+        output = max((sharded(**inputs(case)) - plain(**inputs(case))).abs().max().item() for case in CASES)
+    for expected, found in zip(plain.parameters(), sharded.parameters()):
+        if expected.grad is not None and (scale := expected.grad.abs().max()) > 1e-5:
+            worst = max(worst, ((whole(found.grad) - expected.grad).abs().max() / scale).item())
+    return output, worst, sum(counters["graph_break"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sp_size", [1, 2])
+def test_compiled_blocks_in_shards_on_two_ranks_give_the_gradients_of_one(sp_size):
+    for output, gradient, graph_breaks in launch(f"{MODULE}:compare", 2, sp_size, timeout=1200):
+        assert output <= 2e-6 and gradient <= 1e-4, (output, gradient)
+        assert graph_breaks == 0

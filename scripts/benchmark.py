@@ -18,156 +18,81 @@ reward: clips scored in a batch and one by one, and which part of an iteration w
 """
 
 import argparse
-import math
+import json
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import forward_flops
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.data.outside import Parser, refusals
+from hyvideo.evaluation.parity import relative_difference
+from hyvideo.evaluation.speed import Workload, median_ratio, peak_gib, product_rates, sample, take_turns, train
 
 MINIATURE = "configs/miniature.yaml"
-TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729
+CPU = torch.device("cpu")
+Report = tuple[list[str], dict]  # lines to read, and the same numbers by name
 SMALL = {"num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 64, "rope_axes_dim": (16, 24, 24)}
 
 
-def take_turns(calls: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, of which one after the other is made; the first of each compiles and warms up."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    seconds = {name: [] for name in calls}
-    for _ in range(1 + repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            wait()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: values[1:] for name, values in seconds.items()}
-
-
-def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """Median of the ratios of pairs that were measured one after the other."""
-    return statistics.median(a / b for a, b in zip(numerators, denominators))
-
-
-# transformer
-
-
-def make_inputs(config, grid: list[int], valid: int, dtype: torch.dtype) -> dict[str, dict]:
-    """One sample as we take it and as diffusers does: latents, a timestep, and the conditions."""
-    randn, zeros = partial(torch.randn, dtype=dtype), partial(torch.zeros, dtype=dtype)
-    text = randn(1, TEXT_SLOTS, config.text_embed_dim)
-    both = {"hidden_states": randn(1, config.in_channels, *grid), "timestep": torch.tensor([700.0])}
-    ours = {
-        "texts": [text[0, :valid]],
-        "glyphs": [zeros(0, config.text_embed_2_dim)],
-        "images": [zeros(0, config.image_embed_dim)],
-    }
-    stock = {
-        "encoder_hidden_states": text,
-        "encoder_attention_mask": (torch.arange(TEXT_SLOTS) < valid)[None].long(),
-        "encoder_hidden_states_2": zeros(1, GLYPH_SLOTS, config.text_embed_2_dim),
-        "encoder_attention_mask_2": torch.zeros(1, GLYPH_SLOTS, dtype=torch.long),
-        "image_embeds": zeros(1, IMAGE_SLOTS, config.image_embed_dim),
-        "return_dict": False,
-    }
-    return {"ours": both | ours, "stock": both | stock}
-
-
-def forward(model: nn.Module, inputs: dict) -> Tensor:
-    """The velocity. Shape: (batch, channels, frames, height, width)."""
-    with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
-        out = model(**inputs)
-    return out[0] if isinstance(out, tuple) else out
-
-
-sample = torch.no_grad()(forward)
-
-
-def train(model: nn.Module, inputs: dict) -> None:
-    """Forward, recomputation and backward; without the optimizer, which is the same for both."""
-    forward(model, inputs).float().square().mean().backward()
-    model.zero_grad(set_to_none=True)
-
-
-def peak_memory(call: Callable[[], object]) -> str:
-    """GiB on a GPU that the call needs beyond what lies there before."""
-    if not torch.cuda.is_available():
-        return ""
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    return f", peak {(torch.cuda.max_memory_allocated() - before) / 2**30:.2f} GiB"
-
-
-def build_models(options: argparse.Namespace, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """Ours and diffusers' own on the same random weights, both compiled or neither."""
-    from diffusers import HunyuanVideo15Transformer3DModel
-
-    from hyvideo.models.transformer import install, stock_twin
-
-    torch.manual_seed(0)
-    sizes = ({} if options.full else SMALL) | ({"num_layers": options.layers} if options.layers else {})
-    ours = HunyuanVideo15Transformer3DModel(**sizes).type(dtype).eval()
-    models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
-    install(ours)
-    if options.compile:
-        for name, model in models.items():
-            for block in model.transformer_blocks:
-                block.compile(fullgraph=name == "ours")
-    return models
-
-
-def benchmark_transformer(options: argparse.Namespace) -> None:
+def benchmark_transformer(options: argparse.Namespace) -> Report:
     from hyvideo.models.attention_kernels import use_fastest_kernels
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sizes = ({} if options.full else SMALL) | ({"num_layers": options.layers} if options.layers else {})
+    grid = tuple(options.grid or (Workload.grid if options.full else (5, 20, 20)))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    grid = tuple(options.grid or ((21, 30, 54) if options.full else (5, 20, 20)))
-    with device:
-        models = build_models(options, dtype)
-        config = models["ours"].config
-        inputs = make_inputs(config, grid, options.valid, dtype)
-        layers, heads, head_dim = config.num_layers, config.num_attention_heads, config.attention_head_dim
-        sizes = Architecture(num_layers=layers, num_attention_heads=heads, attention_head_dim=head_dim)
-        width = sizes.width
-        left, right = (torch.randn(*shape, dtype=dtype) for shape in ((8192, width), (width, 4 * width)))
-    flop = forward_flops(math.prod(grid), options.valid, sizes).total
-    seconds = take_turns({"product": lambda: left @ right}, 9)["product"]
-    rate = 2 * 8192 * width * 4 * width / statistics.median(seconds[3:])  # as large as the largest of a block
+    work = Workload(device, dtype, sizes, grid, options.valid)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{where}, {dtype}, attention by {use_fastest_kernels()}, latents {grid}, {options.valid} valid text tokens")
-    print(f"matrix product: {rate / 1e12:.3f} TFLOP/s")
+    kernels, models, inputs = use_fastest_kernels(), build_models(work, options), work.inputs()
+    rates = product_rates(work)
+    lines = [f"{where}, {dtype}, attention by {kernels}, latents {grid}, {options.valid} valid text tokens"]
+    lines += [f"matrix product of {rows:,} rows: {rate / 1e12:.3f} TFLOP/s" for rows, rate in rates.items()]
+    numbers = {"where": where, "dtype": str(dtype), "kernels": kernels, "grid": grid, "product": rates}
     if len(models) == 2:
         ours, stock = (sample(model, inputs[name]).float() for name, model in models.items())
-        print(f"outputs: largest difference {(ours - stock).abs().max() / stock.abs().max():.1e} of the largest value")
+        numbers["difference"] = relative_difference(ours, stock)
+        lines.append(f"outputs: largest difference {numbers['difference']:.1e} of the largest value")
     for stage, run, factor in (("forward", sample, 1), ("training", train, 4)):
         if options.only not in (None, stage):
             continue
         if stage == "training":
             for model in models.values():
                 model.enable_gradient_checkpointing()
-        calls = {name: lambda run=run, name=name: run(models[name], inputs[name]) for name in models}
-        times = take_turns(calls, options.repeats)
+        calls = {name: partial(run, models[name], inputs[name]) for name in models}
+        times = take_turns(calls, options.repeats, device)
         for name, call in calls.items():
-            speed = factor * flop / statistics.median(times[name])
-            print(
-                f"{stage:>9} {name:>6}: {statistics.median(times[name]):8.4f} s, {speed / 1e12:8.3f} TFLOP/s, "
-                f"{speed / rate:6.1%} of the matrix product{peak_memory(call)}"
+            seconds, peak = statistics.median(times[name]), peak_gib(call, device)
+            speed = factor * work.flops.total / seconds
+            numbers[f"{stage} {name}"] = {"seconds": seconds, "flops": speed, "peak_gib": peak}
+            lines.append(
+                f"{stage:>9} {name:>6}: {seconds:8.4f} s, {speed / 1e12:8.3f} TFLOP/s, "
+                f"{speed / max(rates.values()):6.1%} of the matrix product{f', peak {peak:.2f} GiB' if peak else ''}"
             )
         if len(times) == 2:
-            print(f"{stage:>9}  ours / stock: {median_ratio(times['ours'], times['stock']):.3f}")
+            numbers[f"{stage} ratio"] = median_ratio(times["ours"], times["stock"])
+            lines.append(f"{stage:>9}  ours / stock: {numbers[f'{stage} ratio']:.3f}")
+    return lines, numbers
 
 
-# overhead and reward
+def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Module]:
+    """Ours and diffusers' own on the same random weights, both compiled or neither."""
+    from hyvideo.distributed.mesh import Mesh
+    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.models.transformer import install, stock_twin
+
+    ours = work.transformer()
+    models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
+    install(ours)
+    parallelize(ours, Mesh(rank=0, world_size=1, sp_size=1), Parallelism(compile=options.compile))
+    if options.compile and "stock" in models:
+        for block in models["stock"].transformer_blocks:
+            block.compile()
+    return models
 
 
 @contextmanager
@@ -181,7 +106,7 @@ def cpu_trainer(config_file: str, **settings):
         config = load_config(config_file, **settings)
         if config.model.num_threads:
             torch.set_num_threads(config.model.num_threads)
-        yield Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), torch.device("cpu"))
+        yield Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), CPU)
 
 
 def run_iteration(trainer) -> dict[str, float]:
@@ -193,7 +118,7 @@ def bare_calls(trainer) -> None:
     """The model calls of the next iteration, with nothing around them."""
     config, pipeline, plan, anchor = trainer.config, trainer.pipeline, trainer.plan, trainer.policy.anchor
     with_anchor = anchor is not None and not anchor.equals_policy
-    batch, part = config.rollout.batch_size, config.loss.mini_batch_size_per_update
+    batch, part = config.rollout.batch_size, config.rows_per_pass
     conditions = trainer.encoder([trainer.collector.requests[0]] * batch)
     latents = torch.zeros(batch, *trainer.collector.noise.shape)
     timestep = torch.full((batch,), 500.0)
@@ -212,19 +137,20 @@ def bare_calls(trainer) -> None:
         trainer.policy.optimizers.step(config.optimizer.learning_rate)
 
 
-def benchmark_overhead(options: argparse.Namespace) -> None:
+def benchmark_overhead(options: argparse.Namespace) -> Report:
     with cpu_trainer(options.config, learning_rate=0.0) as trainer:
         calls = {"bare": lambda: bare_calls(trainer), "iteration": lambda: run_iteration(trainer)}
-        times = take_turns(calls, options.repeats)
-    bare, iteration = (statistics.median(seconds) for seconds in times.values())
-    ratio = median_ratio(times["iteration"], times["bare"])
-    print(
-        f"iteration {iteration:.3f} s, bare calls {bare:.3f} s, median ratio {ratio:.3f} "
-        f"over {options.repeats} pairs, {torch.get_num_threads()} threads"
+        times = take_turns(calls, options.repeats, CPU)
+    numbers = {name: statistics.median(seconds) for name, seconds in times.items()}
+    numbers["ratio"] = median_ratio(times["iteration"], times["bare"])
+    line = (
+        f"iteration {numbers['iteration']:.3f} s, bare calls {numbers['bare']:.3f} s, median ratio "
+        f"{numbers['ratio']:.3f} over {options.repeats} pairs, {torch.get_num_threads()} threads"
     )
+    return [line], numbers
 
 
-def benchmark_reward(options: argparse.Namespace) -> None:
+def benchmark_reward(options: argparse.Namespace) -> Report:
     from hyvideo.miniature.reward import miniature_trial
     from hyvideo.models.reward_models.rewards import make_scorer
     from hyvideo.models.reward_models.trial_clips import synthetic_trial
@@ -239,21 +165,24 @@ def benchmark_reward(options: argparse.Namespace) -> None:
         return scorer.score([trial.video] * number, [trial.prompt] * number, fps=trial.fps)
 
     calls = {"together": lambda: score(count), "one by one": lambda: [score(1)[0] for _ in range(count)]}
-    times = take_turns(calls, options.repeats)  # scores come as numbers, so a GPU is done
-    for name, seconds in times.items():
-        print(f"{name:>10}: {count / statistics.median(seconds):8.1f} clips/s")
-    print(f"together is {median_ratio(times['one by one'], times['together']):.2f} times as fast")
+    times = take_turns(calls, options.repeats, device)
+    numbers = {f"{name}, clips/s": count / statistics.median(seconds) for name, seconds in times.items()}
+    lines = [f"{name:>20}: {speed:8.1f}" for name, speed in numbers.items()]
+    numbers["ratio"] = median_ratio(times["one by one"], times["together"])
     pairs = zip(calls["together"](), calls["one by one"]())
-    print(f"largest difference of a score {max(abs(a[name] - b[name]) for a, b in pairs for name in a):.1e}")
+    numbers["difference"] = max(abs(a[name] - b[name]) for a, b in pairs for name in a)
+    lines.append(f"together is {numbers['ratio']:.2f} times as fast")
+    lines.append(f"largest difference of a score {numbers['difference']:.1e}")
     if not is_miniature:
-        return
+        return lines, numbers
     # Two batches of rollouts, so that the first is scored while the second is sampled.
     batches = {"batch_size": 16, "gradient_accumulation_steps": 2}
     with cpu_trainer(options.config, reward_model=[options.reward_model], **batches) as trainer:
-        lines = [run_iteration(trainer) for _ in range(5)]
+        iterations = [run_iteration(trainer) for _ in range(5)]
     for name, what in (("time/scoring", "scoring, beside other work"), ("time/reward", "waiting for rewards")):
-        share = statistics.median(line[name] / line["time/iteration"] for line in lines[1:])
-        print(f"{what:>27}: {share:6.1%} of an iteration with {options.reward_model}")
+        numbers[name] = statistics.median(line[name] / line["time/iteration"] for line in iterations[1:])
+        lines.append(f"{what:>27}: {numbers[name]:6.1%} of an iteration with {options.reward_model}")
+    return lines, numbers
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -278,9 +207,12 @@ def main(argv: list[str] | None = None) -> int:
     reward.add_argument("--config", default=MINIATURE, help="of the iteration")
     reward.add_argument("--clips", type=int, default=16)
     reward.add_argument("--repeats", type=int, default=5)
+    for command in (transformer, overhead, reward):
+        command.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     options = parser.parse_args(argv)
     with refusals("benchmark.py"):
-        options.run(options)
+        lines, numbers = options.run(options)
+    print(json.dumps(numbers) if options.json else "\n".join(lines))
     return 0
 
 

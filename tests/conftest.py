@@ -1,6 +1,7 @@
 """Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
 
 import gc
+import os
 import resource
 import sys
 from contextlib import contextmanager
@@ -40,10 +41,20 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Orders files by the time they take, and leaves out further cases of what is tested already."""
     items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
+    on_gpu = [item for item in items if "cuda" in item.keywords]
+    if on_gpu and not _can_check_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU; CHECK_DEVICE=cpu tries it on the CPU"))
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="slow; --slow runs it"))
+
+
+def _can_check_gpu() -> bool:
+    import torch
+
+    return os.environ.get("CHECK_DEVICE") == "cpu" or torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True, scope="session")

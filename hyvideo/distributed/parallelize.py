@@ -58,7 +58,8 @@ def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
 def _recompute(transformer: nn.Module, kind: str) -> None:
     """Checkpointing inside of each block's forward pass, so that compile sees it and FSDP's hooks lie around it."""
     for block in transformer.transformer_blocks:
-        block.forward_once, block.forward = block.forward, types.MethodType(_forward, block)
+        if not hasattr(block, "forward_once"):  # another kind of recomputation goes through the same method
+            block.forward_once, block.forward = block.forward, types.MethodType(_forward, block)
     transformer.enable_gradient_checkpointing(lambda block, *inputs: block(*inputs, recompute=kind))
 
 

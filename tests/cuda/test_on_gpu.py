@@ -1,0 +1,144 @@
+"""The GPU computes what the CPU does. ``pytest -m cuda`` on a machine with one; CHECK_DEVICE=cpu tries these tests."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hyvideo.data.randomness import normal
+from hyvideo.evaluation.parity import relative_difference
+from hyvideo.models.loading import load_transformer, load_vae
+from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.transformer import install
+from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import SDE_TYPES
+from hyvideo.trainer import Trainer
+from hyvideo.training.anchor import WeightCopy
+from hyvideo.training.model_setup import set_tiling
+
+pytestmark = pytest.mark.cuda
+CPU = torch.device("cpu")
+MINIATURE = "assets/miniature"
+
+
+def velocity_and_gradient(device, dtype):
+    """Guided velocity of two samples, and the gradient of its square for a weight of the first block. On the CPU."""
+    transformer = load_transformer(MINIATURE, "miniature", device=device)
+    install(transformer)
+    width = transformer.config.text_embed_dim
+    conditions = [Condition(normal((n, width), 0, "text", n), torch.zeros(0, GLYPH_WIDTH)) for n in (7, 5, 4)]
+    scheduler = FlowMatchDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(4)
+    pipeline = HunyuanVideoGRPOPipeline(
+        transformer,
+        load_vae(MINIATURE, device=device),
+        scheduler,
+        sampling=SamplerSettings(guidance_scale=2.0),
+        negative=conditions.pop().to(device),
+        compute_dtype=dtype,
+    )
+    latents = normal((2, *pipeline.latent_shape(9, 32, 32)), 0, "latents").to(device)
+    velocity = pipeline.velocity(latents, torch.tensor([900.0, 250.0]), Conditions(tuple(conditions)).to(device))
+    velocity.square().mean().backward()
+    return velocity.detach().cpu(), transformer.transformer_blocks[0].attn.to_q.weight.grad.cpu()
+
+
+def test_velocity_and_gradient_are_those_of_the_cpu(gpu):
+    reference = velocity_and_gradient(CPU, torch.float32)
+    for ours, theirs in zip(velocity_and_gradient(gpu, torch.float32), reference):
+        assert relative_difference(ours, theirs) < 3e-5
+    in_bf16 = [velocity_and_gradient(device, torch.bfloat16) for device in (gpu, CPU)]
+    for ours, of_cpu, theirs in zip(*in_bf16, reference):  # no further from the truth than bf16 itself
+        assert relative_difference(ours, theirs) < max(1e-2, 1.5 * relative_difference(of_cpu, theirs))
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+def test_transitions_are_those_of_the_cpu(gpu, sde_type):
+    steps = {}
+    for device in (gpu, CPU):
+        scheduler = FlowMatchDiscreteScheduler(shift=5.0)
+        scheduler.set_timesteps(20)
+        drawn = [normal((3, 4, 2, 6, 6), 0, name).to(device) for name in ("velocity", "latents", "noise")]
+        step = scheduler.sde_step_with_logprob(
+            drawn[0], drawn[1], scheduler.timesteps[[1, 10, 18]], eta=0.5, sde_type=sde_type, noise=drawn[2]
+        )
+        again = scheduler.sde_step_with_logprob(
+            drawn[0],
+            drawn[1],
+            scheduler.timesteps[[1, 10, 18]],
+            eta=0.5,
+            sde_type=sde_type,
+            prev_sample=step.prev_sample,
+        )
+        assert torch.equal(step.log_prob, again.log_prob)
+        steps[device.type] = [x.cpu() for x in (step.prev_sample, step.prev_sample_mean, step.log_prob)]
+    for ours, theirs in zip(steps[gpu.type], steps["cpu"]):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_weights_and_their_copy_change_places_and_come_back(gpu, offload):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(gpu)
+    start = copy.deepcopy(model)
+    kept = WeightCopy(model, dict(model.named_parameters()), offload=offload)
+    assert not offload or gpu.type == "cpu" or all(part.is_pinned() for part in kept._parts.values())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    moved = copy.deepcopy(model)
+    inputs = torch.randn(8, 64, device=gpu)
+    for _ in range(3):
+        with kept.in_place():
+            assert torch.equal(model(inputs), start(inputs))
+        assert torch.equal(model(inputs), moved(inputs))
+
+
+def test_a_scorer_computes_beside_the_rollouts_and_scores_alike(gpu):
+    streams = []
+
+    class Brightness:
+        def score(self, videos, prompts, *, fps):
+            streams.append(torch.cuda.current_stream(gpu) if gpu.type == "cuda" else None)
+            return [{"VQ": video.to(gpu).float().mean().item()} for video in videos]
+
+    scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=gpu)
+    busy = torch.randn(512, 512, device=gpu)
+    pending = scorer.submit([torch.full((4, 3, 8, 8), level, dtype=torch.uint8) for level in (3, 7)], ["", ""], fps=8)
+    for _ in range(50):
+        busy = torch.tanh(busy @ busy)
+    assert [reward.total for reward in scorer.collect([pending])] == [3, 7]
+    assert gpu.type == "cpu" or streams[0] != torch.cuda.current_stream(gpu)
+    scorer.close()
+
+
+@pytest.mark.parametrize("tile_size", [0, 32])
+def test_videos_are_decoded_as_on_the_cpu(gpu, tile_size):
+    videos = []
+    for device in (gpu, CPU):
+        vae = load_vae(MINIATURE, device=device)
+        if tile_size:
+            set_tiling(vae, tile_size, 0.125)
+        scheduler = FlowMatchDiscreteScheduler(shift=3.0)
+        pipeline = HunyuanVideoGRPOPipeline(vae, vae, scheduler, sampling=SamplerSettings(guidance_scale=1.0))
+        latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(device)
+        videos.append(torch.stack(pipeline.decode(latents)).int())
+    assert videos[0].shape == (2, 9, 3, 48, 48)
+    assert (videos[0] - videos[1]).abs().max() <= 1  # of 255: where a number lies between two
+
+
+def test_an_iteration_is_that_of_the_cpu(gpu, tiny_config, mesh):
+    config = tiny_config.with_settings(
+        device=gpu.type, batched_forward=True, enable_compile=False, random_weights=False, learning_rate=1e-3
+    )
+    lines = []
+    for device, name in ((gpu, "cuda"), (CPU, "cpu")):
+        trainer = Trainer(config.with_settings(device=name if device == gpu else "cpu"), mesh, device)
+        trainer.iteration = 1
+        lines.append(trainer.run_iteration())
+    ours, theirs = lines
+    assert ours["policy/ratio_max_deviation"] < 1e-6
+    for name, tolerance in (("reward/mean", 1e-2), ("policy/log_prob", 1e-4), ("grad/norm", 2e-2)):
+        assert ours[name] == pytest.approx(theirs[name], rel=tolerance), name

@@ -1,0 +1,108 @@
+"""Short runs on the GPU: as a GPU makes them, beside the CPU's, gone on with, and with collectives of one rank."""
+
+import statistics
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from hyvideo.config.command_line import load_config
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.evaluation.speed import Workload, forward
+from hyvideo.models.transformer import install
+from hyvideo.trainer import Trainer
+from scripts.gpu_check import TINY_MODEL
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.cuda
+QUICK = {"batch_size": 4, "grpo_sampling_steps": 2, "num_updates_per_rollout": 1}
+AS_CPU = {"batched_forward": True, "enable_compile": False}
+
+
+@pytest.fixture
+def trainer_of(gpu, mesh, tmp_path, monkeypatch):
+    """A trainer that writes no videos; on the CPU its iterations are short."""
+    monkeypatch.chdir(ROOT)
+
+    def make(config_file, device, **settings):
+        common = {"output_dir": str(tmp_path / "run"), "log_video_interval": 0, "valid_video_csv": ""}
+        settings = common | settings | (QUICK if gpu.type == "cpu" else {})
+        return Trainer(load_config(config_file, device=device.type, **settings), mesh, device)
+
+    return make
+
+
+def iterations(trainer, number):
+    lines = []
+    for _ in range(number):
+        trainer.iteration += 1
+        lines.append(trainer.run_iteration())
+    return lines
+
+
+def test_smoke(gpu, trainer_of, record_property):
+    """As a GPU runs: bf16, one call for each sample and branch, compiled there, recomputation."""
+    trainer = trainer_of(
+        "configs/smoke.yaml", gpu, dtype="bf16", batched_forward=False, enable_gradient_checkpointing=True
+    )
+    for line in iterations(trainer, 2):  # the check for a ratio of 1 is in them
+        record_property("ratio off by", line["policy/ratio_max_deviation"])
+        record_property("seconds each", line["time/iteration"])
+
+
+def test_the_curve_of_the_miniature_is_the_cpus(gpu, trainer_of, record_property):
+    file, number = ("configs/miniature.yaml", 20) if gpu.type == "cuda" else ("configs/smoke.yaml", 1)
+    last = []
+    for device in (gpu, torch.device("cpu")):
+        trainer = trainer_of(file, device, **AS_CPU)
+        lines = iterations(trainer, number)
+        rewards = [line["reward/mean"] for line in lines]
+        last.append(statistics.mean(rewards[-5:]))
+        record_property(f"reward {len(last)}", " ".join(f"{reward:.3f}" for reward in rewards))
+        record_property(f"seconds each {len(last)}", statistics.median(line["time/iteration"] for line in lines))
+    # Three standard errors of the difference, as if the two runs had not the same noise.
+    noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.plan.rollouts)) ** 0.5
+    assert abs(last[0] - last[1]) <= noise
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+def test_resume(gpu, trainer_of, record_property, deterministic):
+    """The same bits where that is asked for; else the difference is told. Seconds of an iteration tell the cost."""
+    settings = AS_CPU | {"deterministic": deterministic, "save_asynchronously": False}
+    unbroken = trainer_of("configs/smoke.yaml", gpu, **settings)
+    lines = iterations(unbroken, 1)
+    saved = str(unbroken.state.save())
+    lines += iterations(unbroken, 1)
+    again = trainer_of("configs/smoke.yaml", gpu, resume_from_checkpoint=saved, **settings)
+    lines += iterations(again, 1)
+    ours, theirs = again.policy.tensors(), unbroken.policy.tensors()
+    same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
+    record_property("bit for bit", same)
+    record_property("apart", max((ours[name] - value).abs().max().item() for name, value in theirs.items()))
+    record_property("seconds each", statistics.median(line["time/iteration"] for line in lines))
+    assert same or not deterministic
+
+
+def test_one_rank_by_nccl(gpu):
+    """By gloo on the CPU."""
+    device = torch.device("cuda", 0) if gpu.type == "cuda" else gpu
+    backend, options = ("cpu:gloo,cuda:nccl", {"device_id": device}) if gpu.type == "cuda" else ("gloo", {})
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
+    try:
+        number = torch.ones(3, device=device)
+        dist.all_reduce(number)
+        assert number.tolist() == [1, 1, 1]
+        work = Workload(device, torch.float32, TINY_MODEL, (2, 4, 4), 8)
+        inputs, shards = work.inputs()["ours"], init_device_mesh(gpu.type, (1,), mesh_dim_names=("shard",))
+        norms = []
+        for how in (Parallelism(), Parallelism(shard=True)):
+            model = work.transformer()
+            install(model)
+            parallelize(model, Mesh(rank=0, world_size=1, sp_size=1, shards=shards), how)
+            forward(model, inputs).square().mean().backward()
+            norms.append(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item())
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""Both calls of gpu_check are rehearsed small on the CPU, so that no check meets a GPU untried."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from scripts.gpu_check import checks_of, main
+from tests.forked import ROOT, python
+
+
+def test_every_check_of_both_calls_runs_small_on_a_cpu(tmp_path):
+    command = [python(), "-m", "scripts.gpu_check", "right", "fast", "--tiny", "--device", "cpu", "--out", tmp_path]
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    failed = [result for result in results if not result["ok"]]
+    assert not failed and ended.returncode == 0, f"{failed}\n{ended.stderr}"
+    rows = {result["check"]: result["rows"] for result in results}
+    assert list(rows) == list(dict.fromkeys([*checks_of("right", "cpu", True), *checks_of("fast", "cpu", True)]))
+    assert len(rows["tests"]) > 8  # of tests/cuda, each one
+    assert len(rows["profile"]) == 20
+    assert [row["difference"] < 0.02 for row in rows["forward"]] == [True] * 3  # compiled, and diffusers' own
+    for how in ("eager", "compiled"):
+        assert [row["grad"] for row in rows[f"on_policy_{how}"] if "grad" in row] == [0, 0]
+    assert {row["bit for bit"] for row in rows["runs"] if "bit for bit" in row} == {True}
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks of machine, attention"),
+        (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be made"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_words(capsys, tmp_path, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_message_says_so(capsys, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    with pytest.raises(SystemExit) as ended:
+        main(["right", "--out", str(tmp_path)])
+    assert ended.value.code == 2 and "device cuda needs a GPU" in capsys.readouterr().err

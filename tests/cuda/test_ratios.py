@@ -8,7 +8,7 @@ import torch
 from hyvideo.distributed.parallelize import Parallelism
 from hyvideo.evaluation.gpu_checks import arrange, condition, drawn, kernels_of, only, sampler
 from hyvideo.evaluation.speed import Workload
-from hyvideo.models.attention import use_fastest_kernels
+from hyvideo.models.attention_kernels import use_fastest_kernels
 from hyvideo.pipelines.conditions import Conditions
 from scripts.gpu_check import TINY_MODEL
 

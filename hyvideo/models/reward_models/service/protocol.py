@@ -88,7 +88,6 @@ def _header(body: bytes) -> dict:
 
 
 def _metadata(metadata: object) -> tuple[list[str], float]:
-    """Prompts and frames per second."""
     try:
         prompts, fps = check_texts(parse_json(metadata["prompts"])), float(metadata["fps"])
         if prompts and 0 < fps <= 1000:

@@ -170,7 +170,6 @@ def create_app(
 
 
 async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
-    """The videos and prompts of a request."""
     try:
         return await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
     except BadRequest as error:

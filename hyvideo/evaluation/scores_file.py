@@ -119,11 +119,6 @@ def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
     write_text(path, text.getvalue())
 
 
-def finite_or_none(value: float) -> float | None:
-    """Value as JSON has it."""
-    return value if math.isfinite(value) else None
-
-
 def _finite_mean(values: list[float]) -> float:
     """Mean of the finite values; NaN without any."""
     finite = [value for value in values if math.isfinite(value)]

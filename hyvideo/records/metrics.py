@@ -8,8 +8,8 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ def as_json_line(metrics: dict[str, float], iteration: int) -> str:
     return json.dumps({"iteration": iteration} | finite, allow_nan=False)
 
 
-class MetricsWriter:
+class MetricsWriter(AbstractContextManager):
     """Writes the metrics of a run to ``output_dir``: always metrics.jsonl, and what ``report_to`` names.
 
     Args:
@@ -73,9 +73,6 @@ class MetricsWriter:
                 self.reports.remove(report)
                 name = type(report).__name__
                 print(f"\n{name} GIVEN UP ({error}); training goes on", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.close()

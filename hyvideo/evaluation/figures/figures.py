@@ -69,10 +69,9 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     for number, group in enumerate(figures.values()):
         figure, panels = _panels(len(group))
         for axes, comparison in zip(panels, group):
-            for has_equalizer, label in EQUALIZER.items():
-                _draw(axes, comparison.variants[has_equalizer], "reward/mean", label, window)
             title = f"{METHODS[comparison.fixed['sde_type']]}, eta {comparison.fixed['eta']:.3g}"
-            _label(axes, title, "iteration", _with_window("reward", window))
+            variants = {label: comparison.variants[is_used] for is_used, label in EQUALIZER.items()}
+            _draw(axes, variants, "reward/mean", "reward", window, title=title)
         paths.append(_save(figure, folder, "figure3", group[0].label(without=OF_A_PANEL), number))
     return paths
 
@@ -84,15 +83,13 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
         measured: What ``scripts/measure_gradient_norms.py`` wrote: norms over the parameters, drawn with the scale of
             their own sampler. A factor that all steps share is not in the theory, so they are brought to meet midway.
     """
-    samplers: dict[str, list[Sampler]] = {sde: [] for sde in METHODS}
-    for m in measured:
-        samplers[m["sde_type"]].append(Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"]))
+    used = [(m["sde_type"], Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:
         sampler = Sampler(rollout.grpo_sampling_steps, rollout.shift, rollout.eta, rollout.last_step)
-        samplers[rollout.sde_type].append(sampler)
-    if not any(samplers.values()):
-        samplers = {sde: [Sampler()] for sde in METHODS}
-    samplers = {sde: list(dict.fromkeys(of_sde)) for sde, of_sde in samplers.items() if of_sde}
+        used.append((rollout.sde_type, sampler))
+    samplers: dict[str, list[Sampler]] = {}
+    for sde, sampler in dict.fromkeys(used or [(sde, Sampler()) for sde in METHODS]):
+        samplers.setdefault(sde, []).append(sampler)
     figure, panels = _panels(len(samplers))
     for axes, (sde, of_sde) in zip(panels, samplers.items()):
         for sampler in of_sde:
@@ -189,21 +186,23 @@ def _by_variant(
     """Draws a panel for each metric, a line for each variant."""
     figure, panels = _panels(len(names))
     for axes, (metric, label) in zip(panels, names.items()):
-        for variant, runs in comparison.variants.items():
-            _draw(axes, runs, metric, str(variant), window)
-        _label(axes, label, "iteration", f"mean of {window} iterations" if window > 1 else label)
+        _draw(axes, comparison.variants, metric, label, window, title=label)
     return _save(figure, folder, stem, comparison.label(), number)
 
 
-def _draw(axes: Axes, runs: list[Run], metric: str, label: str, window: int) -> None:
-    points = curve(runs, metric, window=window)
-    if points is None:
-        plt.close("all")
-        raise Absent(f"the metrics.jsonl of {runs[0].folder} and its other seeds lack {window} iterations of {metric}")
-    (line,) = axes.plot(points.iterations, points.mean, label=f"{label} ({len(runs)} seed(s))")
-    if len(runs) > 1:
-        low, high = points.mean - points.std, points.mean + points.std
-        axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+def _draw(axes: Axes, variants: dict, metric: str, label: str, window: int, *, title: str) -> None:
+    """Draws a line for each variant's runs, with a band where they have several seeds."""
+    for variant, runs in variants.items():
+        points = curve(runs, metric, window=window)
+        if points is None:
+            plt.close("all")
+            others = f"{runs[0].folder} and its other seeds"
+            raise Absent(f"the metrics.jsonl of {others} lack {window} iterations of {metric}")
+        (line,) = axes.plot(points.iterations, points.mean, label=f"{variant} ({len(runs)} seed(s))")
+        if len(runs) > 1:
+            low, high = points.mean - points.std, points.mean + points.std
+            axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    _label(axes, title, "iteration", f"{label}, mean of {window} iterations" if window > 1 else label)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -215,10 +214,6 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-
-
-def _with_window(label: str, window: int) -> str:
-    return f"{label}, mean of {window} iterations" if window > 1 else label
 
 
 def _save(figure: Figure, folder: Path, stem: str, title: str = "", number: int = 0) -> Path:

@@ -97,10 +97,7 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 
 
 def summarise(
-    settings: Mapping[str, Any],
-    scheduler: FlowMatchDiscreteScheduler,
-    step_weights: Tensor,
-    rounds: list[list[float]],
+    settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
 ) -> dict:
     """Content of the JSON, but for ``rollouts``.
 
@@ -151,10 +148,9 @@ def table(result: dict) -> str:
     lines = ["".join(name.rjust(14) for name in names)]
     for step in result["steps"]:
         lines.append("".join(f"{step[name]:.4g}".rjust(14) for name in names))
-    correlation, spread = result["rank_correlation"], result["spread"]
-    by_theory, by_std = _text(correlation["theory"]), _text(correlation["inverse_std"])
+    by_theory, by_std = map(_text, result["rank_correlation"].values())
     lines.append(f"rank correlation of norm with theory {by_theory}, with 1 / std {by_std}")
-    plain, weighted = _text(spread["norm"]), _text(spread["norm_weighted"])
+    plain, weighted = map(_text, result["spread"].values())
     lines.append(f"largest / smallest norm {plain}, with the equalizer's weight {weighted}")
     return "\n".join(lines)
 

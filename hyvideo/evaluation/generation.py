@@ -9,6 +9,7 @@ import gc
 import math
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -198,9 +199,7 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
 def generate(config: Config, videos: list[Video], *, source: Source, seed: int, is_stochastic: bool) -> None:
     """Makes the videos, each with a JSON file of its settings; several processes of torchrun share them.
 
-    Args:
-        config: ``validation_steps`` is the number of denoising steps; ``sde_type`` and ``eta`` count if
-            ``is_stochastic``.
+    They have ``validation_steps`` steps; ``sde_type`` and ``eta`` count if ``is_stochastic``.
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
@@ -244,21 +243,17 @@ def _make(
     is_stochastic: bool,
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
-    device = pipeline.device
-    noise = to_device(normal(shape, seed, "generate", video.number)[None], device)
-    conditions = conditions.to(device)
+    is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1
+    with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
-    def with_progress(steps):
-        is_silent = processes.rank() > 0 or len(steps) == 1
-        return tqdm(steps, desc=video.path.name, unit="step", leave=False, disable=is_silent)
+    def noise(*step: int) -> torch.Tensor:
+        return to_device(normal(shape, seed, "generate", video.number, *step)[None], pipeline.device)
 
-    def step_noise(step: int) -> torch.Tensor:
-        return to_device(normal(shape, seed, "generate", video.number, step)[None], device)
-
+    conditions = conditions.to(pipeline.device)
     if is_stochastic:
-        latents = pipeline.sample(conditions, noise, step_noise, with_progress=with_progress).final
+        latents = pipeline.sample(conditions, noise(), noise, with_progress=with_progress).final
     else:
-        latents = pipeline.sample_ode(conditions, noise, with_progress=with_progress)
+        latents = pipeline.sample_ode(conditions, noise(), with_progress=with_progress)
     (frames,) = pipeline.decode(latents)
     if frames is None:
         raise FloatingPointError(f"the video for {video.path} is not finite; try --dtype fp32 or another checkpoint")

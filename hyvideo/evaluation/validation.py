@@ -35,11 +35,7 @@ FOLDER = "samples"
 
 
 class Validation:
-    """Samples, scores and records the validation set. The replicas share the videos.
-
-    Args:
-        on_stage: Is called with ``validation`` before each batch.
-    """
+    """Samples, scores and records the validation set, which the replicas share; tells ``on_stage`` of each batch."""
 
     def __init__(
         self,

@@ -15,11 +15,7 @@ STRATEGIES = ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"
 def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
     """KL of two Gaussians of equal variance: mean over elements of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
 
-    Args:
-        mean, anchor_mean: Shape: (batch, ...).
-        std: Shape: (batch, 1, ..., 1).
-
-    Returns: Shape: (batch,).
+    Shapes: (batch, ...) both means, (batch, 1, ..., 1) their std; (batch,) the result.
     """
     return ((mean - anchor_mean) ** 2 / (2 * std**2 + 1e-6)).flatten(1).mean(1)
 

@@ -25,13 +25,10 @@ def as_json_line(metrics: dict[str, float], iteration: int) -> str:
 
 
 class MetricsWriter(AbstractContextManager):
-    """Writes the metrics of a run to ``output_dir``: always metrics.jsonl, and what ``report_to`` names.
+    """Writes the metrics of a run to ``output_dir``: metrics.jsonl, and what ``report_to`` names, with its settings.
 
-    Args:
-        report_to: Any of "tensorboard" and "wandb".
-        config: The resolved settings, kept with the run in TensorBoard and W&B.
-        resume_iteration: The last finished iteration, whose successor is logged next; None for a new run, -1
-            to start over in the same folder. Later lines of metrics.jsonl are dropped.
+    ``resume_iteration`` is the last finished iteration, whose successor is logged next; None for a new run, -1 to start
+    over in the same folder. Later lines of metrics.jsonl are dropped.
     """
 
     def __init__(

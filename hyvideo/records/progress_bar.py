@@ -23,8 +23,7 @@ def console_text(metrics: dict[str, float]) -> str:
 class ProgressBar(AbstractContextManager):
     """A bar on stderr. In a log file, where a bar cannot be read, plain lines: first, last and two a minute.
 
-    Args:
-        total: Iterations of the whole run; ``initial`` of them were done before it was resumed.
+    Of the ``total`` iterations ``initial`` were done before the run was resumed.
     """
 
     def __init__(self, total: int, *, initial: int = 0, stream: TextIO | None = None):

@@ -45,10 +45,8 @@ class SdeStepOutput:
 class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
     """Sigmas with shift, and the transitions of ``sage_grpo``, ``flow_grpo``, ``dance_grpo`` and ``cps``.
 
-    Args:
-        shift: How far the even grid is moved towards noise.
-        last_step: ``stochastic`` leaves the noise of the last step in the latent, as the paper's configurations do;
-            ``deterministic`` ends at x0_hat, and the step is not trained.
+    ``last_step`` is ``stochastic``, to leave the noise of the last step in the latent as the paper's configurations do,
+    or ``deterministic``, to end at x0_hat; then the step is not trained.
     """
 
     order = 1
@@ -169,8 +167,6 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
         """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""
-        if not self._levels:
-            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
             raise ValueError(f"timestep must be one number or one for each of {batch} samples, got {len(values)}")

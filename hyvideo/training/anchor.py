@@ -17,11 +17,7 @@ class Anchor:
     """The policy that the position distance refers to: the initial one, or that of the last refresh.
 
     In LoRA training they are those of the adapter; the initial policy is a new adapter, which changes nothing, or the
-    one that the run starts from.
-
-    Args:
-        refresh_every: Optimizer updates between two refreshes; None keeps the initial weights for ever.
-        offload: Keep them on the CPU while they are not used.
+    one that the run starts from. A refresh is due every ``refresh_every`` optimizer updates; never where that is None.
     """
 
     def __init__(
@@ -69,11 +65,9 @@ class Anchor:
 
 
 class WeightCopy:
-    """A copy of ``trained`` as it is now, exchanged with it in place to compute as the copy.
+    """A copy of the model's ``trained`` parameters as they are now, exchanged in place with them to compute as it.
 
-    Args:
-        model: Whose parameters ``trained`` are, by name.
-        offload: Keep the copy in the CPU's memory.
+    ``offload`` keeps it in the CPU's memory.
     """
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False):

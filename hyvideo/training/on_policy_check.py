@@ -38,9 +38,7 @@ def tolerances_of(loss: LossSettings, dtype: str) -> tuple[float, float]:
 class OnPolicyCheck:
     """Stops the run where fresh rollouts have a ratio other than 1, and says why.
 
-    Args:
-        dtype: The transformer computes in it.
-        batch_size: Rollouts that were sampled together.
+    The transformer computes in ``dtype``, and ``batch_size`` rollouts were sampled together.
     """
 
     def __init__(
@@ -58,9 +56,7 @@ class OnPolicyCheck:
     ) -> None:
         """Raises OffPolicyError, on all ranks alike, where passes over fresh rollouts are off their policy on any.
 
-        Args:
-            passes: Rows and turn of each.
-            deviations: Largest deviation of a ratio from 1 in each of the passes made so far.
+        Of the passes, each its rows and its turn, those made so far have the largest ``deviations`` of a ratio from 1.
         """
         shapes = [self._shapes(rollouts, rows) for rows, _ in passes[: len(deviations)]]
         bounds = [self.tolerances[differ is not None] for differ in shapes]

@@ -29,11 +29,7 @@ class TooManyMissingRewards(RuntimeError):
 
 
 class GroupRewards:
-    """Gives rewards and advantages of the rollouts, compared within their groups over all replicas.
-
-    Args:
-        num_rollouts: Of an iteration, over all replicas.
-    """
+    """Gives rewards and advantages of an iteration's rollouts, compared within their groups over all replicas."""
 
     def __init__(
         self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
@@ -52,8 +48,7 @@ class GroupRewards:
     ) -> tuple[Tensor, dict[str, float]]:
         """Advantages of this replica's rollouts (rollouts,), normalised over whole groups, and reward metrics.
 
-        Args:
-            rewards: Of the rollouts that this rank has scored, by row of ``indices``.
+        ``rewards`` are of the rollouts that this rank has scored, by row of ``indices``.
         """
         numbers = [index.number(self.group_size) for index in indices]
         local = {

@@ -79,9 +79,8 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> list[Path]:
     """Scale of the log-probability's gradient by noise level beside 1 / std, of the runs' samplers or the paper's.
 
-    Args:
-        measured: What ``scripts/measure_gradient_norms.py`` wrote: norms over the parameters, drawn with the scale of
-            their own sampler. A factor that all steps share is not in the theory, so they are brought to meet midway.
+    ``measured`` norms over the parameters (`gradient_norms`) are drawn with the scale of their own sampler. A factor
+    that all steps share is not in the theory, so they are brought to meet midway.
     """
     used = [(m["sde_type"], Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:

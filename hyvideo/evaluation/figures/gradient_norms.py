@@ -99,12 +99,9 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 def summarise(
     settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
 ) -> dict:
-    """Content of the JSON, but for ``rollouts``.
+    """Content of the JSON, but for ``rollouts``: of settings by flag, and each round's norms of the stochastic steps.
 
-    Args:
-        settings: Of the run, by name.
-        step_weights: The equalizer's. Shape: (steps,).
-        rounds: Of each round the norms with weights, one for each stochastic step.
+    The norms have the equalizer's ``step_weights``. Shape: (steps,).
     """
     sampler = {name: settings[name] for name in ("eta", "sde_type")}
     theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()

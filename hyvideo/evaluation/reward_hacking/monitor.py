@@ -35,12 +35,9 @@ class HackingWatch:
     """Judges every validation of a run, and ends the run if the settings say so.
 
     Args:
-        action: ``warn`` or ``stop``.
+        action: ``warn`` or ``stop``; a shift that is seen in fewer than 16 videos ends no run.
         threshold: Spreads of the base that a measure may move.
-        samples: Folder of the run's validations.
         made_with: What the videos are made with: validations of other prompts or steps are no history.
-
-    A shift that is seen in fewer than 16 videos ends no run.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
@@ -59,11 +56,7 @@ class HackingWatch:
         return float(bool(self.shifts)) if is_judged else math.nan
 
     def end(self, saved: Path) -> None:
-        """Leaves a note and raises RewardHacking; every rank calls it.
-
-        Args:
-            saved: The checkpoint of the policy as it is.
-        """
+        """Leaves a note and raises RewardHacking, which names the checkpoint ``saved``; every rank calls it."""
         if self.mesh.is_main:
             note = {"reason": self.reason, "on_reward_hacking": self.action, "departures": [*map(asdict, self.shifts)]}
             write_json(self.marker, note)

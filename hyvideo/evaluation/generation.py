@@ -105,7 +105,7 @@ class Source:
             vae=vae,
             trained=needs,
             weights_dtype=DTYPES[config.model.dtype],
-            is_overwritten=self.checkpoint is not None and saved_policy.is_full_checkpoint(self.checkpoint),
+            is_overwritten=self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint),
         )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)

@@ -25,8 +25,7 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
     deviation = groups - mean
     variance = torch.where(scored, deviation**2, 0.0).sum(1, keepdim=True) / count
     advantages = (deviation / (variance.sqrt() + EPSILON)).clamp(-clip, clip)
-    all_equal = torch.where(scored, groups, -torch.inf).amax(1, keepdim=True) == torch.where(
-        scored, groups, torch.inf
-    ).amin(1, keepdim=True)
+    highest, lowest = (torch.where(scored, groups, bound) for bound in (-torch.inf, torch.inf))
+    all_equal = highest.amax(1, keepdim=True) == lowest.amin(1, keepdim=True)
     advantages = torch.where(all_equal, 0.0, advantages)
     return torch.where(scored & (count >= 2), advantages, torch.nan).flatten().to(rewards.dtype)

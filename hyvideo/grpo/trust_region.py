@@ -114,12 +114,8 @@ class KLCoefficient:
         return min(self.settings.maximum, max(self.settings.minimum, value))
 
     def state_dict(self) -> dict:
-        return {
-            "value": self.value,
-            "num_updates": self.num_updates,
-            "recent": list(self.recent),
-            "settings": asdict(self.settings),
-        }
+        settings, recent = asdict(self.settings), list(self.recent)
+        return {"value": self.value, "num_updates": self.num_updates, "recent": recent, "settings": settings}
 
     def load_state_dict(self, state: dict) -> None:
         """Goes on from a state; where it had other settings, by these from the next update on."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyvideo.records.metrics_file import open_lines
+from hyvideo.records.metrics_file import Lines
 from hyvideo.records.trackers import REPORTS
 
 
@@ -41,7 +41,7 @@ class MetricsWriter(AbstractContextManager):
         resume_iteration: int | None,
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
-        self.lines = open_lines(output_dir / "metrics.jsonl", resume_iteration)
+        self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
         self.reports = [
             REPORTS[name](output_dir, run_name=run_name, config=config, resume_iteration=resume_iteration)
             for name in dict.fromkeys(report_to)

@@ -118,10 +118,8 @@ class OnPolicyCheck:
         """The rows, that with the largest deviation in the end."""
         steps = rollouts.trained_steps[rows, turn]
         with torch.no_grad():
-            log_ratio = (
-                rollouts.replay(self.pipeline, rows, steps).log_prob - rollouts.trajectories.log_probs[rows, steps]
-            )
-        worst = rows[int(log_ratio.abs().argmax())]
+            log_probs = rollouts.replay(self.pipeline, rows, steps).log_prob
+        worst = rows[int((log_probs - rollouts.trajectories.log_probs[rows, steps]).abs().argmax())]
         return [row for row in rows if row != worst] + [worst]
 
     def _replay_as_rollout(self, rollouts: RolloutBatch, row: int, step: int) -> Tensor:

@@ -33,15 +33,8 @@ from hyvideo.pipelines.conditions import Conditions, to_device
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
-from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import (
-    RequiredEncoders,
-    check_checkpoint,
-    choose_device,
-    load_encoder,
-    load_pipeline,
-    make_deterministic,
-)
+from hyvideo.training import model_setup, saved_policy
+from hyvideo.training.model_setup import RequiredEncoders
 
 MINIATURE = "configs/miniature.yaml"
 SUFFIXES = {"cfg_distilled": "distilled", "step_distilled": "step_distilled"}  # of a version's name, by kind
@@ -98,7 +91,7 @@ class Source:
         self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, needs: RequiredEncoders
     ) -> HunyuanVideoGRPOPipeline:
         """Pipeline of the policy, with weights in the precision that it computes in."""
-        pipeline = load_pipeline(
+        pipeline = model_setup.load_pipeline(
             config,
             device,
             encoder=encoder,
@@ -204,18 +197,18 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
-    needs = check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
+    needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.or_start(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     if config.distributed.deterministic:
-        make_deterministic()
-    device = choose_device(config.model.device, processes.local_rank())
+        model_setup.make_deterministic()
+    device = model_setup.choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
     local = videos[processes.rank() :: processes.world_size()]
 
     start = time.perf_counter()
-    encoder, vae = load_encoder(config, device)
+    encoder, vae = model_setup.load_encoder(config, device)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
     encoder(config.negative_requests)
     encoder.release()  # before the transformer comes

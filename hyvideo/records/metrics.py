@@ -7,7 +7,7 @@ knows of ranks: only the main process makes a writer.
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -32,13 +32,7 @@ class MetricsWriter(AbstractContextManager):
     """
 
     def __init__(
-        self,
-        output_dir: Path,
-        *,
-        report_to: list[str],
-        run_name: str,
-        config: Mapping[str, object],
-        resume_iteration: int | None,
+        self, output_dir: Path, *, report_to: list[str], run_name: str, config: dict, resume_iteration: int | None
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
         self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)

@@ -21,14 +21,9 @@ class Anchor:
     """
 
     def __init__(
-        self,
-        policy: nn.Module,
-        trained: Mapping[str, nn.Parameter],
-        *,
-        refresh_every: int | None,
-        offload: bool = False,
+        self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, refresh_every: int | None, offload: bool = False
     ):
-        self.copy = WeightCopy(policy, trained, offload=offload)
+        self.copy = WeightCopy(model, trained, offload=offload)
         self.refresh_every = refresh_every
         self.age = 0  # optimizer updates since the anchor was equal to the policy
 
@@ -83,7 +78,12 @@ class WeightCopy:
         """Makes the copy equal to the policy, and makes sure of it."""
         for name, parameter in self.trained.items():
             self._parts[name].copy_(local(parameter), non_blocking=True)
-        if different := self._different():
+        different = [
+            name
+            for name, parameter in self.trained.items()
+            if not torch.equal(self._parts[name], local(parameter).to(self._parts[name].device))
+        ]
+        if different:
             raise RuntimeError(
                 f"a copy of the weights did not become equal to them, at {', '.join(different[:3])} and perhaps more; "
                 "weights that are not finite never do"
@@ -128,13 +128,6 @@ class WeightCopy:
             kept = policy.clone()
             policy.copy_(part, non_blocking=True)
             part.copy_(kept, non_blocking=True)
-
-    def _different(self) -> list[str]:
-        return [
-            name
-            for name, parameter in self.trained.items()
-            if not torch.equal(self._parts[name], local(parameter).to(self._parts[name].device))
-        ]
 
 
 def _place(like_this: Tensor, offload: bool) -> Tensor:

@@ -112,11 +112,9 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
     """
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
+    # One scorer must have every dimension that counts; of several each must have what it promises.
+    needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
     for name, one in scorer.scorers.items():
-        # One scorer must have every dimension that counts; of several each must have what it promises.
-        needed = (
-            [dimension for dimension, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
-        )
         with scorer.in_place():
             checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))

@@ -22,14 +22,7 @@ from matplotlib.figure import Figure
 
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
 from hyvideo.evaluation.table2.runs import METHODS
-from hyvideo.schedulers.transitions import (
-    SAGE_SIGMA_MAX,
-    left_endpoint_variance,
-    log_prob_grad_norm,
-    sage_variance,
-    schedule,
-    shifted_levels,
-)
+from hyvideo.schedulers import transitions
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}
 OF_A_PANEL = ("sde_type", "eta", "match_noise")  # the noise goes with the sampler, as where it is matched
@@ -37,7 +30,7 @@ OF_A_PANEL = ("sde_type", "eta", "match_noise")  # the noise goes with the sampl
 # convention. In (a) the interval of sage collapses, its first std is 0; in (b) the first std of flow explodes.
 REGIMES = {
     "sigma_1": "(a) both begin at the second level",
-    "clamp": f"(b) both clamped at sigma {SAGE_SIGMA_MAX}",
+    "clamp": f"(b) both clamped at sigma {transitions.SAGE_SIGMA_MAX}",
     "own": "(c) each with its own default",
 }
 
@@ -107,9 +100,10 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
 
 def gradient_scale(sde_type: str, sampler: Sampler) -> np.ndarray:
     """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape: (3, steps)."""
-    levels = shifted_levels(sampler.num_steps, sampler.shift)
-    steps = zip(levels, schedule(sde_type, levels, sampler.eta, sampler.last_step))
-    return np.array([(s, log_prob_grad_norm(sde_type, step), 1 / step.std) for s, step in steps if step.std]).T
+    levels = transitions.shifted_levels(sampler.num_steps, sampler.shift)
+    steps = zip(levels, transitions.schedule(sde_type, levels, sampler.eta, sampler.last_step))
+    steps = [(sigma, step) for sigma, step in steps if step.std]
+    return np.array([(s, transitions.log_prob_grad_norm(sde_type, step), 1 / step.std) for s, step in steps]).T
 
 
 def _draw_measured(axes: Axes, steps: list[dict]) -> None:
@@ -137,7 +131,7 @@ def figure_8(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
     paper = Sampler()
-    levels = shifted_levels(paper.num_steps, paper.shift)
+    levels = transitions.shifted_levels(paper.num_steps, paper.shift)
     figure, panels = _panels(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):
         for sde in ("sage_grpo", "flow_grpo"):
@@ -149,13 +143,13 @@ def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: str) -> list[float]:
     """Standard deviation of each step of sage or flow in one of the ``REGIMES``."""
     if regime == "own":
-        return [step.std for step in schedule(sde_type, levels, eta, "stochastic")]
-    sigma_max = levels[1] if regime == "sigma_1" else SAGE_SIGMA_MAX
+        return [step.std for step in transitions.schedule(sde_type, levels, eta, "stochastic")]
+    sigma_max = levels[1] if regime == "sigma_1" else transitions.SAGE_SIGMA_MAX
     pairs = list(zip(levels, levels[1:]))
     if sde_type == "sage_grpo":
-        variances = [sage_variance(*pair, eta, levels[1], sigma_max) for pair in pairs]
+        variances = [transitions.sage_variance(*pair, eta, levels[1], sigma_max) for pair in pairs]
     else:
-        variances = [left_endpoint_variance(*pair, eta, min(pair[0], sigma_max)) for pair in pairs]
+        variances = [transitions.left_endpoint_variance(*pair, eta, min(pair[0], sigma_max)) for pair in pairs]
     return [math.sqrt(max(variance, 0.0)) for variance in variances]
 
 

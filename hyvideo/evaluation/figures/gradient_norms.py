@@ -48,10 +48,8 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
     """
     batch_size = min(config.rollout.batch_size, max(1, rollouts // replicas))
     if rollouts < 1 or rollouts % (batch_size * replicas):
-        raise ValueError(
-            f"rollouts must be a multiple of batch_size {batch_size} x {replicas} replicas, got {rollouts}; choose "
-            "another number, or another batch_size"
-        )
+        needed = f"a multiple of batch_size {batch_size} x {replicas} replicas"
+        raise ValueError(f"rollouts must be {needed}, got {rollouts}; choose another number, or another batch_size")
     named = config.record.resume_from_checkpoint
     resumed = checkpoint.find(Path(config.record.output_dir), named) if named else None
     if named and resumed is None:

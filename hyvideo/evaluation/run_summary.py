@@ -34,8 +34,7 @@ def print_start(
 
     Args:
         about: Lines of `whole_run.start_lines`.
-        resumed_iteration: Iteration of the checkpoint that the run goes on from; None for a new run.
-        changed_settings: A sentence for each setting that differs from that checkpoint's.
+        resumed_iteration: Of the checkpoint that the run goes on from, whose ``changed_settings`` are told; None: new.
     """
     print("\n".join([describe(config, plan), *about]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
@@ -59,13 +58,13 @@ def _attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, in
 
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
     """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
+    before, after = (validation.measures(k) for k in (0, iteration)) if validation else ({}, {})
     print()
-    after = validation.measures(iteration) if validation else {}
-    if after and validation.measures(0):
+    if after and before:
         print("\n".join(_validation_lines(validation, iteration)))
     else:
         print(_training_line(output_dir / "metrics.jsonl"))
-    if after and not validation.measures(0):
+    if after and not before:
         print(
             f"{len(validation.prompts)} validation videos of iteration {iteration}: reward {after['reward']:.3f} ± "
             f"{after['reward_std']:.3f}; the base has no such validation (validate_at_step0), so there is no before "

@@ -32,24 +32,20 @@ def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> 
     return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
 
 
-def summarise_rewards(rewards: list[Reward]) -> dict[str, float]:
-    """Mean and spread over the videos that were scored, and the number of those that were not."""
+def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
+    """Means over the scored videos and the number of the others; the spread of ``reward``, of none without any."""
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
+    spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
     means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in DIMENSIONS}
-    return {
+    measures = {
         "reward": _finite_mean(totals),
-        "reward_std": statistics.pstdev(totals) if totals else math.nan,
+        "reward_std": spreads["reward"].std if totals else math.nan,
         **means,
         "overall": sum(means.values()),
         "missing": float(len(rewards) - len(scored)),
     }
-
-
-def reward_spread(rewards: list[Reward]) -> dict[str, Dispersion]:
-    """Spread of ``reward`` over the videos; empty where none was scored."""
-    totals = [reward.total for reward in rewards if not reward.is_missing]
-    return {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
+    return measures, spreads
 
 
 @dataclass(frozen=True)
@@ -117,11 +113,6 @@ def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
     writer.writeheader()
     writer.writerows(evaluation.videos)
     write_text(path, text.getvalue())
-
-
-def finite_or_none(value: float) -> float | None:
-    """Value as JSON has it."""
-    return value if math.isfinite(value) else None
 
 
 def _finite_mean(values: list[float]) -> float:

@@ -13,10 +13,7 @@ TRAINED_FIGURES = {
 
 
 def runs_of(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[TableRun]:
-    """Runs of a figure.
-
-    Args:
-        others: ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own; None for its own.
+    """Runs of a figure, with the given ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own.
 
     Raises: ValueError for what the figure does not compare.
     """

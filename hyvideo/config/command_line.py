@@ -143,9 +143,6 @@ def _settled(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-# --- flags ------------------------------------------------------------------------------------------------------------
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         "Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
@@ -231,9 +228,6 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """A question after the name that is most like a word, empty where none is like it."""
     near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
     return f"did you mean {near[0]}?" if near else ""
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):

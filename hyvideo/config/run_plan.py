@@ -1,5 +1,6 @@
 """The arithmetic of a run: how many of what it makes in an iteration, and what that is in words. Imports no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hyvideo.config.sections import RolloutSettings
@@ -53,6 +54,11 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     number = len(stochastic_transitions(rollout))
     window = parse_window(rollout.sde_window, number)
     return window.length if window else number
+
+
+def labelled(label: str, lines: Iterable[str]) -> list[str]:
+    """Lines of which the first has a label."""
+    return [f"{'' if number else label:<23}{line}" for number, line in enumerate(lines)]
 
 
 def describe(config: Config, plan: Plan) -> str:

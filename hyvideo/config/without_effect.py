@@ -5,7 +5,7 @@ Most of a day can go into a setting that cannot change anything. What is listed 
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
@@ -36,12 +36,6 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
     for reason, given in names.items():
         sentences.append(f"{', '.join(given)}: {reason}")
     return sentences
-
-
-def print_sentences(title: str, sentences: Iterable[str]) -> None:
-    """Prints a line for each sentence, the first after the title."""
-    for number, sentence in enumerate(sentences):
-        print(f"{'' if number else title:<22} {sentence}")
 
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:

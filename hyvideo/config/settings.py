@@ -5,17 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import get_origin
 
-from hyvideo.config.sections import (
-    DataSettings,
-    DistributedSettings,
-    LossSettings,
-    ModelSettings,
-    OptimizerSettings,
-    RecordSettings,
-    RewardSettings,
-    RolloutSettings,
-    TrustRegionSettings,
-)
+from hyvideo.config import sections
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.prompts import Request
 from hyvideo.models.versions import version_defaults
@@ -30,15 +20,15 @@ REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignme
 class Config:
     """The settings of a run, by section."""
 
-    model: ModelSettings = ModelSettings()
-    data: DataSettings = dataclasses.field(default_factory=DataSettings)
-    rollout: RolloutSettings = RolloutSettings()
-    reward: RewardSettings = dataclasses.field(default_factory=RewardSettings)
-    loss: LossSettings = LossSettings()
-    trust_region: TrustRegionSettings = TrustRegionSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-    distributed: DistributedSettings = DistributedSettings()
-    record: RecordSettings = dataclasses.field(default_factory=RecordSettings)
+    model: sections.ModelSettings = sections.ModelSettings()
+    data: sections.DataSettings = dataclasses.field(default_factory=sections.DataSettings)
+    rollout: sections.RolloutSettings = sections.RolloutSettings()
+    reward: sections.RewardSettings = dataclasses.field(default_factory=sections.RewardSettings)
+    loss: sections.LossSettings = sections.LossSettings()
+    trust_region: sections.TrustRegionSettings = sections.TrustRegionSettings()
+    optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
+    distributed: sections.DistributedSettings = sections.DistributedSettings()
+    record: sections.RecordSettings = dataclasses.field(default_factory=sections.RecordSettings)
 
     def flat(self) -> dict:
         """All settings in one dict, by flag name."""
@@ -181,7 +171,7 @@ def is_json(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def eta_of(rollout: RolloutSettings) -> float:
+def eta_of(rollout: sections.RolloutSettings) -> float:
     """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
     return matched_eta(
         rollout.match_noise,

@@ -40,7 +40,7 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
     loss, settings = config.loss, config.trust_region
-    if plan.ratio_must_be_one:
+    if not plan.clip_can_bind:
         # Where samples go apart, rollout and update run the same shapes, and their ratios are 1 in bf16 too.
         is_default = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
         yield (

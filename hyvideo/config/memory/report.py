@@ -6,7 +6,7 @@ from itertools import islice
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
 from hyvideo.config.memory.cost import cost, duration
 from hyvideo.config.memory.network import traffic
-from hyvideo.config.memory.persistent import anchor_bytes
+from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
@@ -38,7 +38,7 @@ def run_lines(run: PlannedRun) -> list[str]:
         f"activation checkpointing {settled(run).checkpointing}",
     ]
     if run.config.needs_anchor and settings.reference_mode_offload:
-        lines.append(f"anchor                 {anchor_bytes(run) / GIB:.2f} GiB on the CPU for each rank")
+        lines.append(f"anchor                 {trained_bytes(run) / GIB:.2f} GiB on the CPU for each rank")
     return lines
 
 

@@ -10,17 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import nearest, reward_options
-from hyvideo.config.machine_rules import (
-    REPORTS,
-    Problems,
-    checkpoints_are_there,
-    folders_can_be_written,
-    machine_problems,
-    problem_of,
-    prompts_are_readable,
-    videos_fit_the_version,
-)
+from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
     DistributedSettings,
@@ -28,6 +20,7 @@ from hyvideo.config.sections import (
     RecordSettings,
     RewardSettings,
     RolloutSettings,
+    TrustRegionSettings,
 )
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
@@ -39,20 +32,21 @@ from hyvideo.schedulers.transitions import SDE_TYPES
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
     """Raises ValueError that lists every rule the settings break, and what this machine lacks where they are to run."""
     check_ranges(config.flat())  # what follows calculates with the numbers
-    record, distributed = config.record, config.distributed
+    updates = config.loss.num_updates_per_rollout
     _raise(
-        batch_problems(config.rollout, distributed, config.loss.num_updates_per_rollout, world_size),
-        process_problems(distributed, config.reward, world_size),
+        batch_problems(config.rollout, config.distributed, updates, world_size),
+        process_problems(config.distributed, config.reward, world_size),
         noise_is_matched_or_has_a_window(config.rollout),
-        trust_region_problems(config),
+        trust_region_problems(config.trust_region, config.kl_strategy),
+        anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
-        record_problems(record, config.optimizer, config.data.valid_video_csv),
+        record_problems(config.record, config.optimizer, config.data.valid_video_csv),
         () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got nothing"],
-        prompts_are_readable(config.data, that_are_there=True),
-        videos_fit_the_version(config.model, config.data, config.video_sizes),
-        machine_problems(config.model, config.data, config.optimizer, record) if on_this_machine else (),
+        machine.prompts_are_readable(config.data, that_are_there=True),
+        machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
+        machine.machine_problems(config.model, config.data, config.optimizer, config.record) if on_this_machine else (),
     )
 
 
@@ -62,8 +56,8 @@ def check_sampling(config: Config, *, output: Path) -> None:
     _raise(
         ranges,
         noise_is_matched_or_has_a_window(config.rollout) if not ranges else (),
-        checkpoints_are_there(config.model.pretrained_model_root),
-        folders_can_be_written("the output", output),
+        machine.checkpoints_are_there(config.model.pretrained_model_root),
+        machine.folders_can_be_written("the output", output),
     )
 
 
@@ -72,8 +66,8 @@ def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
     _raise(
         range_problems(config.flat()),
         reward_problems(config.reward),
-        checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
-        folders_can_be_written("--out", output),
+        machine.checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
+        machine.folders_can_be_written("--out", output),
     )
 
 
@@ -109,7 +103,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
         yield f"transformer_version must be the name of a folder below transformer/, not a path, got {shown(version)}"
 
 
-def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1, num_heads: int | None = None) -> Problems:
+def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
     """The one law of layouts, of runs and plans alike: reasons why ranks cannot be laid out so, with what could be."""
     if world_size % sp_size:
         yield (
@@ -122,8 +116,6 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1, num_he
             f"({world_size} processes, sp_size {sp_size}), got {dp_replicate}; it could be "
             f"{_divisors(world_size // sp_size)}"
         )
-    if num_heads is not None:
-        yield from every_rank_has_a_head(sp_size, num_heads)
 
 
 def every_rank_has_a_head(sp_size: int, num_heads: int) -> Problems:
@@ -139,14 +131,10 @@ def _divisors(number: int) -> str:
 
 
 def batch_problems(
-    rollout: RolloutSettings,
-    distributed: DistributedSettings,
-    num_updates: int,
-    world_size: int,
-    num_heads: int | None = None,
+    rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
 ) -> Problems:
     """The rollouts of an iteration are whole groups, dealt evenly to the replicas."""
-    if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate, num_heads)]:
+    if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
         yield from problems
         return
     batch, group, replicas = rollout.batch_size, rollout.num_generations, world_size // distributed.sp_size
@@ -211,22 +199,23 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def trust_region_problems(config: Config) -> Problems:
-    """A strategy has a weight, coefficients are in order, and the anchor moves between rounds and seldom."""
-    trust, updates = config.trust_region, config.loss.num_updates_per_rollout
+def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:
     if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
         yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or take kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none means kl_weight 0, got kl_weight {trust.kl_weight}; set it to 0"
-    if config.kl_strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
+    if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
         yield f"need kl_min_coef <= kl_coef <= kl_weight, got {got}"
-    if config.anchor_moves and trust.update_ref_model_step % updates:
+
+
+def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:
+    if is_moving and trust.update_ref_model_step % num_updates:
         yield (
             "the anchor is refreshed between rounds: update_ref_model_step must be a multiple of "
-            f"num_updates_per_rollout, got {trust.update_ref_model_step} and {updates}"
+            f"num_updates_per_rollout, got {trust.update_ref_model_step} and {num_updates}"
         )
-    if config.needs_anchor and trust.reference_mode_offload and trust.kl_compute_mode == "training_phase":
+    if trust.reference_mode_offload and trust.kl_compute_mode == "training_phase":
         yield (
             "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back "
             "twice in every pass; take kl_compute_mode rollout_phase, or leave out the offload"
@@ -254,10 +243,7 @@ def weights_are_numbers(text: str) -> Problems:
         weights = flat_weights(parse_json(text))
     except (ValueError, AttributeError):  # no JSON, or no object
         weights = {}
-    are_numbers = all(
-        isinstance(weight, (int, float)) and not isinstance(weight, bool) and abs(weight) < math.inf
-        for weight in weights.values()
-    )
+    are_numbers = all(type(weight) in (int, float) and abs(weight) < math.inf for weight in weights.values())
     if not are_numbers or not any(weights.values()):
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
@@ -266,7 +252,7 @@ def weights_are_numbers(text: str) -> Problems:
 
 
 def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:
-    if unknown := set(record.report_to) - {*REPORTS, "none"}:
+    if unknown := set(record.report_to) - {*machine.REPORTS, "none"}:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
     if optimizer.use_8bit_adam and record.resume_from_checkpoint:
         yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"

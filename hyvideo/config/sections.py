@@ -38,8 +38,7 @@ class DataSettings:
     """Prompts, and the size of the videos."""
 
     prompts_csv: list[str] = learning(
-        ["assets/prompts/train.csv"],
-        "CSV files with a column `prompt`, and perhaps `ref_image_path`: what to train on, one file after the other.",
+        ["assets/prompts/train.csv"], "CSV files to train on, with columns `prompt` and perhaps `ref_image_path`."
     )
     valid_video_csv: list[str] = records([], "CSV files of the same kind: what to validate on; none by default.")
     negative_prompt: str = learning(
@@ -72,15 +71,13 @@ class RolloutSettings:
     )
     cfg_scale: float | None = learning(
         None,
-        "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch. That of the version by "
-        "default, else 6.",
+        "Guidance scale, in rollout, update and anchor; up to 1 has one branch. The version's by default, else 6.",
         at_least=None,
         measured=True,
     )
     batched_forward: Switch = machine(
         "auto",
-        "Samples and guidance branches go through the transformer together, not one by one; auto is false on a GPU, "
-        "which one sample of full size fills, and true elsewhere.",
+        "Samples and guidance branches go through the transformer together; auto: one by one on a GPU.",
     )
     sde_window: str = learning(
         "", "Noisy steps, else the ODE: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by default."
@@ -236,15 +233,13 @@ class DistributedSettings:
     reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false is faster.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
         "auto",
-        "Reduce sharded gradients with every backward pass, or with the last of an update, when a rank must hold whole "
-        "gradients; auto is last for LoRA only.",
+        "Reduce gradients in every backward pass, or hold them whole to an update's last; auto: last for LoRA only.",
         no.SHARDING,
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
         "auto",
-        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto is selective where the plan "
-        "fits the GPU.",
+        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto: the latter if it fits.",
         no.RECOMPUTATION,
     )
     enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")

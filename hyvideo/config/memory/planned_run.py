@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.rules import batch_problems
+from hyvideo.config.rules import batch_problems, every_rank_has_a_head
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 
@@ -115,7 +115,8 @@ class PlannedRun:
         """Reasons why the run is not legal."""
         config, heads = self.config, self.architecture.num_attention_heads
         updates = config.loss.num_updates_per_rollout
-        return [*batch_problems(config.rollout, config.distributed, updates, self.world_size, heads)]
+        batch = batch_problems(config.rollout, config.distributed, updates, self.world_size)
+        return [*every_rank_has_a_head(self.settings.sp_size, heads), *batch]
 
     def with_settings(self, **changes) -> "PlannedRun":
         """The same run with other settings."""

@@ -18,7 +18,6 @@ _WEAK = 1e-3
 
 def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
     """A sentence for each setting, or group of them, that cannot change this run."""
-    sentences = [*_of_the_method(config, plan)]
     values, defaults = config.flat(), Config().flat()
     words = values | {
         "strategy": config.kl_strategy,
@@ -33,9 +32,7 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
         reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
         if reason:
             names.setdefault(reason.format_map(words), []).append(name)
-    for reason, given in names.items():
-        sentences.append(f"{', '.join(given)}: {reason}")
-    return sentences
+    return [*_of_the_method(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
 
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:

@@ -4,7 +4,6 @@ Every change that is named was evaluated, and a run may have it.
 """
 
 import itertools
-from collections.abc import Iterable
 
 from hyvideo.config.machine_rules import problem_of
 from hyvideo.config.memory.cost import duration
@@ -43,8 +42,11 @@ def cheapest_change(run: PlannedRun) -> dict | None:
     """The first single change that makes a run fit, else the changes which do together; None if all do not."""
     broken = _broken_rules(run)
 
+    def joined(changes: list[dict]) -> dict:  # a larger sp_size takes the place of a smaller one
+        return {name: value for change in changes for name, value in change.items()}
+
     def fits(changes: list[dict]) -> bool:
-        return memory(run.with_settings(**_joined(changes))).fits(run.hardware.gpu_memory)
+        return memory(run.with_settings(**joined(changes))).fits(run.hardware.gpu_memory)
 
     legal = [change for change in changes_in_order(run) if _broken_rules(run.with_settings(**change)) <= broken]
     combinations = [[change] for change in legal] + [legal[:number] for number in range(2, len(legal) + 1)]
@@ -54,7 +56,7 @@ def cheapest_change(run: PlannedRun) -> dict | None:
     for change in reversed(needed):  # the costliest first
         without = [other for other in needed if other is not change]
         needed = without if fits(without) else needed
-    return _joined(needed)
+    return joined(needed)
 
 
 def fastest_change(run: PlannedRun) -> dict | None:
@@ -66,25 +68,21 @@ def fastest_change(run: PlannedRun) -> dict | None:
     run = settled(run)
     choices = {
         "dp_replicate": range(1, run.world_size + 1) if run.settings.enable_fsdp else [1],
-        "activation_checkpointing": ["selective", "full"] if run.checkpointing != "none" else [],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
     }
-    choices = {name: values for name, values in choices.items() if values}
+    if run.checkpointing != "none":
+        choices["activation_checkpointing"] = ["selective", "full"]
     changed = [run.with_settings(**dict(zip(choices, values))) for values in itertools.product(*choices.values())]
     legal = [other for other in changed if not other.problems and memory(other).fits(run.hardware.gpu_memory)]
     if not legal:
         return None
     seconds = [duration(other).total for other in legal]
-    fast = [other for other, time in zip(legal, seconds) if time <= _NO_FASTER * min(seconds)]
+    limit = _NO_FASTER * min(seconds)
+    fast = [other for other, time in zip(legal, seconds) if time <= limit]
     best = min(fast, key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
     before, after = vars(run.settings), vars(best.settings)
     return {name: after[name] for name in choices if after[name] != before[name]}
-
-
-def _joined(changes: Iterable[dict]) -> dict:
-    """All changes in one; a larger sp_size takes the place of a smaller one."""
-    return {name: value for change in changes for name, value in change.items()}
 
 
 def _broken_rules(run: PlannedRun) -> set[str]:

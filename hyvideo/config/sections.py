@@ -230,7 +230,7 @@ class DistributedSettings:
         1, "Copies of the sharded model: 1 shards over all ranks, the number of nodes within a node.", at_least=1
     )
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state over ranks.", no.OTHER_PROCESS)
-    reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false is faster.", no.SHARDING)
+    reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false keeps them.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
         "auto",
         "Reduce gradients in every backward pass, or hold them whole to an update's last; auto: last for LoRA only.",

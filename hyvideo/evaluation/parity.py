@@ -6,7 +6,7 @@ keeps both in float32: in float32 the two agree to rounding, in bf16 they differ
 
 from torch import Tensor
 
-from hyvideo.config.settings import ModelSettings
+from hyvideo.config.sections import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading_encoders as encoders

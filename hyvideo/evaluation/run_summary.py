@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.memory.model_sizes import read_architecture
-from hyvideo.config.run_plan import Plan, describe
+from hyvideo.config.run_plan import Plan, describe, labelled
 from hyvideo.config.sections import ModelSettings
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import print_sentences, settings_without_effect
+from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
@@ -40,7 +40,8 @@ def print_start(
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
     kernel = _attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
     print(f"attention              {kernel}")
-    print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
+    for line in labelled("does nothing here", settings_without_effect(config, plan, world_size)):
+        print(line)
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
     for sentence in changed_settings:
         print(f"changed since then     {sentence}")

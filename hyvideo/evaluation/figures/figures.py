@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
-from hyvideo.evaluation.table2.runs import METHODS
+from hyvideo.evaluation.studies.cells import METHODS
 from hyvideo.schedulers.transitions import (
     SAGE_SIGMA_MAX,
     left_endpoint_variance,

@@ -6,8 +6,12 @@ its validations and its checkpoints.
 """
 
 import json
-from dataclasses import dataclass
+from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 
 from hyvideo.config.run_plan import make_plan
@@ -16,7 +20,6 @@ from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
 from hyvideo.evaluation.studies.columns import FRECHET, Column, intervals
 from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, as_markdown, compare
 from hyvideo.evaluation.studies.intervals import Interval
-from hyvideo.evaluation.studies.recipe_pictures import draw_curves, draw_pareto
 from hyvideo.evaluation.studies.recipes import AXES, Budget
 from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import finished
@@ -25,38 +28,23 @@ from hyvideo.grpo.metrics import DIMENSIONS
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.records.run_files import write_text
 
-COMPARED = (
-    Column("Reward", of_set="reward"),
-    Column("True reward", of_set="true/reward"),
-    FRECHET,
-    Column("Diversity", of_set="held_out/diversity"),
-)
+Trace = dict[str, np.ndarray]  # of a run: what it had spent and what was measured at each validation; (validations,)
+Point = dict[str, Interval]  # of a recipe: the same at one place, over its seeds
+
+REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
+COMPARED = (REWARD, TRUE_REWARD, FRECHET, Column("Diversity", of_set="held_out/diversity"))
 COLUMNS = (*COMPARED, *(Column(name, of_set=name) for name in DIMENSIONS))
-SPENT = tuple(Column(axis, of_set=axis) for axis in AXES)
-HEADS = ["Recipe", "Rollouts", "Forwards each", "Forwards", "Seconds"]
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a run had spent at each of its validations, and what they measured; NaN where nothing was."""
-
-    values: dict[str, np.ndarray]  # by axis and by measure; (validations,)
-
-    def at(self, axis: str, amount: float) -> Evaluation:
-        """What was measured where so much was spent; where the run had spent less in all, at its end."""
-        found = {name: np.interp(amount, self.values[axis], values) for name, values in self.values.items()}
-        return Evaluation([], {name: finite_or_none(float(value)) for name, value in found.items()})
+HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
+EVERYTHING = (*(Column(axis, of_set=axis) for axis in AXES), *COLUMNS)
 
 
 def read_trace(study: Study, run: Run) -> Trace:
-    """What a run left of its validations. Raises ValueError for one without any."""
-    config, folder = study.config(run), study.folder(run)
-    rollouts, spent, points = make_plan(config, study.world_size).rollouts, np.zeros(3), []
-    base = folder / "samples/000000/measures.json"
+    """What a run left of its validations; NaN where nothing was measured."""
+    config, folder, spent, points = study.config(run), study.folder(run), np.zeros(len(AXES)), []
+    rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | parse_json(base.read_text(encoding="utf-8")))
-    for _, text in whole_lines(folder / "metrics.jsonl"):
-        line = json.loads(text)
+    for line in (json.loads(text) for _, text in whole_lines(folder / "metrics.jsonl")):
         spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
         if "validation/reward" in line:
             points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
@@ -64,50 +52,83 @@ def read_trace(study: Study, run: Run) -> Trace:
         truths = [point.get(f"true/{name}") for name in config.reward_weights]
         if None not in truths:
             point["true/reward"] = np.dot(truths, [*config.reward_weights.values()])
-    names = [column.of_set for column in (*SPENT, *COLUMNS)]
-    return Trace({name: np.array([point.get(name) for point in points], dtype=float) for name in names})
+    return {c.of_set: np.array([point.get(c.of_set) for point in points], dtype=float) for c in EVERYTHING}
 
 
-def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[dict[str, Interval]]:
+def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
+    """What was measured where so much was spent; where the run spent less in all, at its end."""
+    found = {name: np.interp(amount, trace[axis], values) for name, values in trace.items()}
+    return Evaluation([], {name: finite_or_none(float(value)) for name, value in found.items()})
+
+
+def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
     """Means and intervals over seeds, by column, at the validations of the first seed, as far as ``end`` and there."""
-    amounts = traces[0].values[axis]
+    amounts = traces[0][axis]
     amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
-    return [intervals([trace.at(axis, amount) for trace in traces], (*SPENT, *COLUMNS)) for amount in amounts]
+    return [intervals([reading(trace, axis, amount) for trace in traces], EVERYTHING) for amount in amounts]
 
 
 def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
     """Writes what the finished runs reached: recipes.md, .csv and .tex, verdicts.md, curves_<axis>.png, pareto.png."""
-    traces: dict[str, dict[int, Trace]] = {run.recipe.name: {} for run in runs}
-    for run in finished(study, runs):
-        traces[run.recipe.name][run.seed] = read_trace(study, run)
-    traces = {name: of_recipe for name, of_recipe in traces.items() if of_recipe}
-    if not traces:
+    of_recipe: dict[str, dict[int, Trace]] = {}
+    trained = finished(study, runs)
+    for run in trained:
+        of_recipe.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
+    if not trained:
         raise ValueError(f"{study.out} has no finished run yet")
     for axis in AXES:
         end = budget.amount if axis == budget.axis else np.inf
-        curves = {name: curve([*of_recipe.values()], axis, end) for name, of_recipe in traces.items()}
-        draw_curves(curves, axis, [column.name for column in COMPARED], study.out / f"curves_{axis}.png")
+        curves = {name: curve([*traces.values()], axis, end) for name, traces in of_recipe.items()}
+        draw(curves, [(axis, column.name) for column in COMPARED], study.out / f"curves_{axis}.png")
         if axis == budget.axis:
-            draw_pareto(curves, study.out / "pareto.png")
-            rows = [_row(name, points[-1], len(traces[name])) for name, points in curves.items()]
-            first = next(iter(curves.values()))[0]
-    base = [_row("Base model", first, 0)] if not first["rollouts"].mean else []
-    missing = [run.name for run in runs if run.seed not in traces.get(run.recipe.name, {})]
+            reward = TRUE_REWARD if all(TRUE_REWARD.name in points[0] for points in curves.values()) else REWARD
+            draw(curves, [(c.name, reward.name) for c in COMPARED[2:]], study.out / "pareto.png", compares_ends=True)
+            rows = [_row(name, points[-1], len(of_recipe[name])) for name, points in curves.items()]
+    (against, firsts), *others = of_recipe.items()
+    base = curve([*firsts.values()][:1], budget.axis)[0]
+    rows = [*([] if base["rollouts"].mean else [_row("Base model", base, 0)]), *rows]
     notes = [
         f"At {budget.amount:,} {budget.axis} a run, or its end before that; measured by the runs' own validations, "
         "on the same prompts and noise. 95 % interval of Student's t over training seeds, none for one seed.",
-        *([f"Without a finished run, and not in the means: {', '.join(missing)}."] if missing else []),
     ]
-    write_table(make_table(HEADS, {"": ""}, COLUMNS, base + rows, notes), study.out / "recipes")
-    ends = {n: {seed: t.at(budget.axis, budget.amount) for seed, t in of.items()} for n, of in traces.items()}
-    (against, firsts), *others = ends.items()
-    verdicts = [compare(f"{name} against {against}", seeds, firsts, COMPARED) for name, seeds in others]
+    if missing := [run.name for run in runs if run not in trained]:
+        notes.append(f"Without a finished run, and not in the means: {', '.join(missing)}.")
+    write_table(make_table(HEADS, {"": ""}, COLUMNS, rows, notes), study.out / "recipes")
+    ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in of_recipe.items()}
+    verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
     said = ["Differences paired by training seed, 95 % interval of Student's t over seeds. " + EACH_BY_ITSELF]
     write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, said))
 
 
-def _row(name: str, end: dict[str, Interval], num_seeds: int) -> Row:
-    rollouts, forwards, seconds = (end[column.name].mean for column in SPENT)
+def _row(name: str, end: Point, num_seeds: int) -> Row:
+    rollouts, forwards, seconds = (end[axis].mean for axis in AXES)
+    spent = [f"{amount:.0f}" for amount in (rollouts, forwards, seconds)]
     each = f"{forwards / rollouts:.4g}" if rollouts else ""
-    labels = [name, f"{rollouts:.0f}", each, f"{forwards:.0f}", f"{seconds:.0f}"]
-    return Row(labels, {("", c): value for c, value in end.items()}, {"": num_seeds} if num_seeds else {})
+    values = {("", column): value for column, value in end.items()}
+    return Row([name, *spent, each], values, {"": num_seeds} if num_seeds else {})
+
+
+def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Path, *, compares_ends: bool = False):
+    """A panel for each pair of columns that all have: the second over the first, with bands, or intervals at the ends."""
+    panels = [pair for pair in panels if all(point.keys() >= {*pair} for points in curves.values() for point in points)]
+    if not panels:
+        return
+    figure, all_axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 4), squeeze=False)
+    for axes, pair in zip(all_axes[0], panels):
+        for recipe, points in curves.items():
+            x, y = (
+                np.array([(p[c].mean, p[c].mean - p[c].low, p[c].high - p[c].mean) for p in points]).T for c in pair
+            )
+            (line,) = axes.plot(x[0], y[0], ".-", alpha=0.3 if compares_ends else 1, label=recipe)
+            if compares_ends:
+                ends = {"xerr": x[1:, -1:], "yerr": y[1:, -1:], "fmt": "o", "color": line.get_color()}
+                axes.errorbar(x[0, -1], y[0, -1], **ends, capsize=2)
+                axes.annotate(recipe, (x[0, -1], y[0, -1]), xytext=(4, 4), textcoords="offset points", fontsize="small")
+            else:
+                axes.fill_between(x[0], y[0] - y[1], y[0] + y[2], color=line.get_color(), alpha=0.15, linewidth=0)
+        axes.set(xlabel=pair[0], ylabel=pair[1], xmargin=0.25 if compares_ends else 0.05)
+        axes.grid(alpha=0.3)
+    all_axes[0][0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

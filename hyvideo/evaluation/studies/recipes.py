@@ -10,8 +10,7 @@ known before: a run goes to its own max_steps, and what it measured is read wher
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyvideo.config.command_line import read_yaml
 from hyvideo.config.memory.cost import cost
@@ -26,8 +25,7 @@ MEASURED = (
 ).split()
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """What each run may spend of rollouts, of transformer forwards, or of the seconds of its processes."""
 
     axis: str

@@ -110,9 +110,9 @@ def notes(settings: list[str], num_videos: int, seeds: set[int], unfinished: lis
     trained = " to ".join(map(str, dict.fromkeys([min(seeds), max(seeds)]))) if seeds else "no"
     lines = [
         f"Reward settings: {', '.join(f'{s} = {SETTINGS[s]}' for s in settings)}. {num_videos} held-out videos a "
-        f"policy, same prompts and noise for all; means over {trained} training seed(s), 95 % interval of Student's t over "
-        "seeds and prompts. A prompt that lacks a score in one of a row's seeds is left out of the row. Measures of a whole "
-        "set (Frechet distance; lower is better): interval over seeds, none for one seed.",
+        f"policy, same prompts and noise for all; means over {trained} training seed(s), 95 % interval of Student's t "
+        "over seeds and prompts. A prompt that lacks a score in one of a row's seeds is left out of the row. Measures "
+        "of a whole set (Frechet distance; lower is better): interval over seeds, none for one seed.",
     ]
     if 1 in seeds:
         lines.append("One seed: the interval is over prompts alone; what another seed would change is not in it.")

@@ -33,7 +33,7 @@ def main() -> int:
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.out, common, options.num_gpus)
     runs = runs_of(within(budget, study, recipes), range(options.seeds))
-    code = plan_and_train(study, runs, options, evaluates=False)
+    code = plan_and_train(study, runs, options)
     if options.dry_run or options.only_cell:
         return code
 

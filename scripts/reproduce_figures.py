@@ -44,7 +44,7 @@ def main() -> int:
     study = grid_study(options)
     others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
     runs = {number: runs_of(number, options.settings, options.seeds, **others) for number in options.figures}
-    code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options, evaluates=False)
+    code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)
     if options.dry_run or options.only_cell:
         return code
 

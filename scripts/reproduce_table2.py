@@ -34,7 +34,7 @@ def main() -> int:
     options = parse()
     study = grid_study(options, scorers=options.scorers)
     runs = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
-    code = plan_and_train(study, runs, options, evaluates=True)
+    code = plan_and_train(study, runs, options)
     if options.dry_run:
         return code
 

@@ -109,7 +109,7 @@ def _row(name: str, end: Point, num_seeds: int) -> Row:
 
 
 def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Path, *, compares_ends: bool = False):
-    """A panel for each pair of columns that all have: the second over the first, with bands, or intervals at the ends."""
+    """A panel for each pair of columns that all have: the second over the first, with bands or intervals at the end."""
     panels = [pair for pair in panels if all(point.keys() >= {*pair} for points in curves.values() for point in points)]
     if not panels:
         return

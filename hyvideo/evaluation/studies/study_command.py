@@ -65,7 +65,7 @@ def split_extra(text: str) -> list[str]:
     return [word for name, value in zip(words[::2], words[1::2]) for word in (f"--{name}", value)]
 
 
-def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace, *, evaluates: bool) -> int:
+def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:
     """Prints the plan and, if that is asked for, trains what is not finished. Gives the code of the program.
 
     Raises: ValueError for flags of `study_parser` that cannot go together, and as `plan_run`.
@@ -76,7 +76,7 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace, *
     trains = not (options.dry_run or options.trains_nothing)
     plans = [plan_run(study, run, trains=trains) for run in named(runs, options.only_cell)]
     check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
-    print(describe(study, plans, evaluates=evaluates), flush=True)
+    print(describe(study, plans), flush=True)
     to_run = [plan.run for plan in plans if not plan.progress.is_finished]
     failed = train_runs(study, to_run, jobs=jobs) if trains else {}
     for run, log in failed.items():

@@ -15,10 +15,8 @@ from hyvideo.config.memory.model_sizes import Architecture, read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
-from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import ROOT
-from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
 
@@ -63,18 +61,8 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
 
 
-def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], num_branches: int) -> int:
-    """Transformer evaluations of one validation, or of one evaluation of a policy."""
-    videos = len(read_requests(*valid_video_csv)) * settings.validation_repeats
-    return videos * settings.validation_steps * num_branches
-
-
-def describe(study: Study, plans: list[RunPlan], *, evaluates: bool = True) -> str:
-    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained.
-
-    Args:
-        evaluates: The runs are evaluated in the end, which is counted too.
-    """
+def describe(study: Study, plans: list[RunPlan]) -> str:
+    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
         done = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
@@ -88,11 +76,6 @@ def describe(study: Study, plans: list[RunPlan], *, evaluates: bool = True) -> s
         "most (a forward and backward pass counts as 3, and as 4 at most with what is recomputed)",
         *([f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s a GPU, predicted, not measured"] if hours else []),
     ]
-    if evaluates:
-        measured = study.evaluation_config()
-        per_policy = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
-        evaluation = (1 + len(plans)) * per_policy
-        lines.append(f"evaluation of {len(plans)} cells and the base: {evaluation:,} transformer forwards")
     if to_run:
         lines.append("for instance: " + " ".join(command(study, to_run[0].run)))
     return "\n".join(lines)

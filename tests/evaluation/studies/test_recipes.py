@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scripts import compare_recipes
 
 FILE = """
 base: configs/smoke.yaml
-common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 1, validation_steps: 2, check_reward: false,
+common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
          log_num_videos: 0, validate_at_step0: true}
 recipes:
   one update: {num_updates_per_rollout: 1}
@@ -117,7 +118,7 @@ def test_a_budget_is_a_number_of_what_is_counted(text):
 
 def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path, tiny_config):
     study = Study("configs/miniature.yaml", tmp_path)
-    recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "fixed:2:0"))]
+    recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
     full, window = (
         study.config(Run(recipe, 0)).optimizer.max_steps
         for recipe in within(Budget("forwards", 40_000), study, recipes)
@@ -157,3 +158,11 @@ def test_what_a_run_spent_is_added_up_and_its_truth_is_weighted_as_its_reward(tm
     assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
     assert values["seconds"].tolist() == [0, 8] and values["reward"].tolist() == [1, 2]
     assert values["true/reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["true/reward"][0])
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_recipes_that_ship_can_be_planned(path, tmp_path, monkeypatch, capfd):
+    words = ["compare_recipes.py", str(path), "--budget", "forwards=60000", "--out", str(tmp_path), "--dry_run"]
+    monkeypatch.setattr("sys.argv", words)
+    assert compare_recipes.main() == 0
+    assert f"{5 * len(read_recipes(str(path))[2])} cells, " in capfd.readouterr().out

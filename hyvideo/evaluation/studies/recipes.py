@@ -78,7 +78,10 @@ def within(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
             raise ValueError(f"recipe {recipe.name} must have the {', '.join(others)} of the first, to be compared")
-        spent = cost(planned(study, config, trains=False))
+        try:
+            spent = cost(planned(study, config, trains=False))
+        except ValueError as error:
+            raise ValueError(f"recipe {recipe.name}: {error}") from error
         each = {"rollouts": 1, "forwards": spent.forwards_per_rollout}.get(budget.axis)
         steps = int(budget.amount // (spent.rollouts * each)) if each else config.optimizer.max_steps
         if not steps:

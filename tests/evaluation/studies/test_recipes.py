@@ -61,6 +61,8 @@ def test_recipes_are_trained_to_the_budget_compared_and_not_run_again(compare, t
     assert float(row["Reward"]) == pytest.approx((line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4)
     assert float(rows["Base model"]["Reward"]) != float(row["Reward"]) and rows["Base model"]["Rollouts"] == "0"
     assert (out / "recipes.md").read_text() in said.out and "| two.updates against one_update | 2 |" in said.out
+    gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
+    assert f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
     for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
@@ -92,6 +94,7 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
             FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
             "two.updates must have the reward_weights of",
         ),
+        (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: batch_size"),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 24"), "17 rollouts must pay for an iteration of two.updates"),
     ],
 )

@@ -39,7 +39,7 @@ EVERYTHING = (*(Column(axis, of_set=axis) for axis in AXES), *COLUMNS)
 
 
 def read_trace(study: Study, run: Run) -> Trace:
-    """What a run left of its validations; NaN where nothing was measured."""
+    """Validations of a run, as it left them; NaN where nothing was measured."""
     config, folder, spent, points = study.config(run), study.folder(run), np.zeros(len(AXES)), []
     rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
@@ -56,7 +56,7 @@ def read_trace(study: Study, run: Run) -> Trace:
 
 
 def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
-    """What was measured where so much was spent; where the run spent less in all, at its end."""
+    """Measures of a run where it had spent so much; where it spent less in all, at its end."""
     found = {name: np.interp(amount, trace[axis], values) for name, values in trace.items()}
     return Evaluation([], {name: finite_or_none(float(value)) for name, value in found.items()})
 

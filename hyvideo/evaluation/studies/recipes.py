@@ -26,7 +26,7 @@ MEASURED = (
 
 
 class Budget(NamedTuple):
-    """What each run may spend of rollouts, of transformer forwards, or of the seconds of its processes."""
+    """Amount that each run may spend of rollouts, of transformer forwards, or of the seconds of its processes."""
 
     axis: str
     amount: float

@@ -22,7 +22,7 @@ OF_A_RUN = ("config", "output_dir", "seed", "resume_from_checkpoint")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the runs of several seeds have in common. The cells of Table 2 are recipes that make their own flags."""
+    """Flags of the runs of several seeds, under a name. A cell of Table 2 is a recipe that makes its own."""
 
     name: str
     words: tuple[str, ...]

@@ -96,7 +96,7 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
 
     rows = [row(["Base model", "", ""], dict.fromkeys(settings, [base]), {})]
     for cell, of_cell in trained.items():
-        labels = [METHODS[cell.method], in_words(cell.kl), "yes" if cell.has_equalizer else "no"]
+        labels = [METHODS[cell.method], cell.kl.replace("_", " "), "yes" if cell.has_equalizer else "no"]
         seeds = {setting: len(of_cell.get(setting, ())) for setting in settings}
         rows.append(row(labels, {setting: list(of_seed.values()) for setting, of_seed in of_cell.items()}, seeds))
     groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
@@ -137,18 +137,15 @@ def questions(rows: list[Cell]) -> list[tuple[str, Cell, Cell]]:
     strength = list(KL_FLAGS).index
     for first, second in itertools.permutations(rows, 2):
         differing = [f.name for f in fields(Cell) if getattr(first, f.name) != getattr(second, f.name)]
-        label, kl, without = METHODS[first.method], in_words(first.kl), "" if first.has_equalizer else ", no equalizer"
+        label, kl = METHODS[first.method], first.kl.replace("_", " ")
+        without = "" if first.has_equalizer else ", no equalizer"
         if differing == ["method"] and first.method == "sage_grpo":
             question = f"{label} against {METHODS[second.method]}, KL {kl}{without}"
         elif differing == ["has_equalizer"] and first.has_equalizer:
             question = f"equalizer on against off, {label}, KL {kl}"
         elif differing == ["kl"] and strength(first.kl) > strength(second.kl):
-            question = f"KL {kl} against {in_words(second.kl)}, {label}{without}"
+            question = f"KL {kl} against {second.kl.replace('_', ' ')}, {label}{without}"
         else:
             continue
         by_kind[differing[0]].append((question, first, second))
     return list(itertools.chain(*by_kind.values()))
-
-
-def in_words(kl: str) -> str:
-    return kl.replace("_", " ")

@@ -73,17 +73,16 @@ def within(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
     for recipe in recipes:
         own = OF_A_RUN if budget.axis == "seconds" else (*OF_A_RUN, "max_steps")
         refuse_flags([*study.extra, *recipe.words], own)
-        config = study.config(Run(recipe, 0))
-        settings = config.flat()
+        try:
+            run = planned(study, Run(recipe, 0), trains=False)
+        except ValueError as error:
+            raise ValueError(f"recipe {recipe.name}: {error}") from error
+        settings, spent = run.config.flat(), cost(run)
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
             raise ValueError(f"recipe {recipe.name} must have the {', '.join(others)} of the first, to be compared")
-        try:
-            spent = cost(planned(study, config, trains=False))
-        except ValueError as error:
-            raise ValueError(f"recipe {recipe.name}: {error}") from error
         each = {"rollouts": 1, "forwards": spent.forwards_per_rollout}.get(budget.axis)
-        steps = int(budget.amount // (spent.rollouts * each)) if each else config.optimizer.max_steps
+        steps = int(budget.amount // (spent.rollouts * each)) if each else run.config.optimizer.max_steps
         if not steps:
             raise ValueError(f"{budget.amount:,} {budget.axis} must pay for an iteration of {recipe.name}, and do not")
         found.append(Recipe(recipe.name, (*recipe.words, f"--max_steps={steps}")))

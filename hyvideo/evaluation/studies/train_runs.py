@@ -15,7 +15,6 @@ from hyvideo.config.memory.model_sizes import Architecture, read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
-from hyvideo.config.settings import Config
 from hyvideo.data.outside import ROOT
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
@@ -40,8 +39,9 @@ class RunPlan:
         return 0.0 if self.progress.is_finished else 1 - self.progress.saved / self.max_steps
 
 
-def planned(study: Study, config: Config, *, trains: bool) -> PlannedRun:
+def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     """A run as the planner sees it. Raises ValueError for broken rules, the machine's too if it ``trains``."""
+    config = study.config(run)
     check(config, study.world_size, on_this_machine=trains)
     architecture = Architecture(text_embed_dim=0)  # not released: its hours are not predicted
     with suppress(ValueError):  # for a transformer that is not here and was never released
@@ -51,8 +51,8 @@ def planned(study: Study, config: Config, *, trains: bool) -> PlannedRun:
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     """State, cost. Raises ValueError as `planned`, or for a run begun otherwise."""
-    config = study.config(run)
-    whole = planned(study, config, trains=trains)
+    whole = planned(study, run, trains=trains)
+    config = whole.config
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError("valid_video_csv must name the held-out prompts that policies are measured on, got nothing")

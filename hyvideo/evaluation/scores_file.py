@@ -14,7 +14,7 @@ import numpy as np
 from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
-from hyvideo.evaluation.table2.intervals import Interval, t_interval
+from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.grpo.metrics import DIMENSIONS
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import write_json, write_text
@@ -105,13 +105,12 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
     return Evaluation(content["videos"], content["measures"])
 
 
-def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
-    """Writes a row for each video."""
-    text = io.StringIO()
-    names = dict.fromkeys(name for entry in evaluation.videos for name in entry)
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
+    """Writes a line for each row, under the names that any of them has."""
+    text, rows = io.StringIO(), list(rows)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(evaluation.videos)
+    writer.writerows(rows)
     write_text(path, text.getvalue())
 
 

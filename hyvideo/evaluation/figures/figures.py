@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
-from hyvideo.evaluation.table2.runs import METHODS
+from hyvideo.evaluation.studies.cells import METHODS
 from hyvideo.schedulers import transitions
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}

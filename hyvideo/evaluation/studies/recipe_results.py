@@ -16,7 +16,7 @@ import numpy as np
 
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.outside import parse_json
-from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
+from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.columns import FRECHET, Column, intervals
 from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, as_markdown, compare
 from hyvideo.evaluation.studies.intervals import Interval
@@ -26,7 +26,7 @@ from hyvideo.evaluation.studies.study_command import finished
 from hyvideo.evaluation.studies.table import Row, make_table, write_table
 from hyvideo.grpo.metrics import DIMENSIONS
 from hyvideo.records.metrics_file import whole_lines
-from hyvideo.records.run_files import write_text
+from hyvideo.records.run_files import or_none, write_text
 
 Trace = dict[str, np.ndarray]  # of a run: what it had spent and what was measured at each validation; (validations,)
 Point = dict[str, Interval]  # of a recipe: the same at one place, over its seeds
@@ -58,7 +58,7 @@ def read_trace(study: Study, run: Run) -> Trace:
 def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
     """Measures of a run where it had spent so much; where it spent less in all, at its end."""
     found = {name: np.interp(amount, trace[axis], values) for name, values in trace.items()}
-    return Evaluation([], {name: finite_or_none(float(value)) for name, value in found.items()})
+    return Evaluation([], {name: or_none(float(value)) for name, value in found.items()})
 
 
 def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:

@@ -18,7 +18,7 @@ from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
 IS_TINY = DEVICE.type == "cpu" or "CHECK_TINY" in os.environ
-TINY_MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "rope_axes_dim": (4, 6, 6)}
+TINY_MODEL = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "rope_axes_dim": (4, 6, 6)}
 TINY_MODEL |= {"num_refiner_layers": 1, "text_embed_dim": 64, "image_embed_dim": 24}
 TINY_MODEL |= {"in_channels": 9, "out_channels": 4}
 # Kernels of attention to compare, by name; "default" leaves the choice as a run has it. A CPU has one.

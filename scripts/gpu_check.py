@@ -3,10 +3,12 @@
     python -m scripts.gpu_check right                            8 minutes: kernels, tests, ratios of 1, runs, resume
     python -m scripts.gpu_check fast                             9 minutes: the 8.3 B model at 480 x 864 x 81
     python -m scripts.gpu_check right fast --tiny --device cpu   all of it, small, on any machine
+    python -m scripts.gpu_check weights --model_path ckpts --transformer_version 480p_i2v
+                                                                 the released weights: samples beside diffusers' own
 
-Needs no weights and no network. Each check is some tests of tests/cuda in a process of its own with a time limit. --out
-has gpu.json and gpu.md, written after every check, and the log and the rows of each check, written after every test.
-Ends with 1 if a check failed. docs/performance.md has what is expected.
+The first two need no weights and no network. Each check is some tests of tests/cuda in a process of its own with a time
+limit. --out has gpu.json and gpu.md, written after every check, and the log and the rows of each check, written after
+every test. Ends with 1 if a check failed. docs/performance.md has what is expected.
 """
 
 import sys
@@ -15,9 +17,11 @@ from pathlib import Path
 from hyvideo.data.outside import Parser, make_folder, refusals
 from hyvideo.evaluation.isolated_checks import Check, run_checks
 
-ON_GPU, RATIOS, RUNS, SPEED = (f"tests/cuda/test_{name}.py" for name in ("on_gpu", "ratios", "runs", "speed"))
+ON_GPU, PARITY, RATIOS, RUNS, SPEED = (
+    f"tests/cuda/test_{name}.py" for name in ("on_gpu", "parity", "ratios", "runs", "speed")
+)
 DETERMINISTIC = {"CHECK_DETERMINISTIC": "1"}  # for a whole process, from before it uses the GPU
-SECONDS = {"right": 480, "fast": 540}
+SECONDS = {"right": 480, "fast": 540, "weights": 3600}
 CHECKS = {
     "right": {
         "machine": Check([f"{SPEED}::test_machine"], 60),
@@ -37,15 +41,18 @@ CHECKS = {
         "decode": Check([f"{SPEED}::test_decode"], 60),
         "profile": Check([f"{SPEED}::test_profile"], 100),
     },
+    "weights": {"parity": Check([PARITY], 3600)},
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("call", nargs="+", choices=CHECKS, help="right, fast, or both")
+    parser.add_argument("call", nargs="+", choices=CHECKS, help="right, fast, weights: one or more")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, as always on a CPU")
     parser.add_argument("--only", nargs="+", help="names of checks to run; all by default")
+    parser.add_argument("--model_path", help="folder of the checkpoints, for weights")
+    parser.add_argument("--transformer_version", default="480p_t2v", help="for weights")
     parser.add_argument("--out", default="outputs/gpu_check", help="folder for gpu.json, gpu.md, logs and rows")
     options = parser.parse_args(argv)
     checks = {name: check for call in options.call for name, check in CHECKS[call].items()}
@@ -53,14 +60,18 @@ def main(argv: list[str] | None = None) -> int:
         make_folder(Path(options.out))
         if unknown := sorted(set(options.only or ()) - set(checks)):
             raise ValueError(f"--only must name checks of {', '.join(checks)}, got {', '.join(unknown)}")
+        if "weights" in options.call and not (options.model_path or options.tiny):
+            raise ValueError("weights needs --model_path, the folder of the checkpoints")
         if options.device == "cuda":
             from hyvideo.training.model_setup import choose_device
 
             choose_device("cuda")
-    size = {"CHECK_DEVICE": options.device} | ({"CHECK_TINY": "1"} if options.tiny else {})
+    words = {"CHECK_DEVICE": options.device, "CHECK_VERSION": options.transformer_version}
+    words |= {"CHECK_TINY": "1"} if options.tiny else {}
+    words |= {"CHECK_MODEL_PATH": options.model_path} if options.model_path else {}
     good = run_checks(
         {
-            name: check._replace(environment=check.environment | size)
+            name: check._replace(environment=check.environment | words)
             for name, check in checks.items()
             if name in (options.only or checks)
         },

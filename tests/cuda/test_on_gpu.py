@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hyvideo.data.randomness import normal
-from hyvideo.evaluation.parity import relative_difference
+from hyvideo.evaluation.speed import relative_difference
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.transformer import install

@@ -16,8 +16,7 @@ from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.config.settings import Config
-from hyvideo.evaluation.parity import relative_difference
-from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, sample, seconds_of, train
+from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
 from hyvideo.models.attention import install_causal_mask
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.models.lora import start_lora, training_config
@@ -79,9 +78,7 @@ def first_output():
 
 def speed(work, rate, call, forwards=1.0):
     seconds = median_seconds(call, 2)
-    flops = forwards * work.flops.total / seconds
-    shares = {"TFLOP/s": flops / 1e12, "share of the product": flops / rate}
-    return {"seconds each": seconds} | shares | {"peak GiB": peak_gib(call, DEVICE)}
+    return {"s": seconds} | work.speed(seconds, rate, forwards=forwards) | {"peak GiB": peak_gib(call, DEVICE)}
 
 
 def test_machine(work, record):
@@ -133,7 +130,7 @@ def test_diffusers_forward(work, model, inputs, first_output, record):
     seconds = seconds_of(lambda: velocities.append(sample(stock, inputs["stock"]).float()), DEVICE)
     expected = first_output.get("velocity")
     difference = relative_difference(velocities[0], sample(model, inputs["ours"]) if expected is None else expected)
-    record({"seconds each": seconds, "difference": difference})
+    record({"s": seconds, "difference": difference})
     assert difference < 0.02
 
 
@@ -170,7 +167,7 @@ def test_lora(work, record):
     update()
     held = torch.cuda.memory_allocated(DEVICE) / 2**30 if DEVICE.type == "cuda" else 0.0
     record({"peak GiB": held + peak_gib(update, DEVICE), "planned GiB": planned_gib(work)})
-    record({"seconds of a pass": median_seconds(a_pass, 2)})
+    record({"s of a pass": median_seconds(a_pass, 2)})
     assert all(parameter.isfinite().all() for parameter in trained.values())
 
 
@@ -197,7 +194,7 @@ def test_decode(gpu, record):
     set_tiling(vae, tile, 0.125)
     latents = drawn(work, 1, "initial")[:, : vae.config.latent_channels].to(work.dtype)
     decode = torch.no_grad()(partial(vae.decode, latents))
-    record({"seconds each": median_seconds(decode, 1), "peak GiB": peak_gib(decode, DEVICE)})
+    record({"s": median_seconds(decode, 1), "peak GiB": peak_gib(decode, DEVICE)})
     assert decode().sample.isfinite().all()
 
 

@@ -1,4 +1,4 @@
-"""Both calls of gpu_check are rehearsed small on the CPU, so that no check meets a GPU untried."""
+"""All of gpu_check is rehearsed small on the CPU, so that no check meets a GPU untried."""
 
 import json
 
@@ -8,14 +8,14 @@ from scripts.gpu_check import CHECKS, main
 from tests.conftest import ROOT
 
 
-def test_every_check_of_both_calls_runs_small_on_a_cpu(tmp_path, monkeypatch, forked_programs):
+def test_every_check_runs_small_on_a_cpu(tmp_path, monkeypatch, forked_programs):
     monkeypatch.chdir(ROOT)
-    code = main(["right", "fast", "--tiny", "--device", "cpu", "--out", str(tmp_path)])
+    code = main([*CHECKS, "--tiny", "--device", "cpu", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "gpu.json").read_text())
     failed = [result for result in results if not result["ok"]]
     assert not failed and code == 0
     rows = {result["check"]: result["rows"] for result in results}
-    assert list(rows) == list(CHECKS["right"] | CHECKS["fast"])
+    assert list(rows) == list(CHECKS["right"] | CHECKS["fast"] | CHECKS["weights"])
     assert len(rows["tests"]) > 8  # of tests/cuda, each one
     assert len(rows["profile"][0].keys() - {"what", "ok", "seconds"}) == 20
     assert [row["difference"] < 0.02 for row in rows["forward"]] == [True] * 3  # compiled, and diffusers' own
@@ -29,6 +29,7 @@ def test_every_check_of_both_calls_runs_small_on_a_cpu(tmp_path, monkeypatch, fo
     "arguments, told",
     [
         (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks of machine, attention"),
+        (["weights", "--device", "cpu"], "weights needs --model_path"),
         (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be made"),
     ],
 )

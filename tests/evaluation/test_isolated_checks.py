@@ -48,7 +48,6 @@ def test_environment():
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quicker
     (tmp_path / "test_it.py").write_text(TESTS)
 
     def run(checks, seconds=60, on_row=lambda check, row: None):

@@ -25,10 +25,10 @@ SECONDS = {"right": 480, "fast": 540, "weights": 3600}
 CHECKS = {
     "right": {
         "machine": Check([f"{SPEED}::test_machine"], 60),
-        "attention": Check([f"{SPEED}::test_attention"], 60),
         "tests": Check([ON_GPU], 120),
         "on_policy_eager": Check([RATIOS, "-k", "eager"], 120),
         "on_policy_compiled": Check([RATIOS, "-k", "compiled"], 180),
+        "attention": Check([f"{SPEED}::test_attention"], 60),
         "runs": Check([RUNS], 180),
         "deterministic": Check([f"{RUNS}::test_resume", f"{SPEED}::test_attention[default]"], 90, DETERMINISTIC),
     },

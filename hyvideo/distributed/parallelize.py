@@ -80,13 +80,16 @@ def _compile(transformer: nn.Module, backend: str) -> None:
 
     Rollout and update must give the same numbers. So values are rounded to bf16 where eager rounds them, not only
     where a fused kernel ends: the kernels with and without gradient end elsewhere. And shapes are dynamic from the
-    first call: a first length of text with kernels of its own would be computed by those or by the others.
+    first call: a first length of text with kernels of its own would be computed by those or by the others. Where
+    inductor can, it chooses kernels by rule: one that a stopwatch chose could be another with gradient, or on a rank.
     """
     if backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(backend)}")
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
     setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)  # the second until torch 2.6
     torch._inductor.config.emulate_precision_casts = True
+    if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
+        torch._inductor.config.deterministic = True
     for block in transformer.transformer_blocks:
         block.compile(backend=backend, dynamic=True)
 

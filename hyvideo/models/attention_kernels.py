@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch.autograd import DeviceType
 from torch.autograd.profiler import profile
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMES = {SDPBackend.CUDNN_ATTENTION: "cuDNN", SDPBackend.FLASH_ATTENTION: "FlashAttention"}
 # Before 9.15.1 its backward pass reads beyond lengths that 128 does not divide, and gives NaN.
@@ -62,19 +63,30 @@ def use_fastest_kernels() -> str:
 @torch.no_grad()
 def profiled_attention_kernel(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, tokens: int) -> str:
     """Name of the kernel that one call of attention spent its time in; on the CPU that of torch's operator."""
-    on_gpu = torch.device(device).type == "cuda"
     states = torch.randn(1, heads, tokens, head_dim, device=device, dtype=dtype)
+    if torch.device(device).type != "cuda":
+        with _Operators() as operators:
+            _attend(states)
+        return operators.names[0]
     _attend(states)  # the first call loads and builds kernels
-    with profile(use_device="cuda" if on_gpu else None, use_kineto=on_gpu) as profiled:
+    with profile(use_device="cuda") as profiled:
         _attend(states)
-        if on_gpu:
-            torch.cuda.synchronize(device)
-    calls = profiled.key_averages()
-    kernels = [call for call in calls if call.device_type == DeviceType.CUDA]
-    if kernels:
-        return max(kernels, key=lambda call: call.self_device_time_total).key
-    operators = [call for call in calls if call.key.startswith("aten::_scaled_dot_product")]
-    return max(operators, key=lambda call: call.cpu_time_total).key
+        torch.cuda.synchronize(device)
+    kernels = [call for call in profiled.key_averages() if call.device_type == DeviceType.CUDA]
+    return max(kernels, key=lambda call: call.self_device_time_total).key
+
+
+class _Operators(TorchDispatchMode):
+    """Names of torch's operators of attention in the order of their calls; a profiler of the CPU talks on stderr."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        if "scaled_dot_product" in operator.name():
+            self.names.append(operator.name())
+        return operator(*arguments, **(options or {}))
 
 
 def _attend(states: torch.Tensor) -> torch.Tensor:

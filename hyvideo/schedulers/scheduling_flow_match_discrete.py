@@ -197,11 +197,14 @@ def filled(values: Iterable[float], device: torch.device) -> Tensor:
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
-    """Mean over the elements of a sample, 0 where std is 0. Shape: (batch,)."""
+    """Mean over the elements of a sample, 0 where std is 0. Shape: (batch,).
+
+    Added up in float64: a GPU adds in an order that the batch decides, and rollout and update have different ones.
+    """
     is_stochastic = std > 0
     squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)
     if not normalised:
-        return -squared.flatten(1).mean(1)
+        return -squared.flatten(1).mean(1, dtype=torch.float64).float()
     safe_std = torch.where(is_stochastic, std, 1.0)
     elementwise = -squared / (2 * safe_std**2) - safe_std.log() - 0.5 * math.log(2 * math.pi)
-    return torch.where(is_stochastic, elementwise, 0.0).flatten(1).mean(1)
+    return torch.where(is_stochastic, elementwise, 0.0).flatten(1).mean(1, dtype=torch.float64).float()

@@ -1,6 +1,7 @@
 """What this machine lacks for a run, in sentences: a run refuses it, and --print_config tells it and ends well."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +36,19 @@ def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
         recompute = recomputation(run).settings.activation_checkpointing
-    return config.settled(on_gpu=True, recompute=recompute)
+    config = config.settled(on_gpu=True, recompute=recompute)
+    distributed = config.distributed
+    if distributed.enable_compile == "true" and distributed.compile_backend == "inductor" and not has_compiler():
+        raise ValueError(
+            "enable_compile, the default on a GPU, builds kernels with a C compiler, and there is none: install gcc, "
+            "name one by CC, or set enable_compile false"
+        )
+    return config
+
+
+def has_compiler() -> bool:
+    """Claims that a C compiler is there for what inductor and triton build."""
+    return any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang"))
 
 
 def gpu_memory(device: torch.device) -> float:

@@ -50,6 +50,11 @@ def explain(
             f"  the transformer's calls differ (samples x branches x tokens): {transitions.shapes}; in bf16 another "
             "shape rounds otherwise; give --batched_forward false, or equal batch_size and mini_batch_size_per_update"
         )
+    else:
+        lines.append(
+            "  the transformer's calls have equal shapes; if only kernels differ, try --enable_compile false, or allow "
+            "more by --gate_tolerance"
+        )
     causes = []
     with torch.no_grad():
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()

@@ -1,4 +1,4 @@
-"""Fresh rollouts have a log-ratio of 0 where they were sampled as they are trained; and nothing waits for the GPU."""
+"""Fresh rollouts have a log-ratio of 0, but for the addition of their log-probability, where they were sampled as they are trained; and nothing waits for the GPU."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.evaluation.speed import Workload
 from hyvideo.pipelines.conditions import Conditions
+from hyvideo.training.on_policy_check import EXACT
 from tests.cuda.workload import DEVICE, IS_TINY, WAYS, arrange, condition, drawn, only, sampler
 
 pytestmark = pytest.mark.cuda
@@ -40,7 +41,7 @@ def test_log_ratios(few_blocks, pipeline, record_property, compiled, kernel, bat
         largest = [log_ratio(pipeline, rollouts, conditions, [batch - 1], gradient) for gradient in (False, True)]
     record_property("no_grad", largest[0])
     record_property("grad", largest[1])
-    assert batched or largest == [0, 0]
+    assert batched or max(largest) <= EXACT  # the velocities are the same bits
 
 
 def log_ratio(pipeline, rollouts, conditions, row, has_gradient):

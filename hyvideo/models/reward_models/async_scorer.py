@@ -117,7 +117,8 @@ class AsyncScorer:
         """
         measures: dict[str, SetMeasure] = {}
         for name, scorer in self.scorers.items() if videos else ():
-            given = scorer.held_out(videos, prompts)
+            with self.in_place():
+                given = scorer.held_out(videos, prompts)
             if wrong := [key for key, one in given.items() if not isinstance(one, SetMeasure)]:
                 raise ValueError(
                     f"held_out of reward {name} must give a SetMeasure by name, got another type for "
@@ -131,7 +132,9 @@ class AsyncScorer:
         measures: list[Scores] = [{} for _ in videos]
         for scorer in self.scorers.values() if videos else ():
             if hasattr(scorer, "held_out_each"):
-                measures = [row | more for row, more in zip(measures, scorer.held_out_each(videos, prompts))]
+                with self.in_place():
+                    given = scorer.held_out_each(videos, prompts)
+                measures = [row | more for row, more in zip(measures, given)]
         return measures
 
     def close(self) -> None:

@@ -68,7 +68,9 @@ class Trainer:
         self.checkpoints, self.state, self.owner = parts.checkpoints, parts.state, parts.owner
         self.validation = None
         if config.data.valid_video_csv:
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, self.progress.enter)
+            self.validation = Validation(
+                config, mesh, self.pipeline, self.encoder, self.scorer, self.progress.enter, self.signals.all_ready
+            )
         wanted = config.record.resume_from_checkpoint
         found = checkpoint.find_undamaged(self.output_dir, wanted, mesh) if wanted else None
         self.resumed = self.state.resume(found)
@@ -101,27 +103,31 @@ class Trainer:
         writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
+        metrics = self.state.unvalidated
         with (
             self.signals,
             writer or nullcontext(),
             ProgressBar(max_steps, initial=self.iteration) if writer else nullcontext() as bar,
         ):
-            while self.iteration < max_steps:
-                self.iteration += 1
+            while self.iteration < max_steps or metrics:
                 try:
-                    metrics = self.run_iteration(writer)
+                    if not metrics:
+                        self.iteration += 1
+                        metrics = self.run_iteration(writer)
+                    self.owner.check()
+                    self.checkpoints.check()
+                    if self._is_due(self.config.record.validation_interval) and self.validation:
+                        metrics |= self.validate()
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
-                    self.state.save_unfinished()
+                    self.scorer.close(wait=False)
+                    self.state.save_unfinished(metrics)
                     raise
-                self.owner.check()
-                self.checkpoints.check()
-                if self._is_due(self.config.record.validation_interval) and self.validation:
-                    metrics |= self.validate()
                 if writer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
+                metrics = {}
                 self._end_if_hacked()
-                if self._is_due(self.config.record.save_interval):
+                if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
             self.checkpoints.wait()
 
@@ -141,7 +147,8 @@ class Trainer:
         num_missing = reward_metrics["reward/missing"]
         with timer("record"):
             self.recorder.keep(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
-        self.rewards.refuse_too_many_missing(reward_metrics, rewards, self.iteration)
+        divergence = self.update.nonfinite.divergence
+        self.rewards.refuse_too_many_missing(reward_metrics, rewards, self.iteration, divergence=divergence)
         with timer("update"):
             update_metrics = self.update(rollouts, anchor_means, self.iteration)
         return {
@@ -182,7 +189,7 @@ class Trainer:
             report_to=[name for name in record.report_to if name != "none"],
             run_name=self.output_dir.name,
             config=self.config.flat(),
-            resume_iteration=self.iteration if self.resumed else before_any_checkpoint,
+            resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else before_any_checkpoint,
         )
         if record.resume_from_checkpoint:
             checkpoint.drop_after(self.output_dir, self.iteration)

@@ -23,7 +23,7 @@ from torch import Tensor
 from hyvideo.data.outside import parse_json, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
-from hyvideo.distributed.collectives import all_objects, from_main, share_reason
+from hyvideo.distributed.collectives import all_objects, failing_together, from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.distributed.sharded_tensors import divide, holders, local
@@ -54,21 +54,18 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     Raises: ValueError for a name or a shape that the checkpoint has not, and for files that cannot be read; on every
         rank, where it is so on one.
     """
-    mesh, problem = mesh or Mesh(0, 1, 1), None
+    mesh = mesh or Mesh(0, 1, 1)
     names = sorted(targets)
     group = holders(targets.values(), mesh)
     readers = divide([targets[name] for name in names], group)
     own = dist.get_rank(group) if group else 0
-    try:
+    with failing_together(mesh):
         _check_shapes(folder, targets)
         read = {name: targets[name] for name, reader in zip(names, readers) if reader == own}
-        dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
-    except ValueError as error:
-        problem = str(error)
-    except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
-        problem = f"checkpoint {folder} cannot be read: {error}"
-    if problem := share_reason(problem, mesh):
-        raise ValueError(problem)
+        try:
+            dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
+        except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
+            raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     for name, reader in zip(names, readers) if group else ():
         dist.broadcast(local(targets[name]), group=group, group_src=reader)
 
@@ -104,14 +101,10 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
 
     Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
     """
-    is_named, folders, problem = resume_from not in (LATEST, AUTO), [], None
-    if mesh.is_main:
-        try:
+    is_named, folders = resume_from not in (LATEST, AUTO), []
+    with failing_together(mesh):
+        if mesh.is_main:
             folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
-        except ValueError as error:
-            problem = str(error)
-    if problem := share_reason(problem, mesh):
-        raise ValueError(problem)
     folders = from_main(folders, mesh)
     for folder in folders:
         problem = manifest.damage(folder, mesh)

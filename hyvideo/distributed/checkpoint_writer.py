@@ -4,9 +4,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hyvideo.data.outside import replacing, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, discard, hide, remove
 from hyvideo.distributed.checkpoint_reader import read_metadata
-from hyvideo.distributed.collectives import all_objects, share_reason
+from hyvideo.distributed.collectives import all_objects, failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 
@@ -136,16 +136,9 @@ class CheckpointWriter:
             hashed = manifest.hash_share(aside, self.mesh)
         return all_objects(hashed, self.mesh, self._group)
 
-    @contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        """Context whose failure on one rank is one on all, so that none waits for the others."""
-        problem = None
-        try:
-            yield
-        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-            problem = str(error)
-        if shared := share_reason(problem, self.mesh, self._group):
-            raise RuntimeError(shared)
+    def _failing_together(self) -> AbstractContextManager:
+        errors = (OSError, RuntimeError, ValueError, SafetensorError)
+        return failing_together(self.mesh, self._group, errors=errors, raises=RuntimeError)
 
     def _show(self, aside: Path, target: Path) -> None:
         """Makes a checkpoint that is whole visible, and removes those that are too many."""

@@ -2,8 +2,9 @@
 
 import math
 import os
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from hyvideo.distributed.collectives import merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward, Scorer, check_options, make_scorer
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
@@ -33,11 +34,20 @@ class GroupRewards:
 
     Args:
         num_rollouts: Of an iteration, over all replicas.
+        may_end: Ends the wait for rewards, as `AsyncScorer.collect` asks it.
     """
 
     def __init__(
-        self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
+        self,
+        settings: RewardSettings,
+        scorer: AsyncScorer,
+        mesh: Mesh,
+        *,
+        group_size: int,
+        num_rollouts: int,
+        may_end: Callable[[bool], bool] = bool,
     ):
+        self.may_end = may_end
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
         self.group_size, self.clip = group_size, settings.advantage_clip
         self.max_missing_fraction = settings.max_missing_fraction
@@ -45,7 +55,7 @@ class GroupRewards:
 
     def wait(self, pending: PendingRewards) -> dict[int, Reward]:
         """Rewards of the videos that this rank has decoded, by row."""
-        return dict(zip(pending.videos, self.scorer.collect(pending.batches)))
+        return dict(zip(pending.videos, self.scorer.collect(pending.batches, self.may_end)))
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
@@ -65,19 +75,27 @@ class GroupRewards:
         metrics = reward_metrics(in_order, advantages, self.group_size, self.dimensions)
         return advantages[numbers].float(), metrics
 
-    def refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int) -> None:
-        """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed."""
+    def refuse_too_many_missing(
+        self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str
+    ) -> None:
+        """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed; else tells of some.
+
+        Args:
+            divergence: Words to add where videos are not finite.
+        """
         missing = metrics["reward/missing"]
         if not missing:
             return
         local = next((reward.reason for reward in rewards.values() if reward.reason), None)
-        reason = share_reason(local, self.mesh)
+        reason = share_reason(local, self.mesh) or "no reason given"
+        told = f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
         if missing > self.max_missing_fraction * self.num_rollouts:
             raise TooManyMissingRewards(
-                f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing, more than "
-                f"max_missing_fraction {self.max_missing_fraction} allows; the policy was not changed. One of them: "
-                f"{reason or 'no reason given'}"
+                f"{told}, more than max_missing_fraction {self.max_missing_fraction} allows; the policy was not "
+                f"changed. One of them: {reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
             )
+        if self.mesh.is_main:
+            print(f"\n{told}; one of them: {reason}", file=sys.stderr, flush=True)
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:

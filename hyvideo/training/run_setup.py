@@ -91,9 +91,11 @@ def build_parts(
     policy = Policy(config, mesh, device, RequiredEncoders.of(encoded))
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
     cost = Cost(training_forwards(PlannedRun(config, mesh.world_size, architecture)))
     signals = PreemptionSignals(mesh)
-    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
+    common = {"cost": cost, "check": signals.check}
+    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, on_stage=progress.enter, **common)
     checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,
@@ -102,16 +104,10 @@ def build_parts(
         encoder=encoder,
         policy=policy,
         pipeline=pipeline,
-        collector=RolloutCollector(
-            config, mesh, pipeline, encoder, scorer, requests, plan=plan, cost=cost, check=signals.check
-        ),
+        collector=RolloutCollector(config, mesh, pipeline, encoder, scorer, requests, plan=plan, **common),
         scorer=scorer,
-        rewards=GroupRewards(
-            config.reward, scorer, mesh, group_size=config.rollout.num_generations, num_rollouts=plan.rollouts
-        ),
-        recorder=RolloutRecorder(
-            config.record, config.data, mesh, group_size=config.rollout.num_generations, num_rollouts=plan.rollouts
-        ),
+        rewards=GroupRewards(config.reward, scorer, mesh, may_end=signals.all_ready, **sizes),
+        recorder=RolloutRecorder(config.record, config.data, mesh, **sizes),
         update=update,
         checkpoints=checkpoints,
         state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),

@@ -23,6 +23,7 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 
 def main() -> int:
     command = parse()
+    sys.excepthook = processes.in_turn(sys.excepthook)
     with ExitStack() as at_end:
         return run(command, at_end)
 
@@ -38,7 +39,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_output_dir(config.record)
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
-        print(f"post_train.py: {brief(with_flags(str(error), command.flags))}", file=sys.stderr)
+        say = processes.in_turn(print)
+        say(f"post_train.py: {brief(with_flags(str(error), command.flags))}", file=sys.stderr)
         return 2
 
     from hyvideo.distributed import mesh as ranks

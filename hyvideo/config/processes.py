@@ -1,6 +1,8 @@
 """How many processes torchrun started and which of them this is, read without torch."""
 
 import os
+import time
+from collections.abc import Callable
 
 
 def world_size() -> int:
@@ -16,3 +18,16 @@ def rank() -> int:
 def local_rank() -> int:
     """Number of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def in_turn(say: Callable[..., None]) -> Callable[..., None]:
+    """``say``, seconds later on all ranks but the first, and still later on all but one of a node.
+
+    What all have to say is then said once: torchrun ends the others when one has left.
+    """
+
+    def said(*words, **options) -> None:
+        time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))
+        say(*words, **options)
+
+    return said

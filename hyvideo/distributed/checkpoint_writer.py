@@ -94,7 +94,8 @@ class CheckpointWriter:
         except _FAILURES as error:
             self.last_failed = True
             reason = " ".join(str(error).split())[-500:]
-            print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
+            if self.mesh.is_main:  # all ranks have the same reason
+                print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         life = f".{self.owner.life}" if self.owner else ""

@@ -39,7 +39,7 @@ class Validation:
 
     Args:
         on_stage: Is called with ``validation`` before each batch.
-        may_end: Is asked before each batch, by all ranks, and ends the wait for rewards; raises where the run shall stop.
+        may_end: Is asked before each batch, and ends the wait for rewards; raises where the run shall stop.
     """
 
     def __init__(

@@ -5,8 +5,9 @@
     Ctrl-C twice                                                    leave now
 
 A signal reaches one rank or all, at any moment. Ranks agree on it between passes of the transformer, by a message
-between CPUs, so that all leave at the same one. From a round's first optimizer step on they ask no more until its end:
-the state of the iteration before is gone by then. torchrun sends SIGTERM where another rank has failed: who then went on would wait for it.
+between CPUs, so that all leave at the same one. From a round's first optimizer step to its end they do not ask: the
+state of the iteration before is gone by then.
+torchrun sends SIGTERM where another rank has failed: who then went on would wait for it.
 """
 
 import os
@@ -53,6 +54,6 @@ class PreemptionSignals:
     def _take(self, number: int, _frame) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":
             os._exit(130)
-        if self.received is None:
+        if self.received is None and self.mesh.is_main:
             os.write(2, b"\nasked to leave: it does after this pass, with all saved; Ctrl-C twice leaves at once\n")
         self.received = signal.Signals(number).name

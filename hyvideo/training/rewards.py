@@ -76,7 +76,7 @@ class GroupRewards:
         return advantages[numbers].float(), metrics
 
     def refuse_too_many_missing(
-        self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str
+        self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
     ) -> None:
         """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed; else tells of some.
 

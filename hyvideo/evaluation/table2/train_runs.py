@@ -99,7 +99,7 @@ def command(study: Study, run: TableRun) -> list[str]:
     """Command line that trains a run."""
     start = [sys.executable]
     if study.num_gpus:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(study.num_gpus)]
+        start += ["-m", "scripts.launch", "--standalone", "--nproc_per_node", str(study.num_gpus)]
     return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
@@ -108,7 +108,8 @@ def train_runs(study: Study, runs: list[TableRun], *, jobs: int) -> dict[TableRu
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}  # scripts.launch, from any folder
 
     def train(run: TableRun) -> int:
         with open(logs / f"{run.name}.log", "ab") as log:

@@ -1,0 +1,55 @@
+"""Room on the disk for the checkpoints of a run: how large they are, how many there will be, and what is free."""
+
+import math
+import sys
+from pathlib import Path
+
+from hyvideo.config.memory.cost import duration
+from hyvideo.config.memory.persistent import anchor_bytes, optimizer_bytes, trained_bytes
+from hyvideo.config.memory.phases import GIB
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.data.outside import free_disk, shown
+
+_HOUR = 3600.0
+
+
+def checkpoint_bytes(run: PlannedRun) -> float:
+    """Bytes of a checkpoint: what is trained, the optimizer's state, an anchor that has been left, an average."""
+    average = trained_bytes(run) if run.settings.ema_decay else 0.0
+    return run.num_shards * (trained_bytes(run) + optimizer_bytes(run) + anchor_bytes(run) + average)
+
+
+def most_checkpoints(run: PlannedRun) -> int:
+    """Checkpoints that are there together: those that stay, and the one that is written beside them."""
+    record, steps = run.config.record, run.settings.max_steps
+    saved = math.ceil(steps / record.save_interval)
+    stay = record.save_total_limit + (steps // record.keep_every if record.keep_every else 0)
+    return min(saved, stay + 1) if record.save_total_limit else saved
+
+
+def check_room(run: PlannedRun) -> None:
+    """Warns on stderr where ``output_dir`` lacks room for all checkpoints. Raises ValueError where for one."""
+    folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
+    free, there = free_disk(folder), len(list(folder.glob("checkpoints/[0-9]*")))
+    if free < each:
+        raise ValueError(
+            f"output_dir must have room for a checkpoint of {each / GIB:.1f} GiB, got {shown(folder)} with "
+            f"{free / GIB:.1f} GiB free; make room, or name another output_dir"
+        )
+    if free < (more := max(1, most_checkpoints(run) - there)) * each:
+        print(
+            f"WARNING: output_dir {shown(folder)} has {free / GIB:.1f} GiB free, and {more} more checkpoints of "
+            f"{each / GIB:.1f} GiB are to come; make room, or lower save_total_limit",
+            file=sys.stderr,
+        )
+
+
+def checkpoint_lines(run: PlannedRun, *, label_width: int = 17) -> list[str]:
+    """A line about size and number of the checkpoints and what a kill costs; none for a model that is not timed."""
+    if not run.architecture.is_released or run.config.model.device == "cpu":
+        return []
+    each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
+    line = f"{each:.1f} GiB, {most} at most: {each * most:,.0f} GiB"
+    if not record.save_minutes and (between := record.save_interval * duration(run).total) > _HOUR:
+        line += f"; a kill costs up to {between / _HOUR:.1f} h, an hour and an iteration with --save_minutes 60"
+    return [f"{'checkpoints':<{label_width}}{line}"]

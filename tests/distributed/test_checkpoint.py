@@ -72,7 +72,7 @@ def save_apart(folder):
 
 def test_nodes_that_share_no_folder_leave_no_checkpoint_and_say_so_at_once(tmp_path):
     (main, *first), (other, *second) = launch("tests.distributed.test_checkpoint:save_apart", 2, str(tmp_path))
-    assert "CHECKPOINT NOT WRITTEN" in main and "CHECKPOINT NOT WRITTEN" in other
+    assert "CHECKPOINT NOT WRITTEN" in main and not other  # once, for all
     assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 

@@ -103,29 +103,29 @@ class Trainer:
         writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
-        metrics = self.state.unvalidated
         with (
             self.signals,
             writer or nullcontext(),
             ProgressBar(max_steps, initial=self.iteration) if writer else nullcontext() as bar,
         ):
-            while self.iteration < max_steps or metrics:
+            while self.iteration < max_steps or self.state.unvalidated:
                 try:
-                    if not metrics:
+                    if not self.state.unvalidated:
                         self.iteration += 1
-                        metrics = self.run_iteration(writer)
+                        self.state.unvalidated = self.run_iteration(writer)
                     self.owner.check()
                     self.checkpoints.check()
+                    metrics = self.state.unvalidated
                     if self._is_due(self.config.record.validation_interval) and self.validation:
-                        metrics |= self.validate()
+                        metrics = metrics | self.validate()
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
                     self.scorer.close(wait=False)
-                    self.state.save_unfinished(metrics)
+                    self.state.save_unfinished()
                     raise
                 if writer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
-                metrics = {}
+                self.state.unvalidated = {}
                 self._end_if_hacked()
                 if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
@@ -140,14 +140,13 @@ class Trainer:
         with timer("anchor"):  # while the last are scored
             anchor_means = self.update.anchor_means(rollouts)
         with timer("reward"):
-            rewards = self.rewards.wait(pending)
-        self.signals.check()
+            rewards = self.rewards.wait(pending, self.signals.all_ready)
         advantages, reward_metrics = self.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.scored(rewards, advantages.to(self.device))
         num_missing = reward_metrics["reward/missing"]
         with timer("record"):
             self.recorder.keep(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
-        divergence = self.update.nonfinite.divergence
+        divergence = self.update.nonfinite.divergence(self.iteration)
         self.rewards.refuse_too_many_missing(reward_metrics, rewards, self.iteration, divergence=divergence)
         with timer("update"):
             update_metrics = self.update(rollouts, anchor_means, self.iteration)

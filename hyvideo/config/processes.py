@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 
 
 def world_size() -> int:
@@ -20,14 +19,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def in_turn(say: Callable[..., None]) -> Callable[..., None]:
-    """``say``, seconds later on all ranks but the first, and still later on all but one of a node.
-
-    What all have to say is then said once: torchrun ends the others when one has left.
-    """
-
-    def said(*words, **options) -> None:
-        time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))
-        say(*words, **options)
-
-    return said
+def wait_for_turn() -> None:
+    """Waits on all ranks but the first, and longer on all but one of a node: what all have to say is said once, as
+    torchrun ends the others when one has left."""
+    time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))

@@ -62,10 +62,7 @@ def unusable(path: str | Path) -> str | None:
 
 
 def unwritable(folder: str | Path) -> str | None:
-    """The reason why nothing can be written there, None if something can, perhaps after the folder has been made.
-
-    Tries it by a file without a name, in the folder or what is there above it.
-    """
+    """The reason why nothing can be written there, None if something can, perhaps after the folder has been made."""
     if not str(folder).strip():
         return "it has no name"
     existing = Path(folder)
@@ -79,7 +76,7 @@ def unwritable(folder: str | Path) -> str | None:
         existing = existing.parent
     if not stat.S_ISDIR(status.st_mode):
         return f"{existing} is not a folder"
-    try:  # permissions do not tell of a file system without files, as /proc
+    try:  # by a file without a name: permissions do not tell of a file system without files, as /proc
         tempfile.TemporaryFile(dir=existing).close()
     except PermissionError:
         return f"no permission to write in {existing}"

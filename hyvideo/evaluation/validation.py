@@ -79,8 +79,8 @@ class Validation:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
         videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
-        scores = self.scorer.score(list(videos.values()), prompts, fps=self.fps, may_end=self.may_end)
-        local = dict(zip(videos, scores))
+        pending = self.scorer.submit(list(videos.values()), prompts, fps=self.fps)
+        local = dict(zip(videos, self.scorer.collect([pending], self.may_end)))
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
         sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)

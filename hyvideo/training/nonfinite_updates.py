@@ -56,11 +56,11 @@ class NonFiniteUpdates:
                 f"that of the last good update. Lower learning_rate, or look at what is kept in {self.folder}"
             )
 
-    @property
-    def divergence(self) -> str:
-        """The sentence on a policy whose videos are not finite."""
-        seen = f"in iteration {self.strayed}" if self.strayed else "in none, so its last update was too large"
-        return f"The policy has diverged: loss or gradient left their range {seen}; lower learning_rate"
+    def divergence(self, iteration: int) -> str:
+        """The sentence on a policy whose videos are not finite in ``iteration``."""
+        seen = f"loss or gradient left their range in iteration {self.strayed}"
+        unseen = f"by the update of iteration {iteration - 1}, before which loss and gradient were in their range"
+        return f"The policy has diverged: {seen if self.strayed else unseen}. Lower learning_rate"
 
     def spike(self, norm: float, iteration: int) -> float:
         """The gradient's norm in units of the median of those before it; 1 for the first. Warns of a large one."""

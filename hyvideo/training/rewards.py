@@ -34,28 +34,19 @@ class GroupRewards:
 
     Args:
         num_rollouts: Of an iteration, over all replicas.
-        may_end: Ends the wait for rewards, as `AsyncScorer.collect` asks it.
     """
 
     def __init__(
-        self,
-        settings: RewardSettings,
-        scorer: AsyncScorer,
-        mesh: Mesh,
-        *,
-        group_size: int,
-        num_rollouts: int,
-        may_end: Callable[[bool], bool] = bool,
+        self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
     ):
-        self.may_end = may_end
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
         self.group_size, self.clip = group_size, settings.advantage_clip
         self.max_missing_fraction = settings.max_missing_fraction
         self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *scorer.weights)))
 
-    def wait(self, pending: PendingRewards) -> dict[int, Reward]:
-        """Rewards of the videos that this rank has decoded, by row."""
-        return dict(zip(pending.videos, self.scorer.collect(pending.batches, self.may_end)))
+    def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
+        """Rewards of the videos that this rank has decoded, by row; ``may_end`` as of `AsyncScorer.collect`."""
+        return dict(zip(pending.videos, self.scorer.collect(pending.batches, may_end)))
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
@@ -79,10 +70,7 @@ class GroupRewards:
         self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
     ) -> None:
         """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed; else tells of some.
-
-        Args:
-            divergence: Words to add where videos are not finite.
-        """
+        Where videos are not finite it tells of ``divergence``."""
         missing = metrics["reward/missing"]
         if not missing:
             return

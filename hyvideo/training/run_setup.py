@@ -112,7 +112,7 @@ def build_parts(
         pipeline=pipeline,
         collector=RolloutCollector(config, mesh, pipeline, encoder, scorer, requests, plan=plan, **common),
         scorer=scorer,
-        rewards=GroupRewards(config.reward, scorer, mesh, may_end=signals.all_ready, **sizes),
+        rewards=GroupRewards(config.reward, scorer, mesh, **sizes),
         recorder=RolloutRecorder(config.record, config.data, mesh, **sizes),
         update=update,
         checkpoints=checkpoints,

@@ -63,7 +63,7 @@ class RunState:
         self.checkpoints, self.progress = checkpoints, progress
         self.num_rollouts, self.contents = num_rollouts, contents
         self.saved_iteration, self._saved_at = 0, time.monotonic()
-        self.unvalidated: dict[str, float] = {}  # metrics of the last iteration, where its validation was not ended
+        self.unvalidated: dict[str, float] = {}  # metrics of an iteration that only its validation may be missing of
         self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
 
     def is_old(self) -> bool:
@@ -71,12 +71,8 @@ class RunState:
         minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
         return minutes > 0 and anywhere(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
 
-    def save(self, unvalidated: Mapping[str, float] = MappingProxyType({})) -> Path:
-        """Begins to write a checkpoint of the run as it stands; every rank calls it.
-
-        Args:
-            unvalidated: Metrics of its last iteration, where a validation belongs to them that is still to be made.
-        """
+    def save(self) -> Path:
+        """Begins to write a checkpoint of the run as it stands; every rank calls it."""
         self.progress.enter("save")
         anchor = self.policy.anchor
         state = {
@@ -85,7 +81,7 @@ class RunState:
             "anchor_age": anchor.age if anchor else 0,
             "kl_coefficient": self.update.kl_coefficient.state_dict(),
             "health": self.update.nonfinite.state_dict(),
-            "unvalidated": dict(unvalidated),
+            "unvalidated": self.unvalidated,
             "rollouts": self.num_rollouts,
             "settings": self.config.flat(),
             "contents": self.contents,
@@ -103,17 +99,16 @@ class RunState:
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
-    def save_unfinished(self, unvalidated: Mapping[str, float] = MappingProxyType({})) -> None:
+    def save_unfinished(self) -> None:
         """Saves the run as after its last finished iteration, where that is not saved yet; every rank calls it.
 
-        The iteration that was begun is made again by the run that goes on: its noise is derived, not remembered. One
-        that is ``unvalidated``, which gives its metrics, is finished.
+        The iteration that was begun is made again by the run that goes on: its noise is derived, not remembered.
         """
         self.policy.optimizers.drop_gradients()
-        self.progress.iteration -= not unvalidated
+        self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()
         if self.progress.iteration > self.saved_iteration or self.checkpoints.last_failed:
-            self.save(unvalidated)
+            self.save()
         self.checkpoints.wait()
 
     def resume(self, folder: Path | None) -> bool:

@@ -28,6 +28,11 @@ with PreemptionSignals(Mesh(0, 1, 1)) as signals:
     (folder / f"heard{rank}").write_text(str(signals.received))
 sys.exit(75 if signals.received else 1)
 """
+FAILS_ALIKE = """
+from hyvideo.config import processes
+sys.excepthook = lambda *error: (processes.wait_for_turn(), sys.__excepthook__(*error))
+raise RuntimeError("one for all")
+"""
 PROGRESSES = """
 if life <= 2:
     with open(folder / "metrics.jsonl", "a") as file:
@@ -109,3 +114,9 @@ def test_failures_count_since_the_run_last_got_further(start, tmp_path):
     # Two lives finish an iteration each; the third and last comes no further. No number is given twice.
     assert (tmp_path / "lives").read_text() == "0 0\n0 1\n0 2\n"
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_what_all_ranks_have_to_say_is_said_once(start):
+    agent = start(FAILS_ALIKE)
+    told = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 1 and told.count("RuntimeError: one for all") == 1, told

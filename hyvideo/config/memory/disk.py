@@ -10,11 +10,9 @@ from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.data.outside import free_disk, shown
 
-_HOUR = 3600.0
-
 
 def checkpoint_bytes(run: PlannedRun) -> float:
-    """Bytes of a checkpoint: what is trained, the optimizer's state, an anchor that has been left, an average."""
+    """Bytes of a checkpoint at most: weights, the optimizer's state, an anchor that has been left, an average."""
     average = trained_bytes(run) if run.settings.ema_decay else 0.0
     return run.num_shards * (trained_bytes(run) + optimizer_bytes(run) + anchor_bytes(run) + average)
 
@@ -22,9 +20,9 @@ def checkpoint_bytes(run: PlannedRun) -> float:
 def most_checkpoints(run: PlannedRun) -> int:
     """Checkpoints that are there together: those that stay, and the one that is written beside them."""
     record, steps = run.config.record, run.settings.max_steps
-    saved = math.ceil(steps / record.save_interval)
-    stay = record.save_total_limit + (steps // record.keep_every if record.keep_every else 0)
-    return min(saved, stay + 1) if record.save_total_limit else saved
+    every = record.keep_every if record.save_total_limit else 1
+    saved, kept = math.ceil(steps / record.save_interval), steps // every if every else 0
+    return min(saved, record.save_total_limit + kept + 1)
 
 
 def check_room(run: PlannedRun) -> None:
@@ -50,6 +48,6 @@ def checkpoint_lines(run: PlannedRun, *, label_width: int = 17) -> list[str]:
         return []
     each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
     line = f"{each:.1f} GiB, {most} at most: {each * most:,.0f} GiB"
-    if not record.save_minutes and (between := record.save_interval * duration(run).total) > _HOUR:
-        line += f"; a kill costs up to {between / _HOUR:.1f} h, an hour and an iteration with --save_minutes 60"
+    if not record.save_minutes and (between := record.save_interval * duration(run).total / 3600) > 1:
+        line += f"; a kill costs up to {between:.1f} h, an hour and an iteration with --save_minutes 60"
     return [f"{'checkpoints':<{label_width}}{line}"]

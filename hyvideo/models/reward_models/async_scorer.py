@@ -95,27 +95,17 @@ class AsyncScorer:
         return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
 
     def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
-        """The rewards of several batches, in their order.
-
-        Args:
-            may_end: Is asked every second, with whether all is over here; the wait ends when it says so.
-        """
+        """The rewards of several batches, in their order. ``may_end`` is asked every second, with whether all is over
+        here, and says whether the wait ends."""
         end, is_over = time.monotonic() + (self.deadline or math.inf), False
         while not may_end(is_over):
             left = max(0.0, end - time.monotonic())
             is_over = not wait([batch.rewards for batch in pending], timeout=min(left, _ASKED_EVERY_S))[1] or not left
         return [reward for batch in pending for reward in self._arrived(batch)]
 
-    def score(
-        self,
-        videos: list[Tensor | None],
-        prompts: list[str],
-        *,
-        fps: float,
-        may_end: Callable[[bool], bool] = bool,
-    ) -> list[Reward]:
-        """The rewards of a batch, waited for as by `collect`."""
-        return self.collect([self.submit(videos, prompts, fps=fps)], may_end)
+    def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
+        """The rewards of a batch, waited for."""
+        return self.collect([self.submit(videos, prompts, fps=fps)])
 
     def take_seconds(self) -> float:
         """Seconds of scoring in the background since the last call."""

@@ -119,9 +119,9 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
     return None
 
 
-def refuse_different(folder: Path, iteration: int, mesh: Mesh) -> None:
-    """Raises ValueError on all ranks, which must all call, where they have not taken up one and the same checkpoint."""
-    taken = all_objects(f"that of iteration {iteration} with manifest {manifest.own_hash(folder)}", mesh)
+def refuse_different(iteration: int, own_hash: str, mesh: Mesh) -> None:
+    """Raises ValueError on all ranks, which must all call, where they do not take up one and the same checkpoint."""
+    taken = all_objects(f"that of iteration {iteration} with manifest {own_hash}", mesh)
     if len(set(taken)) > 1:
         ranks = {what: name_ranks(rank for rank, other in enumerate(taken) if other == what) for what in taken}
         raise ValueError(
@@ -146,7 +146,6 @@ def drop_after(output_dir: Path, iteration: int) -> None:
     """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
-    shutil.rmtree(output_dir / "spool", ignore_errors=True)  # of earlier versions
     for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
         partial.unlink(missing_ok=True)
     for parent in (FOLDER, "samples", "rollouts"):

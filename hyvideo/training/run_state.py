@@ -13,7 +13,7 @@ from typing import Any
 
 from hyvideo.config.identity import Changes, changed_settings, named_files
 from hyvideo.config.settings import TRAITS, Config
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import anywhere, failing_together
 from hyvideo.models.lora import save_lora
@@ -115,8 +115,9 @@ class RunState:
         """Takes a checkpoint up; claims that there was one. Raises ValueError where the run would become another."""
         if folder is None:
             return False
-        with failing_together(self.checkpoints.mesh):
-            state = checkpoint.read_state(folder, needed=STATE)
+        with failing_together(self.checkpoints.mesh, errors=(OSError, ValueError)):
+            state, made = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
+        checkpoint.refuse_different(state["iteration"], made, self.checkpoints.mesh)  # whose tensors may differ
         changes = differences(
             state["settings"],
             self.config.flat(),
@@ -128,7 +129,6 @@ class RunState:
             refuse_changes(changes)
         self.changed_settings = changes.free + changes.of_the_method
         self.policy.load(folder, state["anchor_age"])
-        checkpoint.refuse_different(folder, state["iteration"], self.checkpoints.mesh)
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
         self.update.nonfinite.load_state_dict(state["health"])
         self.progress.iteration = self.saved_iteration = state["iteration"]

@@ -348,11 +348,11 @@ def choose_with_a_stale_listing(folder):
     if mesh.rank == 1:
         checkpoint.complete = lambda output_dir: complete(output_dir)[:1]
     chosen = checkpoint.find_undamaged(folder, "latest", mesh)
-    checkpoint.refuse_different(chosen, 4, mesh)
+    checkpoint.refuse_different(4, manifest.own_hash(chosen), mesh)
     said = []
     for own, iteration in ((complete(folder)[1 - mesh.rank], 4), (chosen, 4 - mesh.rank)):
         try:
-            checkpoint.refuse_different(own, iteration, mesh)
+            checkpoint.refuse_different(iteration, manifest.own_hash(own), mesh)
         except ValueError as error:
             said.append(str(error))
     try:

@@ -177,8 +177,8 @@ def test_a_reward_that_is_slow_on_one_rank_is_missing_before_the_others_give_up(
     assert missing == same == 4 and none is None and "no reward came within 1.6 s" in reason
 
 
-@pytest.mark.parametrize("updates, said", [(2, "loss or gradient left .* in iteration 1"), (1, "by the update of")])
-def test_a_policy_that_diverged_is_called_so(tiny_config, mesh, updates, said):
-    config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=updates, max_steps=3, lora_rank=2)
-    with pytest.raises(TooManyMissingRewards, match=f"of iteration 2 are missing.*The policy has diverged: {said}"):
+def test_a_policy_that_diverged_is_called_so(tiny_config, mesh):
+    config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
+    told = "of iteration 2 are missing.*The policy has diverged: loss or gradient left their range in iteration 1"
+    with pytest.raises(TooManyMissingRewards, match=told):
         Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()

@@ -2,20 +2,22 @@
 
 import pytest
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.memory import disk
 from hyvideo.config.memory.disk import check_room, checkpoint_bytes, checkpoint_lines, most_checkpoints
 from hyvideo.config.memory.model_sizes import Architecture, read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.config.settings import Config
 from hyvideo.trainer import Trainer
+from tests.conftest import ROOT
 from tests.test_trainer import CPU, Redness
 
 GIB = 2**30
 
 
 def planned(config=None, world_size=8, **settings):
-    architecture = Architecture() if config is None else read_architecture("assets/miniature", "miniature")
-    return PlannedRun((config or Config()).with_settings(**settings), world_size, architecture)
+    architecture = read_architecture(str(ROOT / "assets/miniature"), "miniature") if config else Architecture()
+    config = config or load_config(str(ROOT / "configs/hunyuanvideo15_480p_8gpu.yaml"))
+    return PlannedRun(config.with_settings(**settings), world_size, architecture)
 
 
 @pytest.mark.parametrize(

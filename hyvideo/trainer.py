@@ -68,9 +68,8 @@ class Trainer:
         self.checkpoints, self.state, self.owner = parts.checkpoints, parts.state, parts.owner
         self.validation = None
         if config.data.valid_video_csv:
-            self.validation = Validation(
-                config, mesh, self.pipeline, self.encoder, self.scorer, self.progress.enter, self.signals.all_ready
-            )
+            asked = self.progress.enter, self.signals.all_ready
+            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, *asked)
         wanted = config.record.resume_from_checkpoint
         found = checkpoint.find_undamaged(self.output_dir, wanted, mesh) if wanted else None
         self.resumed = self.state.resume(found)

@@ -20,6 +20,5 @@ def local_rank() -> int:
 
 
 def wait_for_turn() -> None:
-    """Waits on all ranks but the first, and longer on all but one of a node: what all have to say is said once, as
-    torchrun ends the others when one has left."""
+    """Waits, but on the first rank, as torchrun ends the others when it has left: what all have to say is said once."""
     time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))

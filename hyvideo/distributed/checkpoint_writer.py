@@ -138,8 +138,7 @@ class CheckpointWriter:
         return all_objects(hashed, self.mesh, self._group)
 
     def _failing_together(self) -> AbstractContextManager:
-        errors = (OSError, RuntimeError, ValueError, SafetensorError)
-        return failing_together(self.mesh, self._group, errors=errors, raises=RuntimeError)
+        return failing_together(self.mesh, self._group, (RuntimeError, OSError, ValueError, SafetensorError))
 
     def _show(self, aside: Path, target: Path) -> None:
         """Makes a checkpoint that is whole visible, and removes those that are too many."""

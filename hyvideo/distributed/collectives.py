@@ -92,20 +92,16 @@ def share_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | Non
 
 @contextmanager
 def failing_together(
-    mesh: Mesh,
-    group: "dist.ProcessGroup | None" = None,
-    *,
-    errors: tuple[type[Exception], ...] = (ValueError,),
-    raises: type[Exception] = ValueError,
+    mesh: Mesh, group: "dist.ProcessGroup | None" = None, errors: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Context that all ranks enter, and where ``errors`` on one rank are one on all: none waits for the others."""
+    """Context for all ranks where any of ``errors`` on one is the first of them on all: none waits for the others."""
     problem = None
     try:
         yield
     except errors as error:
         problem = str(error)
     if shared := share_reason(problem, mesh, group):
-        raise raises(shared)
+        raise errors[0](shared)
 
 
 def union_of_names(names: Iterable[str], mesh: Mesh) -> list[str]:

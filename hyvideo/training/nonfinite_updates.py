@@ -65,8 +65,7 @@ class NonFiniteUpdates:
     def spike(self, norm: float, iteration: int) -> float:
         """The gradient's norm in units of the median of those before it; 1 for the first. Warns of a large one."""
         ratio = norm / statistics.median(self.norms) if self.norms and statistics.median(self.norms) > 0 else 1.0
-        if ratio > _SPIKE:
-            self.strayed = iteration
+        self.strayed = iteration if ratio > _SPIKE else self.strayed
         if ratio > _SPIKE and self.mesh.is_main:
             print(f"\nthe gradient is {ratio:.0f} times the median of the last {len(self.norms)}", file=sys.stderr)
         self.norms.append(norm)

@@ -6,8 +6,8 @@
 
 A signal reaches one rank or all, at any moment. Ranks agree on it between passes of the transformer, by a message
 between CPUs, so that all leave at the same one. From a round's first optimizer step to its end they do not ask: the
-state of the iteration before is gone by then.
-torchrun sends SIGTERM where another rank has failed: who then went on would wait for it.
+state of the iteration before is gone by then. torchrun sends SIGTERM where another rank has failed: who then went on
+would wait for it.
 """
 
 import os

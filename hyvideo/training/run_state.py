@@ -115,7 +115,7 @@ class RunState:
         """Takes a checkpoint up; claims that there was one. Raises ValueError where the run would become another."""
         if folder is None:
             return False
-        with failing_together(self.checkpoints.mesh, errors=(OSError, ValueError)):
+        with failing_together(self.checkpoints.mesh, errors=(ValueError, OSError)):
             state, made = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
         checkpoint.refuse_different(state["iteration"], made, self.checkpoints.mesh)  # whose tensors may differ
         changes = differences(

@@ -138,11 +138,14 @@ def facts(run: Path) -> dict:
     state = json.loads((last / "state.json").read_text())
     files = json.loads((last / "manifest.json").read_text())
     lines = [json.loads(line) for _, line in whole_lines(run / "metrics.jsonl")]
+    # Who leaves between two saves leaves a checkpoint more.
+    earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
+    kept = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))
     return {
         "metrics": [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines],
         "tensors": {name: entry for name, entry in files.items() if name.endswith(".distcp")},
         "numbers": {name: value for name, value in state.items() if name != "settings"},
-        "files": sorted(str(path.relative_to(run)) for path in run.rglob("*")),
+        "files": sorted(str(path.relative_to(run)) for path in kept),
     }
 
 

@@ -28,18 +28,15 @@ def most_checkpoints(run: PlannedRun) -> int:
 def check_room(run: PlannedRun) -> None:
     """Warns on stderr where ``output_dir`` lacks room for all checkpoints. Raises ValueError where for one."""
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
-    free, there = free_disk(folder), len(list(folder.glob("checkpoints/[0-9]*")))
+    free, more = free_disk(folder), max(1, most_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
+    rule = (
+        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB, got {shown(folder)} with "
+        f"{free / GIB:.1f} GiB free; make room, lower save_total_limit, or name another output_dir"
+    )
     if free < each:
-        raise ValueError(
-            f"output_dir must have room for a checkpoint of {each / GIB:.1f} GiB, got {shown(folder)} with "
-            f"{free / GIB:.1f} GiB free; make room, or name another output_dir"
-        )
-    if free < (more := max(1, most_checkpoints(run) - there)) * each:
-        print(
-            f"WARNING: output_dir {shown(folder)} has {free / GIB:.1f} GiB free, and {more} more checkpoints of "
-            f"{each / GIB:.1f} GiB are to come; make room, or lower save_total_limit",
-            file=sys.stderr,
-        )
+        raise ValueError(rule)
+    if free < more * each:
+        print(f"WARNING: {rule}", file=sys.stderr)
 
 
 def checkpoint_lines(run: PlannedRun, *, label_width: int = 17) -> list[str]:

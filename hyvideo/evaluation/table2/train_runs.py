@@ -108,8 +108,8 @@ def train_runs(study: Study, runs: list[TableRun], *, jobs: int) -> dict[TableRu
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}  # scripts.launch, from any folder
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # to scripts.launch, from any folder
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
     def train(run: TableRun) -> int:
         with open(logs / f"{run.name}.log", "ab") as log:

@@ -32,7 +32,6 @@ from hyvideo.models.reward_models.rewards import (
 )
 
 NOT_FINITE = "the decoded video has values that are not finite"
-_ASKED_EVERY_S = 1.0
 
 
 class PendingBatch(NamedTuple):
@@ -100,7 +99,7 @@ class AsyncScorer:
         end, is_over = time.monotonic() + (self.deadline or math.inf), False
         while not may_end(is_over):
             left = max(0.0, end - time.monotonic())
-            is_over = not wait([batch.rewards for batch in pending], timeout=min(left, _ASKED_EVERY_S))[1] or not left
+            is_over = not wait([batch.rewards for batch in pending], timeout=min(left, 1.0))[1] or not left
         return [reward for batch in pending for reward in self._arrived(batch)]
 
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
@@ -142,7 +141,6 @@ class AsyncScorer:
         return measures
 
     def close(self, *, wait: bool = True) -> None:
-        """Drops what is not begun to be scored, and may wait for what is."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _arrived(self, batch: PendingBatch) -> list[Reward]:

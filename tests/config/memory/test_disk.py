@@ -50,11 +50,8 @@ def test_checkpoints_stay_as_the_settings_say_and_one_is_written_beside_them(lim
 
 def test_a_disk_without_room_for_one_is_refused_and_for_fewer_than_stay_is_told(tmp_path, monkeypatch, capsys):
     run = planned(output_dir=str(tmp_path))
-    for free, said in (
-        (100, None),
-        (300, "WARNING: output_dir must have room for 4 more checkpoints of 103.8 GiB"),
-        (420, ""),
-    ):
+    rule = "output_dir must have room for 4 more checkpoints of 103.8 GiB, got "
+    for free, said in ((100, None), (300, f"WARNING: {rule}"), (420, "")):
         monkeypatch.setattr(disk, "free_disk", lambda folder, free=free: free * GIB)
         if said is None:
             with pytest.raises(ValueError, match=f"{rule}.* with 100.0 GiB free"):

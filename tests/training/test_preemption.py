@@ -15,7 +15,7 @@ from tests.test_trainer import CPU, TIMING, Redness
 from tests.training.test_run_state import SETTINGS, held
 
 # Where each life is struck: stage, how many times it is entered in that iteration before, and the iteration.
-STRUCK = (("anchor", 2, 2), ("update", 2, 2), ("reward", 0, 3), ("validation", 1, 4))
+STRUCK = (("anchor", 2, 2), ("update", 1, 2), ("reward", 0, 3), ("validation", 1, 4))
 SECOND_UPDATE = ("update", 4, 3)
 
 

@@ -53,7 +53,7 @@ SETTINGS = {
     "save_interval": 2,
     "resume_from_checkpoint": "latest",
 }
-ITERATIONS = int(os.environ.get("SOAK_ITERATIONS", "4"))
+ITERATIONS = int(os.environ.get("SOAK_ITERATIONS", "8"))
 MAX_SLOPE = 64.0  # KiB of memory an iteration
 LEAST_TO_FIT = 100  # iterations: before, memory settles
 MAX_IDLE_LIVES = 30

@@ -265,6 +265,7 @@ def test_two_ranks_of_which_one_is_struck_in_every_stage_are_the_unbroken_run(tm
     assert codes == [75] * sum(kind == "USR1" for *_, kind in STRIKES) + [2], (broken / "log").read_text()
     monkeypatch.setattr("tests.training.test_soak.ITERATIONS", RANKS["max_steps"])
     expected, ours = facts(whole / "run"), facts(broken / "run")
+    expected["files"].remove("before_after.png")  # made after the last life was struck
     for name in ("metrics", "numbers", "files"):  # where in a file a tensor lies may differ
         assert ours[name] == expected[name], f"{name} differ"
     expected, ours = stored(whole / "run"), stored(broken / "run")

@@ -23,6 +23,7 @@ from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_d
 
 def main() -> int:
     command = parse()
+    sys.excepthook = lambda *error: (processes.wait_for_turn(), sys.__excepthook__(*error))
     with ExitStack() as at_end:
         return run(command, at_end)
 
@@ -38,6 +39,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_output_dir(config.record)
         trainer = build(config, at_end)
     except ValueError as error:  # of the user; what goes wrong later keeps its traceback
+        processes.wait_for_turn()
         print(f"post_train.py: {brief(with_flags(str(error), command.flags))}", file=sys.stderr)
         return 2
 

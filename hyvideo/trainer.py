@@ -68,7 +68,8 @@ class Trainer:
         self.checkpoints, self.state, self.owner = parts.checkpoints, parts.state, parts.owner
         self.validation = None
         if config.data.valid_video_csv:
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, self.progress.enter)
+            asked = self.progress.enter, self.signals.all_ready
+            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, *asked)
         wanted = config.record.resume_from_checkpoint
         found = checkpoint.find_undamaged(self.output_dir, wanted, mesh) if wanted else None
         self.resumed = self.state.resume(found)
@@ -106,22 +107,26 @@ class Trainer:
             writer or nullcontext(),
             ProgressBar(max_steps, initial=self.iteration) if writer else nullcontext() as bar,
         ):
-            while self.iteration < max_steps:
-                self.iteration += 1
+            while self.iteration < max_steps or self.state.unvalidated:
                 try:
-                    metrics = self.run_iteration(writer)
+                    if not self.state.unvalidated:
+                        self.iteration += 1
+                        self.state.unvalidated = self.run_iteration(writer)
+                    self.owner.check()
+                    self.checkpoints.check()
+                    metrics = self.state.unvalidated
+                    if self._is_due(self.config.record.validation_interval) and self.validation:
+                        metrics = metrics | self.validate()
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
+                    self.scorer.close(wait=False)
                     self.state.save_unfinished()
                     raise
-                self.owner.check()
-                self.checkpoints.check()
-                if self._is_due(self.config.record.validation_interval) and self.validation:
-                    metrics |= self.validate()
                 if writer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
+                self.state.unvalidated = {}
                 self._end_if_hacked()
-                if self._is_due(self.config.record.save_interval):
+                if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
             self.checkpoints.wait()
 
@@ -134,14 +139,14 @@ class Trainer:
         with timer("anchor"):  # while the last are scored
             anchor_means = self.update.anchor_means(rollouts)
         with timer("reward"):
-            rewards = self.rewards.wait(pending)
-        self.signals.check()
+            rewards = self.rewards.wait(pending, self.signals.all_ready)
         advantages, reward_metrics = self.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.scored(rewards, advantages.to(self.device))
         num_missing = reward_metrics["reward/missing"]
         with timer("record"):
             self.recorder.keep(rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer)
-        self.rewards.refuse_too_many_missing(reward_metrics, rewards, self.iteration)
+        divergence = self.update.nonfinite.divergence(self.iteration)
+        self.rewards.refuse_too_many_missing(reward_metrics, rewards, self.iteration, divergence=divergence)
         with timer("update"):
             update_metrics = self.update(rollouts, anchor_means, self.iteration)
         return {
@@ -182,7 +187,7 @@ class Trainer:
             report_to=[name for name in record.report_to if name != "none"],
             run_name=self.output_dir.name,
             config=self.config.flat(),
-            resume_iteration=self.iteration if self.resumed else before_any_checkpoint,
+            resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else before_any_checkpoint,
         )
         if record.resume_from_checkpoint:
             checkpoint.drop_after(self.output_dir, self.iteration)

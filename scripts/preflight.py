@@ -11,6 +11,9 @@ import torch
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
+from hyvideo.config.memory.disk import check_room
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
@@ -33,6 +36,9 @@ def main() -> int:
     try:  # reported by all ranks together: a rank that left now would only be missed
         check(config, mesh.world_size)
         check_output_dir(config.record)
+        if mesh.is_main:
+            architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+            check_room(PlannedRun(config, mesh.world_size, architecture))
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)

@@ -8,8 +8,10 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,9 +76,19 @@ def unwritable(folder: str | Path) -> str | None:
         existing = existing.parent
     if not stat.S_ISDIR(status.st_mode):
         return f"{existing} is not a folder"
-    if not os.access(existing, os.W_OK | os.X_OK):
+    try:  # by a file without a name: permissions do not tell of a file system without files, as /proc
+        tempfile.TemporaryFile(dir=existing).close()
+    except PermissionError:
         return f"no permission to write in {existing}"
+    except OSError as error:
+        return f"no file can be made in {existing}: {error.strerror}"
     return None
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes for a folder, which may not be there yet."""
+    above = (folder.absolute(), *folder.absolute().parents)
+    return shutil.disk_usage(next(folder for folder in above if os.path.exists(folder))).free
 
 
 def make_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@
 """
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -70,6 +71,8 @@ def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
     """
     # Slurm sends it to all processes, and who started this one tells it by SIGTERM. Ignored, it would be so in theirs.
     signal.signal(signal.SIGUSR1, lambda *_: None)
+    # In a store that outlives a restart the words of the dead stay, and the new processes hang.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     flags = run.parse_args(arguments).training_script_args
     api.LocalElasticAgent = functools.partial(Agent, finished=lambda: finished(flags))
     try:

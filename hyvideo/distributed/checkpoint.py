@@ -23,7 +23,7 @@ from torch import Tensor
 from hyvideo.data.outside import parse_json, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
-from hyvideo.distributed.collectives import all_objects, from_main, share_reason
+from hyvideo.distributed.collectives import all_objects, failing_together, from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.distributed.sharded_tensors import divide, holders, local
@@ -54,21 +54,18 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     Raises: ValueError for a name or a shape that the checkpoint has not, and for files that cannot be read; on every
         rank, where it is so on one.
     """
-    mesh, problem = mesh or Mesh(0, 1, 1), None
+    mesh = mesh or Mesh(0, 1, 1)
     names = sorted(targets)
     group = holders(targets.values(), mesh)
     readers = divide([targets[name] for name in names], group)
     own = dist.get_rank(group) if group else 0
-    try:
+    with failing_together(mesh):
         _check_shapes(folder, targets)
         read = {name: targets[name] for name, reader in zip(names, readers) if reader == own}
-        dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
-    except ValueError as error:
-        problem = str(error)
-    except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
-        problem = f"checkpoint {folder} cannot be read: {error}"
-    if problem := share_reason(problem, mesh):
-        raise ValueError(problem)
+        try:
+            dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
+        except (dcp.api.CheckpointException, OSError, RuntimeError) as error:
+            raise ValueError(f"checkpoint {folder} cannot be read: {error}") from error
     for name, reader in zip(names, readers) if group else ():
         dist.broadcast(local(targets[name]), group=group, group_src=reader)
 
@@ -104,14 +101,10 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
 
     Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
     """
-    is_named, folders, problem = resume_from not in (LATEST, AUTO), [], None
-    if mesh.is_main:
-        try:
+    is_named, folders = resume_from not in (LATEST, AUTO), []
+    with failing_together(mesh):
+        if mesh.is_main:
             folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
-        except ValueError as error:
-            problem = str(error)
-    if problem := share_reason(problem, mesh):
-        raise ValueError(problem)
     folders = from_main(folders, mesh)
     for folder in folders:
         problem = manifest.damage(folder, mesh)
@@ -126,9 +119,9 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
     return None
 
 
-def refuse_different(folder: Path, iteration: int, mesh: Mesh) -> None:
-    """Raises ValueError on all ranks, which must all call, where they have not taken up one and the same checkpoint."""
-    taken = all_objects(f"that of iteration {iteration} with manifest {manifest.own_hash(folder)}", mesh)
+def refuse_different(iteration: int, own_hash: str, mesh: Mesh) -> None:
+    """Raises ValueError on all ranks, which must all call, where they do not take up one and the same checkpoint."""
+    taken = all_objects(f"that of iteration {iteration} with manifest {own_hash}", mesh)
     if len(set(taken)) > 1:
         ranks = {what: name_ranks(rank for rank, other in enumerate(taken) if other == what) for what in taken}
         raise ValueError(
@@ -153,7 +146,6 @@ def drop_after(output_dir: Path, iteration: int) -> None:
     """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
-    shutil.rmtree(output_dir / "spool", ignore_errors=True)  # of earlier versions
     for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
         partial.unlink(missing_ok=True)
     for parent in (FOLDER, "samples", "rollouts"):

@@ -4,9 +4,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hyvideo.data.outside import replacing, sync
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, discard, hide, remove
 from hyvideo.distributed.checkpoint_reader import read_metadata
-from hyvideo.distributed.collectives import all_objects, share_reason
+from hyvideo.distributed.collectives import all_objects, failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 
@@ -94,7 +94,8 @@ class CheckpointWriter:
         except _FAILURES as error:
             self.last_failed = True
             reason = " ".join(str(error).split())[-500:]
-            print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
+            if self.mesh.is_main:  # all ranks have the same reason
+                print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
         life = f".{self.owner.life}" if self.owner else ""
@@ -136,16 +137,8 @@ class CheckpointWriter:
             hashed = manifest.hash_share(aside, self.mesh)
         return all_objects(hashed, self.mesh, self._group)
 
-    @contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        """Context whose failure on one rank is one on all, so that none waits for the others."""
-        problem = None
-        try:
-            yield
-        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-            problem = str(error)
-        if shared := share_reason(problem, self.mesh, self._group):
-            raise RuntimeError(shared)
+    def _failing_together(self) -> AbstractContextManager:
+        return failing_together(self.mesh, self._group, (RuntimeError, OSError, ValueError, SafetensorError))
 
     def _show(self, aside: Path, target: Path) -> None:
         """Makes a checkpoint that is whole visible, and removes those that are too many."""

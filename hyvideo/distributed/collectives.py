@@ -1,7 +1,8 @@
 """Messages between ranks: a few rewards, sums of metrics, gradients. With one process each is the identity."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -87,6 +88,20 @@ def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) 
 def share_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> str | None:
     """The reason of the first rank that has one, on every rank, so that all stop alike; None if none has."""
     return next(filter(None, all_objects(reason, mesh, group)), None)
+
+
+@contextmanager
+def failing_together(
+    mesh: Mesh, group: "dist.ProcessGroup | None" = None, errors: tuple[type[Exception], ...] = (ValueError,)
+) -> Iterator[None]:
+    """Context for all ranks where any of ``errors`` on one is the first of them on all: none waits for the others."""
+    problem = None
+    try:
+        yield
+    except errors as error:
+        problem = str(error)
+    if shared := share_reason(problem, mesh, group):
+        raise errors[0](shared)
 
 
 def union_of_names(names: Iterable[str], mesh: Mesh) -> list[str]:

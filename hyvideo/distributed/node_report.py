@@ -1,11 +1,8 @@
 """What a rank finds on its node before a run: what must be equal on all ranks, its device, its room, its problems."""
 
 import hashlib
-import os
 import platform
-import shutil
 import socket
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -13,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.data.outside import unwritable
+from hyvideo.data.outside import free_disk, unwritable
 from hyvideo.distributed import checkpoint
 from hyvideo.models.download_check.integrity import size_of
 
@@ -55,7 +52,7 @@ def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, pr
         problems.append(
             f"the transformer's folder {expected.transformer_folder} is not there; see checkpoints-download.md"
         )
-    if reason := write_problem(expected.output_dir):
+    if reason := unwritable(expected.output_dir):
         problems.append(f"output_dir {str(expected.output_dir)!r} cannot be written to: {reason}")
     resumed = None
     try:
@@ -73,14 +70,13 @@ def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, pr
         **{f"the setting {name}": repr(value) for name, value in expected.settings.items()},
     }
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    above = (expected.output_dir.absolute(), *expected.output_dir.absolute().parents)
     return NodeReport(
         rank=rank,
         host=socket.gethostname(),
         device=f"{gpu.name} with {gpu.total_memory / GIB:.0f} GiB" if gpu else device.type,
         gpu_id=str(gpu.uuid) if gpu else "",
         compared=compared,
-        free_disk=shutil.disk_usage(next(folder for folder in above if os.path.exists(folder))).free,
+        free_disk=free_disk(expected.output_dir),
         problems=problems,
     )
 
@@ -94,15 +90,3 @@ def code_hash(root: Path) -> str:
 
 def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ABSENT
-
-
-def write_problem(folder: Path) -> str | None:
-    """Reason why no file can be made in a folder, or None. Tries it where the folder is there, and makes none."""
-    problem = unwritable(folder)
-    if problem or not folder.is_dir():
-        return problem
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return error.strerror
-    return None

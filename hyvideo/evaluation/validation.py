@@ -35,7 +35,10 @@ FOLDER = "samples"
 
 
 class Validation:
-    """Samples, scores and records the validation set, which the replicas share; tells ``on_stage`` of each batch."""
+    """Samples, scores and records the validation set, which the replicas share; tells ``on_stage`` of each batch.
+
+    ``may_end`` is asked before each batch, and ends the wait for rewards; it raises where the run shall stop.
+    """
 
     def __init__(
         self,
@@ -45,9 +48,10 @@ class Validation:
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
         on_stage: Callable[[str], None] = lambda stage: None,
+        may_end: Callable[[bool], bool] = bool,
     ):
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
-        self.on_stage = on_stage
+        self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
         self.pipeline = pipeline.with_steps(self.settings.validation_steps, shift=config.validation_shift)
         requests = read_requests(*config.data.valid_video_csv)
@@ -73,7 +77,8 @@ class Validation:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
         videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
-        local = dict(zip(videos, self.scorer.score(list(videos.values()), prompts, fps=self.fps)))
+        pending = self.scorer.submit(list(videos.values()), prompts, fps=self.fps)
+        local = dict(zip(videos, self.scorer.collect([pending], self.may_end)))
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
         sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)
@@ -123,6 +128,7 @@ class Validation:
         videos: dict[int, Tensor | None] = {}
         for start in range(0, len(rows), batch_size):
             self.on_stage("validation")
+            self.may_end(False)
             batch = rows[start : start + batch_size]
             _, height, width = self.size
             conditions = self.encoder([self.requests[row] for row in batch], height=height, width=width)

@@ -35,6 +35,7 @@ class NonFiniteUpdates:
     def __init__(self, output_dir: Path, mesh: Mesh, *, max_bad_updates: int):
         self.folder, self.mesh, self.max_bad_updates = output_dir / FOLDER, mesh, max_bad_updates
         self.bad_in_a_row = 0
+        self.strayed = 0  # iteration in which loss or gradient last left their range; 0 for none
         self.norms: deque[float] = deque(maxlen=_REMEMBERED)
 
     def good(self) -> None:
@@ -42,6 +43,7 @@ class NonFiniteUpdates:
 
     def bad(self, rollouts: RolloutBatch, *, ranks: list[int], iteration: int) -> None:
         """An update was skipped. Raises FloatingPointError, on all ranks alike, when there were too many in a row."""
+        self.strayed = self.strayed if self.bad_in_a_row else iteration
         self.bad_in_a_row += 1
         self._keep(rollouts, ranks, iteration)
         where = f"rank {', '.join(map(str, ranks))}" if ranks else "the gradient only"
@@ -54,19 +56,26 @@ class NonFiniteUpdates:
                 f"that of the last good update. Lower learning_rate, or look at what is kept in {self.folder}"
             )
 
-    def spike(self, norm: float) -> float:
+    def divergence(self, iteration: int) -> str:
+        """The sentence on a policy whose videos are not finite in ``iteration``."""
+        seen = f"loss or gradient left their range in iteration {self.strayed}"
+        unseen = f"by the update of iteration {iteration - 1}, before which loss and gradient were in their range"
+        return f"The policy has diverged: {seen if self.strayed else unseen}. Lower learning_rate"
+
+    def spike(self, norm: float, iteration: int) -> float:
         """The gradient's norm in units of the median of those before it; 1 for the first. Warns of a large one."""
         ratio = norm / statistics.median(self.norms) if self.norms and statistics.median(self.norms) > 0 else 1.0
+        self.strayed = iteration if ratio > _SPIKE else self.strayed
         if ratio > _SPIKE and self.mesh.is_main:
             print(f"\nthe gradient is {ratio:.0f} times the median of the last {len(self.norms)}", file=sys.stderr)
         self.norms.append(norm)
         return ratio
 
     def state_dict(self) -> dict:
-        return {"bad_in_a_row": self.bad_in_a_row, "norms": list(self.norms)}
+        return {"bad_in_a_row": self.bad_in_a_row, "norms": list(self.norms), "strayed": self.strayed}
 
     def load_state_dict(self, state: dict) -> None:
-        self.bad_in_a_row = state["bad_in_a_row"]
+        self.bad_in_a_row, self.strayed = state["bad_in_a_row"], state.get("strayed", 0)
         self.norms = deque(state["norms"], maxlen=_REMEMBERED)
 
     def _keep(self, rollouts: RolloutBatch, ranks: list[int], iteration: int) -> None:

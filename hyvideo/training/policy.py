@@ -14,6 +14,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.randomness import normal
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_reader import read_shapes
+from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import GradientSync, Parallelism, parallelize
 from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
@@ -144,7 +145,8 @@ class Policy:
     def load(self, folder: Path, anchor_age: int) -> None:
         """Takes up a checkpoint of any number of ranks. Raises ValueError where it does not fit."""
         policy = self._policy_tensors()
-        optimizer = dict(self._optimizer_targets(folder))
+        with failing_together(self.mesh):  # before the others wait for this rank as they load
+            optimizer = dict(self._optimizer_targets(folder))
         anchor = self._copy_targets("anchor", self.anchor.copy) if self.anchor and anchor_age else {}
         average = self._copy_targets("average", self.average) if self.average else {}
         checkpoint.load_tensors(folder, policy | optimizer | anchor | average, self.mesh)

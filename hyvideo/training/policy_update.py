@@ -51,6 +51,7 @@ class PolicyUpdate:
         num_updates: Optimizer updates of an iteration.
         cost: Counts the transformer evaluations.
         on_stage: Is called with ``anchor`` or ``update`` before each of their passes.
+        check: Is called with it, on every rank, until the first optimizer step; raises where the run shall stop.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class PolicyUpdate:
         num_updates: int,
         cost: Cost,
         on_stage: Callable[[str], None] = lambda stage: None,
+        check: Callable[[], None] = lambda: None,
     ):
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
-        self.num_updates, self.cost, self.on_stage = num_updates, cost, on_stage
+        self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
         settings = config.trust_region
         self.kl_weights = kl_weights(
             config.kl_strategy,
@@ -115,6 +117,7 @@ class PolicyUpdate:
             for rows in chunks(range(len(rollouts)), self.config.rows_per_pass):
                 for turn in range(rollouts.trained_steps.shape[1]):
                     self.on_stage("anchor")
+                    self.check()
                     means[rows[0] : rows[-1] + 1, turn] = self._mean(rollouts, Pass(rows, turn))
         return means
 
@@ -151,6 +154,8 @@ class PolicyUpdate:
     ) -> UpdateResult | None:
         """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
         sums, deviations = self._accumulate(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh)
+        if is_fresh and self.num_updates > 1:  # a round of one update is done with the step
+            self.check()
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
         # On the CPU before the step is made: read later they would wait for it.
         sums = sum_over_replicas(sums, self.mesh).cpu() / num_terms
@@ -162,7 +167,7 @@ class PolicyUpdate:
         metrics |= {
             "policy/ratio_max_deviation": largest.amax().item(),
             "grad/norm": grad_norm,
-            "grad/spike": self.nonfinite.spike(grad_norm),
+            "grad/spike": self.nonfinite.spike(grad_norm, iteration),
         }
         if self.policy.anchor is None:
             metrics["kl/position"] = math.nan  # not measured
@@ -191,6 +196,8 @@ class PolicyUpdate:
         is_checked = is_fresh and self.on_policy_check.is_due(iteration)
         for number, (rows, turn) in enumerate(passes):
             self.on_stage("update")
+            if is_fresh:
+                self.check()
             anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), anchor_means)
             self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
             if rows:

@@ -4,8 +4,10 @@
     SIGTERM                                                         the same; under torchrun the end, at once
     Ctrl-C twice                                                    leave now
 
-A signal reaches one rank or all, at any moment. Ranks agree on it between stages, so that none waits for another.
-torchrun sends SIGTERM where another rank has failed: who then went on would wait for it.
+A signal reaches one rank or all, at any moment. Ranks agree on it between passes of the transformer, by a message
+between CPUs, so that all leave at the same one. From a round's first optimizer step to its end they do not ask: the
+state of the iteration before is gone by then. torchrun sends SIGTERM where another rank has failed: who then went on
+would wait for it.
 """
 
 import os
@@ -44,9 +46,14 @@ class PreemptionSignals:
         if anywhere(self.received is not None, self.mesh):
             raise Stopped(f"asked to leave by {self.received or 'a signal to another rank'}")
 
+    def all_ready(self, is_ready: bool) -> bool:
+        """Claims that every rank is ready. All ranks must ask, again and again until they are; raises as `check`."""
+        self.check()
+        return not anywhere(not is_ready, self.mesh)
+
     def _take(self, number: int, _frame) -> None:
         if number == signal.SIGINT and self.received == "SIGINT":
             os._exit(130)
-        if self.received is None:
-            os.write(2, b"\nasked to leave: it does after this stage, with all saved; Ctrl-C twice leaves at once\n")
+        if self.received is None and self.mesh.is_main:
+            os.write(2, b"\nasked to leave: it does after this pass, with all saved; Ctrl-C twice leaves at once\n")
         self.received = signal.Signals(number).name

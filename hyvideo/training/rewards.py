@@ -2,8 +2,9 @@
 
 import math
 import os
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from hyvideo.distributed.collectives import merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
-from hyvideo.models.reward_models.async_scorer import AsyncScorer
+from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward, Scorer, check_options, make_scorer
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
@@ -39,9 +40,9 @@ class GroupRewards:
         self.max_missing_fraction = settings.max_missing_fraction
         self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *scorer.weights)))
 
-    def wait(self, pending: PendingRewards) -> dict[int, Reward]:
-        """Rewards of the videos that this rank has decoded, by row."""
-        return dict(zip(pending.videos, self.scorer.collect(pending.batches)))
+    def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
+        """Rewards of the videos that this rank has decoded, by row; ``may_end`` as of `AsyncScorer.collect`."""
+        return dict(zip(pending.videos, self.scorer.collect(pending.batches, may_end)))
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
@@ -60,19 +61,24 @@ class GroupRewards:
         metrics = reward_metrics(in_order, advantages, self.group_size, self.dimensions)
         return advantages[numbers].float(), metrics
 
-    def refuse_too_many_missing(self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int) -> None:
-        """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed."""
+    def refuse_too_many_missing(
+        self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
+    ) -> None:
+        """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed; else tells of some.
+        Where videos are not finite it tells of ``divergence``."""
         missing = metrics["reward/missing"]
         if not missing:
             return
         local = next((reward.reason for reward in rewards.values() if reward.reason), None)
-        reason = share_reason(local, self.mesh)
+        reason = share_reason(local, self.mesh) or "no reason given"
+        told = f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
         if missing > self.max_missing_fraction * self.num_rollouts:
             raise TooManyMissingRewards(
-                f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing, more than "
-                f"max_missing_fraction {self.max_missing_fraction} allows; the policy was not changed. One of them: "
-                f"{reason or 'no reason given'}"
+                f"{told}, more than max_missing_fraction {self.max_missing_fraction} allows; the policy was not "
+                f"changed. One of them: {reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
             )
+        if self.mesh.is_main:
+            print(f"\n{told}; one of them: {reason}", file=sys.stderr, flush=True)
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.memory.cost import training_forwards
+from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import Plan, make_plan
@@ -13,6 +14,7 @@ from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
+from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
@@ -80,6 +82,11 @@ def build_parts(
     encoded = requests + config.negative_requests
     check_checkpoint(config, {"prompts_csv": requests, "valid_video_csv": validated}, [*config.video_sizes.values()])
     check_adapter(config.model, config.optimizer)
+    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    run = PlannedRun(config, mesh.world_size, architecture)
+    with failing_together(mesh):
+        if mesh.is_main:
+            check_room(run)
     scorer = make_async_scorer(config, device, scorers)
     scorer.check_prompts([request.prompt for request in requests + validated])
     if config.reward.check_reward and scorers is None:
@@ -90,10 +97,11 @@ def build_parts(
     negative = negative_condition(config.negative_requests, encoder, device)
     policy = Policy(config, mesh, device, RequiredEncoders.of(encoded))
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
-    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    cost = Cost(training_forwards(PlannedRun(config, mesh.world_size, architecture)))
+    sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
+    cost = Cost(training_forwards(run))
     signals = PreemptionSignals(mesh)
-    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
+    common = {"cost": cost, "check": signals.check}
+    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, on_stage=progress.enter, **common)
     checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,
@@ -102,16 +110,10 @@ def build_parts(
         encoder=encoder,
         policy=policy,
         pipeline=pipeline,
-        collector=RolloutCollector(
-            config, mesh, pipeline, encoder, scorer, requests, plan=plan, cost=cost, check=signals.check
-        ),
+        collector=RolloutCollector(config, mesh, pipeline, encoder, scorer, requests, plan=plan, **common),
         scorer=scorer,
-        rewards=GroupRewards(
-            config.reward, scorer, mesh, group_size=config.rollout.num_generations, num_rollouts=plan.rollouts
-        ),
-        recorder=RolloutRecorder(
-            config.record, config.data, mesh, group_size=config.rollout.num_generations, num_rollouts=plan.rollouts
-        ),
+        rewards=GroupRewards(config.reward, scorer, mesh, **sizes),
+        recorder=RolloutRecorder(config.record, config.data, mesh, **sizes),
         update=update,
         checkpoints=checkpoints,
         state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),

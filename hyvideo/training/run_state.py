@@ -5,6 +5,7 @@ may not, unless ``allow_changed_settings`` is set.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +13,9 @@ from typing import Any
 
 from hyvideo.config.identity import Changes, changed_settings, named_files
 from hyvideo.config.settings import TRAITS, Config
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
+from hyvideo.distributed.collectives import anywhere, failing_together
 from hyvideo.models.lora import save_lora
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
@@ -60,8 +62,14 @@ class RunState:
         self.config, self.policy, self.update = config, policy, update
         self.checkpoints, self.progress = checkpoints, progress
         self.num_rollouts, self.contents = num_rollouts, contents
-        self.saved_iteration = 0
+        self.saved_iteration, self._saved_at = 0, time.monotonic()
+        self.unvalidated: dict[str, float] = {}  # metrics of an iteration that only its validation may be missing of
         self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
+
+    def is_old(self) -> bool:
+        """Claims, on all ranks alike, that the last checkpoint was begun ``save_minutes`` ago, if that is set."""
+        minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
+        return minutes > 0 and anywhere(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
 
     def save(self) -> Path:
         """Begins to write a checkpoint of the run as it stands; every rank calls it."""
@@ -73,6 +81,7 @@ class RunState:
             "anchor_age": anchor.age if anchor else 0,
             "kl_coefficient": self.update.kl_coefficient.state_dict(),
             "health": self.update.nonfinite.state_dict(),
+            "unvalidated": self.unvalidated,
             "rollouts": self.num_rollouts,
             "settings": self.config.flat(),
             "contents": self.contents,
@@ -87,7 +96,7 @@ class RunState:
             if lora:
                 save_lora(lora, folder / LORA_FOLDER)
 
-        self.saved_iteration = self.progress.iteration
+        self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
     def save_unfinished(self) -> None:
@@ -95,7 +104,8 @@ class RunState:
 
         The iteration that was begun is made again by the run that goes on: its noise is derived, not remembered.
         """
-        self.progress.iteration -= 1
+        self.policy.optimizers.drop_gradients()
+        self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()
         if self.progress.iteration > self.saved_iteration or self.checkpoints.last_failed:
             self.save()
@@ -105,7 +115,9 @@ class RunState:
         """Takes a checkpoint up; claims that there was one. Raises ValueError where the run would become another."""
         if folder is None:
             return False
-        state = checkpoint.read_state(folder, needed=STATE)
+        with failing_together(self.checkpoints.mesh, errors=(ValueError, OSError)):
+            state, made = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
+        checkpoint.refuse_different(state["iteration"], made, self.checkpoints.mesh)  # whose tensors may differ
         changes = differences(
             state["settings"],
             self.config.flat(),
@@ -116,13 +128,13 @@ class RunState:
         if not self.config.record.allow_changed_settings:
             refuse_changes(changes)
         self.changed_settings = changes.free + changes.of_the_method
-        checkpoint.refuse_different(folder, state["iteration"], self.checkpoints.mesh)
         self.policy.load(folder, state["anchor_age"])
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
         self.update.nonfinite.load_state_dict(state["health"])
         self.progress.iteration = self.saved_iteration = state["iteration"]
         self.update.update_count = state["update"]
-        if self.progress.iteration >= self.config.optimizer.max_steps:
+        self.unvalidated = state.get("unvalidated", {})
+        if self.progress.iteration >= self.config.optimizer.max_steps and not self.unvalidated:
             raise ValueError(
                 f"max_steps must be above the iteration to resume after, got {self.config.optimizer.max_steps} and "
                 f"{self.progress.iteration}; raise max_steps"

@@ -17,8 +17,6 @@ MASTER_ADDR="${MASTER_ADDR:-localhost}"
 MASTER_PORT="${MASTER_PORT:-29500}"
 RDZV_ID="${RDZV_ID:-grpo}"
 MAX_RESTARTS="${MAX_RESTARTS:-3}"
-# With the store that torchrun would share, what was said before a restart stays, and the new processes hang.
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 if [ -z "${NPROC_PER_NODE:-}" ]; then
     NPROC_PER_NODE="$(nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU ' || true)"

@@ -1,4 +1,4 @@
-"""Fresh rollouts have a log-ratio of 0, but for the addition of their log-probability, where they were sampled as they are trained; and nothing waits for the GPU."""
+"""Fresh rollouts have a log-ratio of 0 where they were sampled as they are trained; and nothing waits for the GPU."""
 
 from dataclasses import replace
 

@@ -28,6 +28,12 @@ with PreemptionSignals(Mesh(0, 1, 1)) as signals:
     (folder / f"heard{rank}").write_text(str(signals.received))
 sys.exit(75 if signals.received else 1)
 """
+FAILS_ALIKE = """
+from hyvideo.config import processes
+processes.wait_for_turn()
+print("one for all", flush=True)
+sys.exit(1)
+"""
 PROGRESSES = """
 if life <= 2:
     with open(folder / "metrics.jsonl", "a") as file:
@@ -109,3 +115,9 @@ def test_failures_count_since_the_run_last_got_further(start, tmp_path):
     # Two lives finish an iteration each; the third and last comes no further. No number is given twice.
     assert (tmp_path / "lives").read_text() == "0 0\n0 1\n0 2\n"
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_what_all_ranks_have_to_say_is_said_once(start):
+    agent = start(FAILS_ALIKE)
+    told = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 1 and told.count("one for all") == 1, told

@@ -10,8 +10,9 @@ import time
 import pytest
 import torch
 
+from hyvideo.data.outside import unwritable
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node, write_problem
+from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node
 from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce
 from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.training.model_setup import node_expectations
@@ -217,10 +218,11 @@ def test_named_files_are_compared_by_content(tiny_config, tmp_path):
 
 
 def test_a_folder_is_tried_by_a_file_that_is_removed(tmp_path):
-    assert write_problem(tmp_path) is None and write_problem(tmp_path / "new" / "run") is None
+    assert unwritable(tmp_path) is None and unwritable(tmp_path / "new" / "run") is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert "is not a folder" in write_problem(tmp_path / "file" / "run")
+    assert "is not a folder" in unwritable(tmp_path / "file" / "run")
+    assert unwritable("/proc/run") == "no file can be made in /proc: No such file or directory"
 
 
 def test_ranks_are_named_in_runs():

@@ -40,6 +40,7 @@ SETTINGS = {
 }
 FSDP = {"enable_fsdp": True}
 NAN = float("nan")
+BAD_NUMBERS = ("reward", "memory", "loss", "gradient", "gradient fsdp")
 
 
 def make(folder, mesh, **settings):
@@ -104,9 +105,13 @@ def play(folder, lost):
         "unbroken": train(folder / "unbroken", mesh),
         "lost rank": train(lost, mesh, resume_from_checkpoint="latest"),
         "apart": resume_apart(folder / "unbroken", mesh),
+        "unreadable": resume_unreadable(folder / "unbroken", mesh),
         "superseded": supersede(folder / "superseded", mesh),
         "signal": leave_and_go_on(folder / "signal", mesh),
-        **{case: plant_nan(folder / case, mesh, case) for case in ("reward", "loss", "gradient", "gradient fsdp")},
+        **{
+            case: plant_nan(folder / case, mesh, case)
+            for case in ("reward", "memory", "loss", "gradient", "gradient fsdp")
+        },
         "full disk": fill_disk(folder / "full", mesh),
         "too many": too_many(folder / "many", mesh),
     }
@@ -145,6 +150,26 @@ def resume_apart(folder, mesh):
         return str(error)
     finally:
         checkpoint.find_undamaged = find
+
+
+def resume_unreadable(folder, mesh):
+    """What is said where rank 1 alone cannot read what the checkpoint has."""
+    from hyvideo.training import policy
+
+    read = policy.read_shapes
+
+    def read_badly(path):
+        if mesh.rank == 1:
+            raise ValueError("the disk does not answer")
+        return read(path)
+
+    policy.read_shapes = read_badly
+    try:
+        make(folder, mesh, resume_from_checkpoint="latest", max_steps=4)
+    except ValueError as error:
+        return str(error)
+    finally:
+        policy.read_shapes = read
 
 
 def supersede(folder, mesh):
@@ -238,6 +263,8 @@ def plant_nan(folder, mesh, case):
     class Lying(Redness):
         def score(self, videos, prompts, *, fps):
             scores = super().score(videos, prompts, fps=fps)
+            if is_hit and case == "memory" and trainer.iteration == 1:
+                raise torch.OutOfMemoryError("no room on the GPU")
             return (
                 [s | {"VQ": NAN} for s in scores] if is_hit and case == "reward" and trainer.iteration == 1 else scores
             )
@@ -291,6 +318,10 @@ def test_ranks_that_took_up_different_checkpoints_all_stop_and_name_both(played)
         assert "that of iteration 1 with manifest" in rank["apart"] and "on rank 1" in rank["apart"]
 
 
+def test_what_one_rank_cannot_read_stops_all_with_its_reason(played):
+    assert [rank["unreadable"] for rank in played] == ["the disk does not answer"] * 2
+
+
 def test_a_life_whose_folder_was_taken_stops_on_all_ranks_and_writes_no_more(played):
     for rank in played:
         seen = rank["superseded"]
@@ -323,8 +354,9 @@ def test_a_number_that_is_not_finite_on_one_rank_is_skipped_by_both(played, case
     assert one["ranks"] == ([[1], [1]] if case == "loss" else [[], []])  # whose ratios were no numbers
 
 
-def test_a_reward_that_is_not_finite_on_one_rank_is_missing_on_both(played):
-    one, other = (rank["reward"] for rank in played)
+@pytest.mark.parametrize("case", ["reward", "memory"])
+def test_a_reward_that_is_not_finite_or_has_no_memory_on_one_rank_is_missing_on_both(played, case):
+    one, other = (rank[case] for rank in played)
     assert one["lines"] == other["lines"] and one["digest"] == other["digest"]
     assert [line["reward/missing"] for line in one["lines"]] == ["2.0", "0.0"]
     assert [line["update/skipped"] for line in one["lines"]] == ["0.0", "0.0"] and not one["dumps"]

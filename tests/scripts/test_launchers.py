@@ -18,7 +18,6 @@ TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 # The agent. It shows what it was called with and waits for SIGTERM where WAIT is set.
 PYTHON = """#!/usr/bin/env bash
 {
-    echo "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
     printf '[%s]\\n' "$@"
     env | grep '^NCCL_\\|^SECRET'
 } > "$LOG.agent.part"
@@ -78,7 +77,7 @@ def finish(process):
 
 
 def agent_arguments(log):
-    _, *lines = Path(f"{log}.agent").read_text().splitlines()
+    lines = Path(f"{log}.agent").read_text().splitlines()
     return [line[1:-1] for line in lines if line.startswith("[")]
 
 
@@ -120,7 +119,6 @@ def test_the_agent_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path
     words = "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x --max-restarts=3"
     assert arguments[:2] == ["-m", "scripts.launch"] and set(words.split()) <= set(arguments)
     assert arguments[-5:] == ["post_train.py", "--resume_from_checkpoint", "latest", "--prompt", "a  'b' $c"]
-    assert (tmp_path / "log.agent").read_text().startswith("1\n")  # TORCH_DISABLE_SHARE_RDZV_TCP_STORE
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,17 @@ def test_the_newest_three_bad_updates_of_each_rank_are_kept(tmp_path):
     kept = ["000001-rank0", "000002-rank0", "000009-rank0", "000009-rank1"]
     assert sorted(os.listdir(folder)) == [name + end for name in kept for end in (".json", ".safetensors")]
     assert (load_file(folder / "000002-rank0.safetensors")["latents"] == 2).all()
+
+
+def test_a_divergence_is_told_with_the_iteration_in_which_the_range_was_left(tmp_path):
+    health = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
+    for iteration in (1, 2, 3):
+        health.spike(1.0, iteration)
+    assert "by the update of iteration 3, before which" in health.divergence(4)
+    health.spike(100.0, 4)
+    again = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
+    again.load_state_dict(health.state_dict())
+    assert "left their range in iteration 4" in again.divergence(6)
+    for iteration in (7, 8):
+        again.bad(rollouts(1), ranks=[0], iteration=iteration)
+    assert "left their range in iteration 7" in again.divergence(9)

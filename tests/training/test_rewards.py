@@ -10,6 +10,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_scorers
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
@@ -174,3 +175,10 @@ def a_slow_reward():
 def test_a_reward_that_is_slow_on_one_rank_is_missing_before_the_others_give_up():
     (missing, none), (same, reason) = launch("tests.training.test_rewards:a_slow_reward", 2)
     assert missing == same == 4 and none is None and "no reward came within 1.6 s" in reason
+
+
+def test_a_policy_that_diverged_is_called_so(tiny_config, mesh):
+    config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
+    told = "of iteration 2 are missing.*The policy has diverged: loss or gradient left their range in iteration 1"
+    with pytest.raises(TooManyMissingRewards, match=told):
+        Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()

@@ -5,6 +5,7 @@ from itertools import islice
 
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
 from hyvideo.config.memory.cost import cost, duration
+from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, settled
@@ -69,6 +70,7 @@ def cost_lines(run: PlannedRun) -> list[str]:
         f"communication          {_number(sent.received / 1e12)} TB to each GPU, "
         f"{_number(sent.from_other_nodes / 1e12)} TB from other nodes: {_number(time.network)} s",
         *length_lines(run),
+        *checkpoint_lines(run),
     ]
     if change is not None:
         best = run.with_settings(**change)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.cost import cost, duration, validation_seconds
+from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.phases import memory, settled
@@ -62,7 +63,7 @@ def num_validations(record: RecordSettings, max_steps: int) -> int:
 
 
 def start_lines(config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory) -> list[str]:
-    """Lines about the forwards, the recomputation and the length of a run, for its start.
+    """Lines about the forwards, the recomputation, the length and the checkpoints of a run, for its start.
 
     Empty for a transformer that is not there and was never released, and for validation prompts that are not there:
     what is wrong with them is told when they are read.
@@ -77,7 +78,8 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
         run = run.with_settings(device=device)
         forwards = [f"{cost(run).forwards_per_rollout:.4g} transformer evaluations"]
         recomputation = labelled("recomputation", recomputation_lines(run))
-        return [*labelled("forwards per rollout", forwards), *recomputation, *length_lines(run)]
+        lines = [*labelled("forwards per rollout", forwards), *recomputation, *length_lines(run)]
+        return lines + checkpoint_lines(run)
     except ValueError:
         return []
 

@@ -85,7 +85,7 @@ def command(study: Study, run: Run) -> list[str]:
     """Command line that trains a run."""
     start = [sys.executable]
     if study.num_gpus:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(study.num_gpus)]
+        start += ["-m", "scripts.launch", "--standalone", "--nproc_per_node", str(study.num_gpus)]
     return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
@@ -94,7 +94,8 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # to scripts.launch, from any folder
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
     def train(run: Run) -> int:
         with open(logs / f"{run.name}.log", "ab") as log:

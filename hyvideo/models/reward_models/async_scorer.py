@@ -10,7 +10,7 @@ batches: rewards come while the next rollouts are sampled or the anchor's means 
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -30,6 +30,8 @@ from hyvideo.models.reward_models.rewards import (
     is_finite,
     weighted,
 )
+
+NOT_FINITE = "the decoded video has values that are not finite"
 
 
 class PendingBatch(NamedTuple):
@@ -91,9 +93,13 @@ class AsyncScorer:
         """Begins to score; `collect` waits for the result. A video that is None could not be decoded."""
         return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
 
-    def collect(self, pending: list[PendingBatch]) -> list[Reward]:
-        """The rewards of several batches, in their order."""
-        wait([batch.rewards for batch in pending], timeout=self.deadline)
+    def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
+        """The rewards of several batches, in their order. ``may_end`` is asked every second, with whether all is over
+        here, and says whether the wait ends."""
+        end, is_over = time.monotonic() + (self.deadline or math.inf), False
+        while not may_end(is_over):
+            left = max(0.0, end - time.monotonic())
+            is_over = not wait([batch.rewards for batch in pending], timeout=min(left, 1.0))[1] or not left
         return [reward for batch in pending for reward in self._arrived(batch)]
 
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
@@ -137,8 +143,8 @@ class AsyncScorer:
                 measures = [row | more for row, more in zip(measures, given)]
         return measures
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, *, wait: bool = True) -> None:
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _arrived(self, batch: PendingBatch) -> list[Reward]:
         """The rewards of a batch, or why they are not there; one that is not begun is never scored."""
@@ -150,13 +156,16 @@ class AsyncScorer:
 
     def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         start = time.perf_counter()
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.in_place():
-            rewards = self._score(videos, prompts, fps)
+        try:
+            with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.in_place():
+                rewards = self._score(videos, prompts, fps)
+        except torch.OutOfMemoryError as error:  # as the scorers come back to the GPU
+            rewards = [Reward(math.nan, {}, f"OutOfMemoryError: {error}")] * len(videos)
         self._seconds += time.perf_counter() - start
         return rewards
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
-        reasons = ["the decoded video has values that are not finite" if v is None else None for v in videos]
+        reasons = [NOT_FINITE if v is None else None for v in videos]
         videos = self._through_files(videos, reasons, fps) if self.through_file else videos
         results = [ScoreResult({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
@@ -221,7 +230,7 @@ def try_score(scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: 
     try:
         scores = scorer.score(videos, prompts, fps=fps)
     except Exception as error:
-        return error
+        return error.with_traceback(None)  # whose frames hold memory, which the next attempt may need
     given = f"{len(scores)} results" if isinstance(scores, list) else type(scores).__name__
     if given != f"{len(videos)} results" or not all(isinstance(row, (dict, ScoreResult)) for row in scores):
         return RuntimeError(f"the scorer must give a dict for each of {len(videos)} videos, it gave {given}")

@@ -65,10 +65,10 @@ def test_matched_noise_is_passed_on_and_may_be_left_out(tmp_path):
 
 
 def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
-    assert "torch.distributed.run" not in command(Study(SMOKE, tmp_path), CELL)
+    assert "scripts.launch" not in command(Study(SMOKE, tmp_path), CELL)
     words = command(Study(SMOKE, tmp_path, num_gpus=8), CELL)
     launcher, flags = " ".join(words).split("post_train.py ")
-    assert "-m torch.distributed.run --standalone --nproc_per_node 8 " in launcher
+    assert "-m scripts.launch --standalone --nproc_per_node 8 " in launcher
     assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
 
 

@@ -4,6 +4,7 @@ import math
 import tempfile
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -235,3 +236,29 @@ def test_a_measure_of_a_set_that_is_a_number_is_refused(scorer_of):
     scorer.held_out = lambda videos, prompts: {"held": 1.0}
     with pytest.raises(ValueError, match="held_out of reward test must give a SetMeasure by name, .* for held;"):
         scorer_of(scorer).held_out(videos(1), ["a"])
+
+
+def test_a_scorer_without_memory_has_that_of_its_first_attempt_again_and_is_missing_in_the_end(scorer_of):
+    class Large(Brightness):
+        held = []  # by attempt: what the one before holds
+
+        def score(self, videos, prompts, *, fps):
+            self.held.append(self.activations() is not None if self.held else False)
+            activations = torch.zeros(8)
+            self.activations = weakref.ref(activations)
+            raise torch.OutOfMemoryError(f"{activations.numel()} bytes")
+
+    [first, _] = (large := scorer_of({"large": Large()})).score(videos(0.2, 0.4), ["", ""], fps=8)
+    assert first.is_missing and "OutOfMemoryError: 8 bytes" in first.reason
+    assert len(Large.held) > 2 and not any(Large.held)
+    large.close()
+
+
+def test_a_scorer_that_finds_no_memory_to_come_back_to_is_missing(scorer_of):
+    class Homeless(Brightness):
+        def move_to(self, device):
+            if device is None:
+                raise torch.OutOfMemoryError("no room on the GPU")
+
+    [reward] = scorer_of({"large": Homeless()}, offload=True).score(videos(0.2), [""], fps=8)
+    assert reward.reason == "OutOfMemoryError: no room on the GPU"

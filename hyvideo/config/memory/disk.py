@@ -1,0 +1,51 @@
+"""Room on the disk for the checkpoints of a run: how large they are, how many there will be, and what is free."""
+
+import math
+import sys
+from pathlib import Path
+
+from hyvideo.config.memory.cost import duration
+from hyvideo.config.memory.persistent import anchor_bytes, optimizer_bytes, trained_bytes
+from hyvideo.config.memory.phases import GIB
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.run_plan import labelled
+from hyvideo.data.outside import free_disk, shown
+
+
+def checkpoint_bytes(run: PlannedRun) -> float:
+    """Bytes of a checkpoint at most: weights, the optimizer's state, an anchor that has been left, an average."""
+    average = trained_bytes(run) if run.settings.ema_decay else 0.0
+    return run.num_shards * (trained_bytes(run) + optimizer_bytes(run) + anchor_bytes(run) + average)
+
+
+def most_checkpoints(run: PlannedRun) -> int:
+    """Checkpoints that are there together: those that stay, and the one that is written beside them."""
+    record, steps = run.config.record, run.settings.max_steps
+    every = record.keep_every if record.save_total_limit else 1
+    saved, kept = math.ceil(steps / record.save_interval), steps // every if every else 0
+    return min(saved, record.save_total_limit + kept + 1)
+
+
+def check_room(run: PlannedRun) -> None:
+    """Warns on stderr where ``output_dir`` lacks room for all checkpoints. Raises ValueError where for one."""
+    folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
+    free, more = free_disk(folder), max(1, most_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
+    rule = (
+        f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB, got {shown(folder)} with "
+        f"{free / GIB:.1f} GiB free; make room, lower save_total_limit, or name another output_dir"
+    )
+    if free < each:
+        raise ValueError(rule)
+    if free < more * each:
+        print(f"WARNING: {rule}", file=sys.stderr)
+
+
+def checkpoint_lines(run: PlannedRun) -> list[str]:
+    """A line about size and number of the checkpoints and what a kill costs; none for a model that is not timed."""
+    if not run.architecture.is_released or run.config.model.device == "cpu":
+        return []
+    each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
+    line = f"{each:.1f} GiB, {most} at most: {each * most:,.0f} GiB"
+    if not record.save_minutes and (between := record.save_interval * duration(run).total / 3600) > 1:
+        line += f"; a kill costs up to {between:.1f} h, an hour and an iteration with --save_minutes 60"
+    return labelled("checkpoints", [line])

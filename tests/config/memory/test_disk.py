@@ -1,0 +1,74 @@
+"""The room that checkpoints need is that of the tensors in them, and is compared with the disk."""
+
+import pytest
+
+from hyvideo.config.command_line import load_config
+from hyvideo.config.memory import disk
+from hyvideo.config.memory.disk import check_room, checkpoint_bytes, checkpoint_lines, most_checkpoints
+from hyvideo.config.memory.model_sizes import Architecture, read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.trainer import Trainer
+from tests.conftest import ROOT
+from tests.test_trainer import CPU, Redness
+
+GIB = 2**30
+
+
+def planned(config=None, world_size=8, **settings):
+    architecture = read_architecture(str(ROOT / "assets/miniature"), "miniature") if config else Architecture()
+    config = config or load_config(str(ROOT / "configs/hunyuanvideo15_480p_8gpu.yaml"))
+    return PlannedRun(config.with_settings(**settings), world_size, architecture)
+
+
+@pytest.mark.parametrize(
+    "settings, of_bound", [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)]
+)
+def test_the_size_is_that_of_what_a_run_saves_and_never_less(tiny_config, mesh, settings, of_bound):
+    """The miniature freezes most of its parameters, whose prompts have no glyphs and images."""
+    config = tiny_config.with_settings(**settings, save_asynchronously=False)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    trainer.run_iteration()
+    found = sum(tensor.nbytes for tensor in trainer.policy.tensors().values())
+    bound = checkpoint_bytes(planned(config, 1))
+    assert of_bound * bound <= found <= 1.001 * bound  # counters
+
+
+def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_model():
+    sizes = [
+        checkpoint_bytes(planned(enable_fsdp=fsdp, world_size=ranks)) for fsdp in (True, False) for ranks in (8, 64)
+    ]
+    assert sizes == pytest.approx([sizes[0]] * 4)
+    assert sizes[0] / GIB == pytest.approx(103.8, abs=0.1)
+
+
+@pytest.mark.parametrize("limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)])
+def test_checkpoints_stay_as_the_settings_say_and_one_is_written_beside_them(limit, every, most):
+    run = planned(max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every)
+    assert most_checkpoints(run) == most
+
+
+def test_a_disk_without_room_for_one_is_refused_and_for_fewer_than_stay_is_told(tmp_path, monkeypatch, capsys):
+    run = planned(output_dir=str(tmp_path))
+    rule = "output_dir must have room for 4 more checkpoints of 103.8 GiB, got "
+    for free, said in ((100, None), (300, f"WARNING: {rule}"), (420, "")):
+        monkeypatch.setattr(disk, "free_disk", lambda folder, free=free: free * GIB)
+        if said is None:
+            with pytest.raises(ValueError, match=f"{rule}.* with 100.0 GiB free"):
+                check_room(run)
+            continue
+        check_room(run)
+        assert said in (told := capsys.readouterr().err) and bool(said) == bool(told)
+    for number in (50, 100, 150):  # of the run that this one goes on with
+        (tmp_path / "checkpoints" / f"{number:06d}").mkdir(parents=True)
+    monkeypatch.setattr(disk, "free_disk", lambda folder: 110 * GIB)
+    check_room(run)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_cost_of_a_kill_is_told_where_it_is_more_than_an_hour():
+    [line] = checkpoint_lines(planned())
+    assert "103.8 GiB, 4 at most: 415 GiB; a kill costs up to" in line and "--save_minutes 60" in line
+    for settings in ({"save_minutes": 30}, {"save_interval": 1}):
+        assert checkpoint_lines(planned(**settings))[0].endswith("415 GiB")
+    assert checkpoint_lines(planned(device="cpu")) == []

@@ -1,0 +1,93 @@
+"""A signal is answered at the next pass, wherever it comes, and nothing of the run is lost by it."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from hyvideo.records.metrics_file import whole_lines
+from hyvideo.trainer import Trainer
+from hyvideo.training.preemption import Stopped
+from tests.test_trainer import CPU, TIMING, Redness
+from tests.training.test_run_state import SETTINGS, held
+
+# Where each life is struck: stage, how many times it is entered in that iteration before, and the iteration.
+STRUCK = (("anchor", 2, 2), ("update", 1, 2), ("reward", 0, 3), ("validation", 1, 4))
+SECOND_UPDATE = ("update", 4, 3)
+
+
+@pytest.fixture
+def config(tiny_config, tmp_path):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\nred\nblue\n")
+    settings = {"lora_rank": 2, "max_steps": 4, "valid_video_csv": [str(prompts)], "validation_interval": 2}
+    settings |= {"validate_at_step0": False, "validation_steps": 2, "save_interval": 9, "save_asynchronously": False}
+    return tiny_config.with_settings(**SETTINGS | settings)
+
+
+class Slow(Redness):
+    """Waits to be let go, where it is told to."""
+
+    def __init__(self):
+        self.free = threading.Event()
+        self.free.set()
+
+    def score(self, videos, prompts, *, fps):
+        assert self.free.wait(60)
+        return super().score(videos, prompts, fps=fps)
+
+
+def live(config, mesh, stage="", number=0, iteration=0):
+    """A life of the run, which is struck; gives the trainer, what ended it, and what was entered after the blow."""
+    entered, scorer = [], Slow()
+
+    def on_stage(name, at):
+        if entered or (name, at) == (stage, iteration):
+            entered.append(name)
+        if (name, at) == (stage, iteration) and entered.count(stage) == number + 1:
+            entered[:] = ["struck"]
+            if stage == "reward":
+                scorer.free.clear()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    trainer = Trainer(config, mesh, CPU, scorers={"test": scorer}, on_stage=on_stage)
+    try:
+        trainer.train()
+    except Stopped as error:
+        scorer.free.set()
+        return trainer, str(error), entered[1:]
+    return trainer, "", []
+
+
+def lines(config):
+    path = Path(config.record.output_dir) / "metrics.jsonl"
+    metrics = [json.loads(line) for _, line in whole_lines(path)]
+    return [{name: value for name, value in line.items() if not name.startswith(TIMING)} for line in metrics]
+
+
+def test_a_run_struck_between_all_passes_answers_at_once_and_ends_as_the_unbroken_one(config, mesh, tmp_path):
+    whole, *_ = live(config, mesh)
+    broken = config.with_settings(output_dir=str(tmp_path / "broken"), resume_from_checkpoint="latest")
+    for stage, number, iteration in STRUCK:
+        trainer, ended, entered = live(broken, mesh, stage, number, iteration)
+        assert "SIGUSR1" in ended, stage
+        assert set(entered) <= {"save"}, stage  # which may be there
+        assert trainer.iteration == iteration - (stage != "validation")
+        assert all(parameter.grad is None for parameter in trainer.policy.parameters)
+    last, ended, _ = live(broken, mesh)
+    assert not ended and lines(broken) == lines(config)
+    assert [line["iteration"] for line in lines(broken)] == [1, 2, 3, 4] and "validation/reward" in lines(broken)[3]
+    (tensors, numbers), (expected, expected_numbers) = held(last), held(whole)
+    assert numbers == expected_numbers and tensors.keys() == expected.keys()
+    assert all(tensor.equal(expected[name]) for name, tensor in tensors.items())
+
+
+def test_once_a_round_has_made_a_step_it_is_finished(config, mesh):
+    trainer, ended, entered = live(config.with_settings(save_minutes=1e-9), mesh, *SECOND_UPDATE)
+    assert "SIGUSR1" in ended and trainer.iteration == 3 and trainer.update.update_count == 6
+    assert "after update" in entered and "rollout" not in entered
+    folder = Path(config.record.output_dir) / "checkpoints"
+    assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]  # of save_minutes

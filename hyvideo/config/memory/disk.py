@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.config.memory.cost import duration
-from hyvideo.config.memory.persistent import anchor_bytes, optimizer_bytes, trained_bytes
+from hyvideo.config.memory.persistent import optimizer_bytes, trained_bytes
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import labelled
@@ -14,8 +14,8 @@ from hyvideo.data.outside import free_disk, shown
 
 def checkpoint_bytes(run: PlannedRun) -> float:
     """Bytes of a checkpoint at most: weights, the optimizer's state, an anchor that has been left, an average."""
-    average = trained_bytes(run) if run.settings.ema_decay else 0.0
-    return run.num_shards * (trained_bytes(run) + optimizer_bytes(run) + anchor_bytes(run) + average)
+    copies = 1 + run.config.needs_anchor + bool(run.settings.ema_decay)
+    return run.num_shards * (copies * trained_bytes(run) + optimizer_bytes(run))
 
 
 def most_checkpoints(run: PlannedRun) -> int:

@@ -29,7 +29,7 @@ def test_every_check_runs_small_on_a_cpu(tmp_path, monkeypatch, forked_programs)
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks of machine, attention"),
+        (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks of machine, tests"),
         (["weights", "--device", "cpu"], "weights needs --model_path"),
         (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be made"),
     ],

@@ -57,10 +57,13 @@ class NonFiniteUpdates:
             )
 
     def divergence(self, iteration: int) -> str:
-        """The sentence on a policy whose videos are not finite in ``iteration``."""
+        """The sentence on a policy whose videos are not finite in ``iteration``; none before the first update."""
+        if iteration == 1:
+            return ""
         seen = f"loss or gradient left their range in iteration {self.strayed}"
         unseen = f"by the update of iteration {iteration - 1}, before which loss and gradient were in their range"
-        return f"The policy has diverged: {seen if self.strayed else unseen}. Lower learning_rate"
+        is_recent = 0 < self.strayed >= iteration - _REMEMBERED
+        return f"The policy has diverged: {seen if is_recent else unseen}. Lower learning_rate"
 
     def spike(self, norm: float, iteration: int) -> float:
         """The gradient's norm in units of the median of those before it; 1 for the first. Warns of a large one."""

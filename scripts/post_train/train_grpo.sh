@@ -2,7 +2,8 @@
 # Trains on the node it runs on, one of NNODES; the same command on each node, with the first one's address:
 #   NNODES=2 NPROC_PER_NODE=8 MASTER_ADDR=node1 bash scripts/post_train/train_grpo.sh --config FILE.yaml [flags]
 # Goes on from the newest complete checkpoint of its output_dir, if there is one. Asked to end by SIGUSR1 it ends with
-# 75, to be started again; by SIGTERM or Ctrl-C with 143; either way all is saved. Else the code is post_train.py's.
+# 75, to be started again; by SIGTERM or Ctrl-C with 143; either way all is saved, where the signal comes here alone:
+# scancel signals every process, so first let them leave by scancel --signal=USR1. Else the code is post_train.py's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [ -n "${PID_FILE:-}" ]; then # for who wants to end it from elsewhere

@@ -15,6 +15,7 @@ LAYOUTS = {
     "4": {"batch_size": 4, "sp_size": 2, **FSDP},
     "2": {"batch_size": 8, "sp_size": 2, **FSDP},
     "1": {"batch_size": 8},
+    "2, whole videos": {"batch_size": 4, **FSDP},
 }
 
 
@@ -55,16 +56,17 @@ def metrics(folder):
 
 
 @pytest.fixture(scope="module")
-def run_of_four(tmp_path_factory):
-    """Folder of an unbroken run of four ranks, and that of one which goes on from its first checkpoint."""
+def run_of_two(tmp_path_factory):
+    """Folder of an unbroken run of two ranks, and that of one which goes on from its first checkpoint."""
     run, again = (tmp_path_factory.mktemp(name) for name in ("run", "again"))
     first = str(run / "checkpoints" / "000001")
-    launch(f"{MODULE}:train_each", 4, [[str(run), LAYOUTS["4"], 2, ""], [str(again), LAYOUTS["4"], 2, first]])
+    of_two = LAYOUTS["2, whole videos"]
+    launch(f"{MODULE}:train_each", 2, [[str(run), of_two, 2, ""], [str(again), of_two, 2, first]])
     return run, again
 
 
-def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, run_of_four):
-    run, again = run_of_four
+def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, run_of_two):
+    run, again = run_of_two
     first = str(run / "checkpoints" / "000001")
     launch(f"{MODULE}:train", 1, str(tmp_path), LAYOUTS["1"], 2, first)
     assert worst_difference(run, again) == 0 and worst_difference(run, tmp_path) <= 1e-6
@@ -91,13 +93,13 @@ def worst_difference(one, other):
     return max((tensors[name] - tensor).abs().max().item() for name, tensor in expected.items())
 
 
-def test_the_policy_of_a_sharded_run_is_read_by_one_process(run_of_four):
+def test_the_policy_of_a_sharded_run_is_read_by_one_process(run_of_two):
     """Of the running average too, which then is the policy."""
     import torch
 
     from hyvideo.training import saved_policy
 
-    run, _ = run_of_four
+    run, _ = run_of_two
     tensors = load_file(run / "tensors.safetensors")
     folder = run / "checkpoints" / "000002"
     saved_policy.check_policy("assets/miniature", "miniature", folder)

@@ -63,7 +63,6 @@ LAYOUTS = {
 }
 # The others are combinations of what these have.
 ESSENTIAL = (
-    "dp 4, half the batch twice",
     "fsdp 2 x sp 2, two copies",
     # Ranks lack a reward or two: with passes of several rows they would make unequal numbers of calls.
     "fsdp 4, one by one, reduced once, kept gathered, anchor in training, selective",

@@ -235,26 +235,6 @@ def test_a_compiled_block_of_equal_texts_is_one_graph_and_gives_the_same(transfo
         assert_close_relative(model(**inputs), expected, OUTPUT_TOLERANCE)
 
 
-def test_ever_new_lengths_of_text_do_not_compile_for_ever(transformer, golden_inputs):
-    model = ours(transformer)
-    graphs = []
-
-    def counting(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    patterns = [(9, 17), (17, 9), (9, 9), (12, 17), (5, 6), (6, 5), (7, 15), (16, 16), (11, 3), (4, 13), (8, 10)]
-    with torch.no_grad():
-        all_inputs = [trimmed(golden_inputs("t2v_quoted", lengths, (5, 12))) for lengths in patterns]
-        expected = [model(**inputs) for inputs in all_inputs]
-        model.transformer_blocks[0].compile(backend=counting)
-        early = None
-        for number, inputs in enumerate(all_inputs):
-            assert_close_relative(model(**inputs), expected[number], OUTPUT_TOLERANCE)
-            early = len(graphs) if number == 5 else early
-    assert len(graphs) == early
-
-
 # --- parameters that nothing reads -------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS
+from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import SDE_TYPES
 
 
@@ -54,7 +55,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         a_strategy_has_a_weight(trust),
         coefficients_are_in_order(trust) if strategy != "none" else (),
         the_anchor_is_refreshed_between_rounds(trust, loss) if config.anchor_moves else (),
-        some_step_is_stochastic(rollout),
+        some_step_is_stochastic(rollout) if loss.objective == "grpo" else nft_can_train(model, rollout),
         reports_are_known(record.report_to),
         scorers_are_known(reward),
         problem_of(lambda: reward_options(reward)),
@@ -232,6 +233,17 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
             f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
             f"{rollout.last_step} has none; raise eta or the number of steps"
         )
+
+
+def nft_can_train(model: ModelSettings, rollout: RolloutSettings) -> Problems:
+    version = version_defaults(model.transformer_version)
+    if version and version.kind == "step_distilled":
+        yield (
+            f"objective nft trains velocities at any noise level, and transformer_version {model.transformer_version} "
+            "knows those of its few steps alone; take a version that is not step-distilled, or objective grpo"
+        )
+    if rollout.sde_window:
+        yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
 
 
 def a_strategy_has_a_weight(trust: TrustRegionSettings) -> Problems:

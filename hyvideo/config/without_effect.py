@@ -60,6 +60,8 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             )
         elif config.measures_velocity:
             yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still is the last one"
+    if loss.objective == "nft":
+        return
     if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:
         yield "enable_timestep_permutation: an update has all steps, and their order changes rounding only"
     if config.anchor_moves and settings.update_ref_model_step == plan.updates == 1:

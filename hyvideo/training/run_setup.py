@@ -28,6 +28,7 @@ from hyvideo.training.model_setup import (
     negative_condition,
     precompute_conditions,
 )
+from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
@@ -93,7 +94,9 @@ def build_parts(
     architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
     cost = Cost(training_forwards(PlannedRun(config, mesh.world_size, architecture)))
     signals = PreemptionSignals(mesh)
-    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter)
+    update = (NFTUpdate if config.loss.objective == "nft" else PolicyUpdate)(
+        config, mesh, pipeline, policy, num_updates=plan.updates, cost=cost, on_stage=progress.enter
+    )
     checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,

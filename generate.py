@@ -84,12 +84,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("give prompts by --prompt, by --valid_video_csv, or by both")
     if options.image_path and not options.prompt:
         raise ValueError("--image_path goes with --prompt; a CSV names its images in a column ref_image_path")
-    limits = {
-        "num_videos": (1, MOST_VIDEOS),
-        "height": (1, MOST_PIXELS),
-        "width": (1, MOST_PIXELS),
-        "seed": (-(2**63), 2**64 - 1),
-    }
+    limits = {"num_videos": (1, MOST_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
+    limits |= {"height": (1, MOST_PIXELS), "width": (1, MOST_PIXELS)}
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:

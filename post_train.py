@@ -14,9 +14,9 @@ from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import batch_problems, check, check_ranges
-from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.run_plan import describe, labelled, make_plan
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import print_sentences, settings_without_effect
+from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.outside import brief
 from hyvideo.evaluation.reward_hacking.rule import RewardHacking, check_output_dir
 
@@ -88,12 +88,13 @@ def show(command: CommandLine) -> None:
     check_output_dir(config.record)
     plan = make_plan(config, world_size)
     print(yaml.safe_dump(config.flat(), sort_keys=False))
-    print("\n".join([describe(config, plan), *start_lines(config, world_size, config.model.device)]))
-    print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
+    idle = labelled("does nothing here", settings_without_effect(config, plan, world_size))
+    print("\n".join([describe(config, plan), *start_lines(config, world_size, config.model.device), *idle]))
 
     from hyvideo.training.machine import lacks
 
-    print_sentences("this machine lacks", lacks(config, world_size))
+    for line in labelled("this machine lacks", lacks(config, world_size)):
+        print(line)
 
 
 def build(config: Config, at_end: ExitStack):

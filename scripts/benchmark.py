@@ -15,6 +15,8 @@ optimizer step without it. The learning rate is 0, so both compute with the same
 and validation are part of neither.
 
 reward: clips scored in a batch and one by one, and which part of an iteration waits for scores.
+
+Prints a number a line, or all as one JSON object with --json.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 
@@ -30,65 +33,65 @@ from torch import nn
 
 from hyvideo.config.command_line import load_config
 from hyvideo.data.outside import Parser, refusals
-from hyvideo.evaluation.parity import relative_difference
-from hyvideo.evaluation.speed import Workload, median_ratio, peak_gib, product_rates, sample, take_turns, train
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
+from hyvideo.miniature.reward import miniature_trial
+from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.models.reward_models.rewards import make_scorer
+from hyvideo.models.reward_models.trial_clips import synthetic_trial
+from hyvideo.models.transformer import install, stock_twin
+from hyvideo.trainer import Trainer
+from hyvideo.training.model_setup import choose_device
 
 MINIATURE = "configs/miniature.yaml"
-CPU = torch.device("cpu")
-Report = tuple[list[str], dict]  # lines to read, and the same numbers by name
+CPU, ALONE = torch.device("cpu"), Mesh(rank=0, world_size=1, sp_size=1)
 SMALL = {"num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 64, "rope_axes_dim": (16, 24, 24)}
 
 
-def benchmark_transformer(options: argparse.Namespace) -> Report:
-    from hyvideo.models.attention_kernels import use_fastest_kernels
+def compare(calls: dict[str, Callable], repeats: int, device: torch.device) -> dict[str, float]:
+    """Median seconds of each call, and of two the median ratio of pairs that were measured one after the other."""
+    times = take_turns(calls, repeats, device)
+    numbers = {f"{name}, s": statistics.median(seconds) for name, seconds in times.items()}
+    if len(times) == 2:
+        numbers[" / ".join(times)] = statistics.median(a / b for a, b in zip(*times.values()))
+    return numbers
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+def benchmark_transformer(options: argparse.Namespace) -> dict:
+    device = choose_device("auto")
     sizes = ({} if options.full else SMALL) | ({"num_layers": options.layers} if options.layers else {})
     grid = tuple(options.grid or (Workload.grid if options.full else (5, 20, 20)))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    work = Workload(device, dtype, sizes, grid, options.valid)
+    work = Workload(device, torch.bfloat16 if device.type == "cuda" else torch.float32, sizes, grid, options.valid)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    kernels, models, inputs = use_fastest_kernels(), build_models(work, options), work.inputs()
-    rates = product_rates(work)
-    lines = [f"{where}, {dtype}, attention by {kernels}, latents {grid}, {options.valid} valid text tokens"]
-    lines += [f"matrix product of {rows:,} rows: {rate / 1e12:.3f} TFLOP/s" for rows, rate in rates.items()]
-    numbers = {"where": where, "dtype": str(dtype), "kernels": kernels, "grid": grid, "product": rates}
+    numbers = {"on": where, "dtype": str(work.dtype), "attention by": use_fastest_kernels()}
+    models, inputs, rates = build_models(work, options), work.inputs(), product_rates(work)
+    numbers |= {"latents": grid, "valid text tokens": options.valid}
+    numbers |= {f"matrix product of {rows:,} rows, TFLOP/s": rate / 1e12 for rows, rate in rates.items()}
     if len(models) == 2:
-        ours, stock = (sample(model, inputs[name]).float() for name, model in models.items())
-        numbers["difference"] = relative_difference(ours, stock)
-        lines.append(f"outputs: largest difference {numbers['difference']:.1e} of the largest value")
-    for stage, run, factor in (("forward", sample, 1), ("training", train, 4)):
+        velocities = (sample(model, inputs[name]).float() for name, model in models.items())
+        numbers["largest difference"] = relative_difference(*velocities)
+    for stage, run, forwards in (("forward", sample, 1), ("training", train, 4)):
         if options.only not in (None, stage):
             continue
         if stage == "training":
             for model in models.values():
                 model.enable_gradient_checkpointing()
-        calls = {name: partial(run, models[name], inputs[name]) for name in models}
-        times = take_turns(calls, options.repeats, device)
+        calls = {f"{stage} {name}": partial(run, model, inputs[name]) for name, model in models.items()}
+        numbers |= compare(calls, options.repeats, device)
         for name, call in calls.items():
-            seconds, peak = statistics.median(times[name]), peak_gib(call, device)
-            speed = factor * work.flops.total / seconds
-            numbers[f"{stage} {name}"] = {"seconds": seconds, "flops": speed, "peak_gib": peak}
-            lines.append(
-                f"{stage:>9} {name:>6}: {seconds:8.4f} s, {speed / 1e12:8.3f} TFLOP/s, "
-                f"{speed / max(rates.values()):6.1%} of the matrix product{f', peak {peak:.2f} GiB' if peak else ''}"
-            )
-        if len(times) == 2:
-            numbers[f"{stage} ratio"] = median_ratio(times["ours"], times["stock"])
-            lines.append(f"{stage:>9}  ours / stock: {numbers[f'{stage} ratio']:.3f}")
-    return lines, numbers
+            speeds = work.speed(numbers[f"{name}, s"], max(rates.values()), forwards=forwards)
+            numbers |= {f"{name}, {what}": value for what, value in speeds.items()}
+            numbers[f"{name}, peak GiB"] = peak_gib(call, device)
+    return numbers
 
 
 def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Module]:
     """Ours and diffusers' own on the same random weights, both compiled or neither."""
-    from hyvideo.distributed.mesh import Mesh
-    from hyvideo.distributed.parallelize import Parallelism, parallelize
-    from hyvideo.models.transformer import install, stock_twin
-
     ours = work.transformer()
     models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
     install(ours)
-    parallelize(ours, Mesh(rank=0, world_size=1, sp_size=1), Parallelism(compile=options.compile))
+    parallelize(ours, ALONE, Parallelism(compile=options.compile))
     if options.compile and "stock" in models:
         for block in models["stock"].transformer_blocks:
             block.compile()
@@ -98,15 +101,12 @@ def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Mo
 @contextmanager
 def cpu_trainer(config_file: str, **settings):
     """A trainer on this CPU whose files are removed."""
-    from hyvideo.distributed.mesh import Mesh
-    from hyvideo.trainer import Trainer
-
     with tempfile.TemporaryDirectory() as folder:
         settings |= {"output_dir": folder, "log_video_interval": 0, "valid_video_csv": ""}
         config = load_config(config_file, **settings)
         if config.model.num_threads:
             torch.set_num_threads(config.model.num_threads)
-        yield Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), CPU)
+        yield Trainer(config, ALONE, CPU)
 
 
 def run_iteration(trainer) -> dict[str, float]:
@@ -137,52 +137,36 @@ def bare_calls(trainer) -> None:
         trainer.policy.optimizers.step(config.optimizer.learning_rate)
 
 
-def benchmark_overhead(options: argparse.Namespace) -> Report:
+def benchmark_overhead(options: argparse.Namespace) -> dict:
     with cpu_trainer(options.config, learning_rate=0.0) as trainer:
-        calls = {"bare": lambda: bare_calls(trainer), "iteration": lambda: run_iteration(trainer)}
-        times = take_turns(calls, options.repeats, CPU)
-    numbers = {name: statistics.median(seconds) for name, seconds in times.items()}
-    numbers["ratio"] = median_ratio(times["iteration"], times["bare"])
-    line = (
-        f"iteration {numbers['iteration']:.3f} s, bare calls {numbers['bare']:.3f} s, median ratio "
-        f"{numbers['ratio']:.3f} over {options.repeats} pairs, {torch.get_num_threads()} threads"
-    )
-    return [line], numbers
+        calls = {"iteration": partial(run_iteration, trainer), "bare calls": partial(bare_calls, trainer)}
+        return compare(calls, options.repeats, CPU) | {"threads": torch.get_num_threads()}
 
 
-def benchmark_reward(options: argparse.Namespace) -> Report:
-    from hyvideo.miniature.reward import miniature_trial
-    from hyvideo.models.reward_models.rewards import make_scorer
-    from hyvideo.models.reward_models.trial_clips import synthetic_trial
-    from hyvideo.training.model_setup import choose_device
-
-    is_miniature = options.model_path is None
+def benchmark_reward(options: argparse.Namespace) -> dict:
+    is_miniature, count = options.model_path is None, options.clips
     device = choose_device("cpu" if is_miniature else "auto")
     scorer = make_scorer(options.reward_model, options.model_path or "assets/miniature", device=device)
-    trial, count = miniature_trial() if is_miniature else synthetic_trial(81), options.clips
+    trial = miniature_trial() if is_miniature else synthetic_trial(81)
 
     def score(number: int) -> list[dict]:
         return scorer.score([trial.video] * number, [trial.prompt] * number, fps=trial.fps)
 
-    calls = {"together": lambda: score(count), "one by one": lambda: [score(1)[0] for _ in range(count)]}
-    times = take_turns(calls, options.repeats, device)
-    numbers = {f"{name}, clips/s": count / statistics.median(seconds) for name, seconds in times.items()}
-    lines = [f"{name:>20}: {speed:8.1f}" for name, speed in numbers.items()]
-    numbers["ratio"] = median_ratio(times["one by one"], times["together"])
-    pairs = zip(calls["together"](), calls["one by one"]())
-    numbers["difference"] = max(abs(a[name] - b[name]) for a, b in pairs for name in a)
-    lines.append(f"together is {numbers['ratio']:.2f} times as fast")
-    lines.append(f"largest difference of a score {numbers['difference']:.1e}")
+    calls = {"one by one": lambda: [score(1)[0] for _ in range(count)], "together": lambda: score(count)}
+    numbers = compare(calls, options.repeats, device)
+    numbers |= {f"{name}, clips/s": count / numbers[f"{name}, s"] for name in calls}
+    pairs = zip(*(call() for call in calls.values()))
+    numbers["largest difference"] = max(abs(a[name] - b[name]) for a, b in pairs for name in a)
     if not is_miniature:
-        return lines, numbers
+        return numbers
     # Two batches of rollouts, so that the first is scored while the second is sampled.
     batches = {"batch_size": 16, "gradient_accumulation_steps": 2}
     with cpu_trainer(options.config, reward_model=[options.reward_model], **batches) as trainer:
-        iterations = [run_iteration(trainer) for _ in range(5)]
-    for name, what in (("time/scoring", "scoring, beside other work"), ("time/reward", "waiting for rewards")):
-        numbers[name] = statistics.median(line[name] / line["time/iteration"] for line in iterations[1:])
-        lines.append(f"{what:>27}: {numbers[name]:6.1%} of an iteration with {options.reward_model}")
-    return lines, numbers
+        lines = [run_iteration(trainer) for _ in range(5)][1:]
+    for name, what in (("scoring", "scoring, beside other work"), ("reward", "waiting for rewards")):
+        shares = [line[f"time/{name}"] / line["time/iteration"] for line in lines]
+        numbers[f"{what}, share of an iteration"] = statistics.median(shares)
+    return numbers
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -211,8 +195,9 @@ def main(argv: list[str] | None = None) -> int:
         command.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     options = parser.parse_args(argv)
     with refusals("benchmark.py"):
-        lines, numbers = options.run(options)
-    print(json.dumps(numbers) if options.json else "\n".join(lines))
+        numbers = options.run(options)
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in numbers.items()}
+    print(json.dumps(numbers) if options.json else "\n".join(f"{name}: {value}" for name, value in shown.items()))
     return 0
 
 

@@ -45,7 +45,7 @@ def main() -> int:
     from hyvideo.evaluation.contents import policy_identity, world_identity
     from hyvideo.evaluation.generation import Source
     from hyvideo.evaluation.policy_scores import Evaluator
-    from hyvideo.evaluation.scores_file import as_text, summarise, write_evaluation, write_scores_csv
+    from hyvideo.evaluation.scores_file import as_text, summarise, write_csv, write_evaluation
     from hyvideo.evaluation.video_folder import find_clips
 
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
@@ -60,7 +60,7 @@ def main() -> int:
     finally:
         evaluator.close()
     write_evaluation(options.out / "scores.json", evaluation, identity)
-    write_scores_csv(options.out / "scores.csv", evaluation)
+    write_csv(options.out / "scores.csv", evaluation.videos)
     print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
     print(as_text(summarise(evaluation)))
     print(f"written to {options.out}")

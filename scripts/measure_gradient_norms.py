@@ -10,7 +10,6 @@ and leaves nothing but the JSON, or what --conditions_dir asks for; hyvideo/eval
 what is measured and what the fields are. Ends with 2 when it was called wrongly.
 """
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -19,19 +18,15 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 from hyvideo.distributed import mesh as ranks
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or "-h" in argv or "--help" in argv:
-        print(__doc__)
-        return 0
-    parser = argparse.ArgumentParser(prog="measure_gradient_norms.py", add_help=False, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--rollouts", type=int, default=8)  # of a round, over all processes
+    parser.add_argument("--rollouts", type=int, default=8, help="of a round, over all processes; 8")
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:

@@ -28,14 +28,14 @@ def main(argv: list[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--world_size", type=int, default=8, help="number of GPUs; 8")
-    assumed = dataclasses.fields(Hardware)
-    for field in assumed:
+    assumed = {field.name: field for field in dataclasses.fields(Hardware)}
+    for name, field in assumed.items():
         words = f"{field.metadata['help']}; {field.default:g}"
-        parser.add_argument(f"--{field.name}", type=field.type, default=field.default, help=words)
+        parser.add_argument(f"--{name}", type=field.type, default=field.default, help=words)
     parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt; 300")
     parser.add_argument("--table", action="store_true", help="only a table of memory over numbers of GPUs and sp_size")
     options, settings = parser.parse_known_args(argv)
-    for name in ("world_size", "text_tokens", *(field.name for field in assumed)):
+    for name in ("world_size", "text_tokens", *assumed):
         value = vars(options)[name]
         if not (value > 0 and math.isfinite(value)):
             parser.error(f"--{name} must be a positive number, got {value}")
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     with refusals("plan.py"):
         check_ranges(config.flat())
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        hardware = Hardware(**{field.name: vars(options)[field.name] for field in assumed})
+        hardware = Hardware(**{name: vars(options)[name] for name in assumed})
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)

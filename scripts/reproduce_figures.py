@@ -20,12 +20,12 @@ import sys
 
 from hyvideo.data.outside import refusals
 from hyvideo.evaluation.figures.trained_figures import TRAINED_FIGURES, runs_of
-from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, SCHEDULES
-from hyvideo.evaluation.table2.study_command import exit_code, finished, named, plan_and_train, study_of, study_parser
+from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SCHEDULES
+from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
 
 
 def parse() -> argparse.Namespace:
-    parser = study_parser(__doc__)
+    parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])
     numbers = list(TRAINED_FIGURES)
     parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers)
@@ -33,7 +33,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions in place of the figure's")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 in place of its three")
     parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
-    parser.add_argument("--only_figure", action="store_true", help="train nothing, draw what is finished")
     return parser.parse_args()
 
 
@@ -42,22 +41,20 @@ def main() -> int:
     options = parse()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
-    study = study_of(options)
+    study = grid_study(options)
     others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
     runs = {number: runs_of(number, options.settings, options.seeds, **others) for number in options.figures}
-    cells = named(list(dict.fromkeys(itertools.chain(*runs.values()))), options.only_cell)
-    trains = not (options.dry_run or options.only_figure)
-    failed = plan_and_train(study, cells, jobs=options.jobs, trains=trains, evaluates=False)
+    code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)
     if options.dry_run or options.only_cell:
-        return exit_code(failed)
+        return code
 
     from hyvideo.evaluation.figures.curves import find_runs  # what is heavy, only now
     from hyvideo.evaluation.figures.figures import draw
 
     for number, of_figure in runs.items():
-        trained = find_runs(finished(study, of_figure))
+        trained = find_runs(map(study.folder, finished(study, of_figure)))
         print(draw(number, trained, study.out / "figures", window=options.window))
-    return exit_code(failed)
+    return code
 
 
 if __name__ == "__main__":

@@ -16,40 +16,37 @@ import argparse
 import sys
 
 from hyvideo.data.outside import refusals
-from hyvideo.evaluation.table2.runs import KL_FLAGS, METHODS, grid
-from hyvideo.evaluation.table2.study_command import exit_code, named, plan_and_train, study_of, study_parser
+from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, grid
+from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, named, plan_and_train
 
 
 def parse() -> argparse.Namespace:
-    parser = study_parser(__doc__)
+    parser = grid_parser(__doc__, makes="table")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), default=["none", "fixed", "dual_moving"])
     parser.add_argument("--no_equalizer", action="store_true", help="also every cell without the equalizer")
     parser.add_argument("--scorers", nargs="+", default=[], help="measure with these: videoalign clip pickscore")
-    parser.add_argument("--only_table", action="store_true", help="train nothing, write the table of what is finished")
     return parser.parse_args()
 
 
 @refusals("reproduce_table2.py")
 def main() -> int:
     options = parse()
-    study = study_of(options, scorers=options.scorers)
+    study = grid_study(options, scorers=options.scorers)
     runs = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
-    runs = named(runs, options.only_cell)
-    trains = not (options.dry_run or options.only_table)
-    failed = plan_and_train(study, runs, jobs=options.jobs, trains=trains, evaluates=True)
+    code = plan_and_train(study, runs, options)
     if options.dry_run:
-        return 0
+        return code
 
-    from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs, write_results  # what is heavy, only now
+    from hyvideo.evaluation.studies.table2 import evaluate_runs, write_results  # what is heavy, only now
 
     if options.only_cell:
-        evaluate_runs(study, runs)
+        evaluate_runs(study, named(runs, options.only_cell))
     else:
         write_results(study, runs)
         for name in ("table2.md", "comparisons.md"):
             print((study.out / name).read_text(encoding="utf-8"))
-    return exit_code(failed)
+    return code
 
 
 if __name__ == "__main__":

@@ -143,9 +143,6 @@ def _settled(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-# --- flags ------------------------------------------------------------------------------------------------------------
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         "Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
@@ -188,13 +185,9 @@ def _as_flag(word: str) -> str:
         return word
     flag, equals, value = word.partition("=")
     name = flag[2:].replace("-", "_")
-    if (
-        name.removeprefix("no_") in FIELDS
-        and name not in FIELDS
-        and FIELDS[name[3:]].type in (bool, Switch)
-        and not equals
-    ):
-        return f"--{name[3:]}=false"
+    negated = FIELDS.get(name.removeprefix("no_"))
+    if name not in FIELDS and negated and negated.type in (bool, Switch) and not equals:
+        return f"--{negated.name}=false"
     return f"--{name}{equals}{value}"
 
 
@@ -204,13 +197,11 @@ def _value(name: str, text: str) -> Any:
     if kind is Switch and text.lower() in TRUTHS:
         return in_form(name, TRUTHS[text.lower()])
     if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            choices = get_args(kind)
-            hint = nearest(text, choices)
-            raise argparse.ArgumentTypeError(
-                f"invalid choice: {shown(text)} (choose from {', '.join(choices)}){hint and '; ' + hint}"
-            )
-        return text
+        if text in (choices := get_args(kind)):
+            return text
+        hint = nearest(text, choices)
+        said = f"invalid choice: {shown(text)} (choose from {', '.join(choices)})"
+        raise argparse.ArgumentTypeError(f"{said}; {hint}" if hint else said)
     if kind is bool:
         return truth(text)
     number = int if kind is int else float if float in (kind, *get_args(kind)) else str
@@ -231,9 +222,6 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """A question after the name that is most like a word, empty where none is like it."""
     near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
     return f"did you mean {near[0]}?" if near else ""
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):

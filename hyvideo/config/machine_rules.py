@@ -23,8 +23,7 @@ def machine_problems(
 ) -> Problems:
     """Lacks of this machine that keep the run from it."""
     yield from chain(
-        reports_are_installed(record.report_to),
-        eight_bit_adam_is_installed(optimizer.use_8bit_adam),
+        packages_are_installed(record.report_to, optimizer.use_8bit_adam),
         prompts_are_readable(data, that_are_there=False),
         checkpoints_are_there(model.pretrained_model_root),
         a_lora_to_start_from_is_there(optimizer.pretrained_lora_path),
@@ -42,21 +41,18 @@ def problem_of(check: Callable[[], object]) -> Problems:
         yield str(error)
 
 
-def reports_are_installed(report_to: list[str]) -> Problems:
+def packages_are_installed(report_to: list[str], use_8bit_adam: bool) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
             yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
+    if use_8bit_adam and not is_installed("torchao"):
+        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
 
 
 def is_installed(package: str) -> bool:
     """Claims that a package can be imported; a folder of its name, as ./wandb of an earlier run, is none."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
-
-
-def eight_bit_adam_is_installed(use_8bit_adam: bool) -> Problems:
-    if use_8bit_adam and not is_installed("torchao"):
-        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
 
 
 def prompts_are_readable(data: DataSettings, *, that_are_there: bool) -> Problems:

@@ -1,7 +1,6 @@
-"""The rules that settings must keep: one function a rule, which yields what breaks it.
+"""The rules that settings must keep: functions which yield what breaks them.
 
-A rule takes the sections or numbers that it is about. Neither torch nor a model is imported and no file is made: a
-mistake is told in the first second.
+Neither torch nor a model is imported and no file is made: a mistake is told in the first second.
 """
 
 import math
@@ -11,22 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import nearest, reward_options
-from hyvideo.config.machine_rules import (
-    REPORTS,
-    Problems,
-    checkpoints_are_there,
-    folders_can_be_written,
-    machine_problems,
-    problem_of,
-    prompts_are_readable,
-    videos_fit_the_version,
-)
+from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
     DistributedSettings,
-    LossSettings,
-    ModelSettings,
     OptimizerSettings,
     RecordSettings,
     RewardSettings,
@@ -44,32 +33,21 @@ from hyvideo.schedulers.transitions import SDE_TYPES
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
     """Raises ValueError that lists every rule the settings break, and what this machine lacks where they are to run."""
     check_ranges(config.flat())  # what follows calculates with the numbers
-    model, rollout, reward, loss = config.model, config.rollout, config.reward, config.loss
-    trust, optimizer, distributed, record = config.trust_region, config.optimizer, config.distributed, config.record
-    strategy = config.kl_strategy
+    updates = config.loss.num_updates_per_rollout
     _raise(
-        batch_problems(rollout, distributed, loss.num_updates_per_rollout, world_size),
-        a_hang_is_told_before_it_ends_the_run(distributed, world_size),
-        services_answer_in_time(reward, distributed, world_size),
-        noise_is_matched_or_has_a_window(rollout),
-        a_strategy_has_a_weight(trust),
-        coefficients_are_in_order(trust) if strategy != "none" else (),
-        the_anchor_is_refreshed_between_rounds(trust, loss) if config.anchor_moves else (),
-        some_step_is_stochastic(rollout) if loss.objective == "grpo" else nft_can_train(model, rollout),
-        reports_are_known(record.report_to),
-        scorers_are_known(reward),
-        problem_of(lambda: reward_options(reward)),
-        weights_are_numbers(reward.reward_weights),
-        eight_bit_adam_begins_anew(optimizer, record.resume_from_checkpoint),
-        the_anchor_does_not_move_in_every_pass(trust) if config.needs_anchor else (),
-        weights_in_bf16_can_be_trained(model, optimizer),
-        lora_modules_are_patterns(optimizer),
-        copies_are_sharded(distributed),
-        a_run_that_ends_for_hacking_is_validated(record, config.data.valid_video_csv),
-        prompts_are_named(config.data.prompts_csv),
-        prompts_are_readable(config.data, that_are_there=True),
-        videos_fit_the_version(model, config.data, config.video_sizes),
-        machine_problems(model, config.data, optimizer, record) if on_this_machine else (),
+        batch_problems(config.rollout, config.distributed, updates, world_size),
+        process_problems(config.distributed, config.reward, world_size),
+        noise_is_matched_or_has_a_window(config.rollout),
+        trust_region_problems(config.trust_region, config.kl_strategy),
+        anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
+        some_step_is_stochastic(config.rollout) if config.loss.objective == "grpo" else nft_problems(config),
+        reward_problems(config.reward),
+        weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
+        record_problems(config.record, config.optimizer, config.data.valid_video_csv),
+        () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got nothing"],
+        machine.prompts_are_readable(config.data, that_are_there=True),
+        machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
+        machine.machine_problems(config.model, config.data, config.optimizer, config.record) if on_this_machine else (),
     )
 
 
@@ -78,10 +56,9 @@ def check_sampling(config: Config, *, output: Path) -> None:
     ranges = list(range_problems(config.flat()))
     _raise(
         ranges,
-        sampler_is_known(config.rollout.sde_type),
         noise_is_matched_or_has_a_window(config.rollout) if not ranges else (),
-        checkpoints_are_there(config.model.pretrained_model_root),
-        folders_can_be_written("the output", output),
+        machine.checkpoints_are_there(config.model.pretrained_model_root),
+        machine.folders_can_be_written("the output", output),
     )
 
 
@@ -89,11 +66,9 @@ def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
     """Raises ValueError as `check`, for what an evaluation depends on, of a model or, if not ``has_model``, videos."""
     _raise(
         range_problems(config.flat()),
-        scorers_are_known(config.reward),
-        problem_of(lambda: reward_options(config.reward)),
-        weights_are_numbers(config.reward.reward_weights),
-        checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
-        folders_can_be_written("--out", output),
+        reward_problems(config.reward),
+        machine.checkpoints_are_there(config.model.pretrained_model_root) if has_model else (),
+        machine.folders_can_be_written("--out", output),
     )
 
 
@@ -107,14 +82,13 @@ def _raise(*problems: Iterable[str]) -> None:
         raise ValueError(message)
 
 
-# --- one setting ------------------------------------------------------------------------------------------------------
-
-
 def range_problems(values: Mapping[str, Any]) -> Problems:
     """Settings, by name, that make no sense whatever the others are."""
     for name, value in values.items():
         if problem := TRAITS[name].range_problem(value):
             yield f"{name} {problem}, got {value}"
+    if values["sde_type"] not in SDE_TYPES:
+        yield f"sde_type must be one of {', '.join(SDE_TYPES)}, got {values['sde_type']!r}"
     if values["sde_type"] == "cps" and values["eta"] > 1:
         yield f"eta must be within [0, 1] for cps, got {values['eta']}"
     for name in ("sample_n_frames", "validation_num_frames"):
@@ -130,10 +104,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
         yield f"transformer_version must be the name of a folder below transformer/, not a path, got {shown(version)}"
 
 
-# --- layout -----------------------------------------------------------------------------------------------------------
-
-
-def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1, num_heads: int | None = None) -> Problems:
+def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
     """The one law of layouts, of runs and plans alike: reasons why ranks cannot be laid out so, with what could be."""
     if world_size % sp_size:
         yield (
@@ -146,8 +117,6 @@ def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1, num_he
             f"({world_size} processes, sp_size {sp_size}), got {dp_replicate}; it could be "
             f"{_divisors(world_size // sp_size)}"
         )
-    if num_heads is not None:
-        yield from every_rank_has_a_head(sp_size, num_heads)
 
 
 def every_rank_has_a_head(sp_size: int, num_heads: int) -> Problems:
@@ -188,27 +157,23 @@ def batch_problems(
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
 
 
-def copies_are_sharded(distributed: DistributedSettings) -> Problems:
+def process_problems(distributed: DistributedSettings, reward: RewardSettings, world_size: int) -> Problems:
+    """Copies of a whole model; a report, which may be late by a tenth, or scores that come after the timeout."""
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
-        yield (f"dp_replicate {distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole model")
-
-
-def a_hang_is_told_before_it_ends_the_run(distributed: DistributedSettings, world_size: int) -> Problems:
-    """The watchdog's report may come a tenth late."""
-    seconds, timeout = distributed.watchdog_seconds, distributed.collective_timeout
-    if world_size > 1 and seconds > 0.9 * timeout:
+        yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole model"
+    report, timeout = distributed.watchdog_seconds, distributed.collective_timeout
+    if world_size > 1 and report > 0.9 * timeout:
         yield (
-            f"watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs, got {seconds:g} "
+            f"watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs, got {report:g} "
             f"and {timeout:g}; lower it, or set 0 for no report"
         )
-
-
-# --- sampler and trust region -----------------------------------------------------------------------------------------
-
-
-def sampler_is_known(sde_type: str) -> Problems:
-    if sde_type not in SDE_TYPES:
-        yield f"sde_type must be one of {', '.join(SDE_TYPES)}, got {sde_type!r}"
+    number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
+    seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
+    if world_size > 1 and seconds > (deadline := distributed.reward_deadline):
+        yield (
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must end within 0.8 of collective_timeout, got "
+            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout, or raise collective_timeout"
+        )
 
 
 def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
@@ -217,7 +182,7 @@ def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
             "match_noise chooses eta for the noise of all steps, and sde_window leaves noise on some: set eta, and "
             "leave out match_noise"
         )
-    elif rollout.match_noise and rollout.sde_type in SDE_TYPES:
+    elif rollout.match_noise:
         yield from problem_of(lambda: eta_of(rollout))
 
 
@@ -235,41 +200,33 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def nft_can_train(model: ModelSettings, rollout: RolloutSettings) -> Problems:
-    version = version_defaults(model.transformer_version)
+def nft_problems(config: Config) -> Problems:
+    version = version_defaults(config.model.transformer_version)
     if version and version.kind == "step_distilled":
         yield (
-            f"objective nft trains velocities at any noise level, and transformer_version {model.transformer_version} "
-            "knows those of its few steps alone; take a version that is not step-distilled, or objective grpo"
+            f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those of "
+            "its few steps alone; take a version that is not step-distilled, or objective grpo"
         )
-    if rollout.sde_window:
+    if config.rollout.sde_window:
         yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
 
 
-def a_strategy_has_a_weight(trust: TrustRegionSettings) -> Problems:
+def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:
     if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
         yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or take kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
         yield f"kl_strategy none means kl_weight 0, got kl_weight {trust.kl_weight}; set it to 0"
+    if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
+        got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
+        yield f"need kl_min_coef <= kl_coef <= kl_weight, got {got}"
 
 
-def coefficients_are_in_order(trust: TrustRegionSettings) -> Problems:
-    if not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
-        yield (
-            f"need kl_min_coef <= kl_coef <= kl_weight, got {trust.kl_min_coef:g}, {trust.kl_coef:g} and "
-            f"{trust.kl_weight:g}"
-        )
-
-
-def the_anchor_is_refreshed_between_rounds(trust: TrustRegionSettings, loss: LossSettings) -> Problems:
-    if trust.update_ref_model_step % loss.num_updates_per_rollout:
+def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:
+    if is_moving and trust.update_ref_model_step % num_updates:
         yield (
             "the anchor is refreshed between rounds: update_ref_model_step must be a multiple of "
-            f"num_updates_per_rollout, got {trust.update_ref_model_step} and {loss.num_updates_per_rollout}"
+            f"num_updates_per_rollout, got {trust.update_ref_model_step} and {num_updates}"
         )
-
-
-def the_anchor_does_not_move_in_every_pass(trust: TrustRegionSettings) -> Problems:
     if trust.reference_mode_offload and trust.kl_compute_mode == "training_phase":
         yield (
             "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back "
@@ -277,10 +234,8 @@ def the_anchor_does_not_move_in_every_pass(trust: TrustRegionSettings) -> Proble
         )
 
 
-# --- rewards and records ----------------------------------------------------------------------------------------------
-
-
-def scorers_are_known(reward: RewardSettings) -> Problems:
+def reward_problems(reward: RewardSettings) -> Problems:
+    """Scorers that there are, their options, and their weights."""
     if not reward.reward_model:
         yield f"reward_model must name a scorer, of {', '.join(SCORERS)}, got nothing"
     if unknown := [name for name in reward.reward_model if name not in SCORERS]:
@@ -288,17 +243,8 @@ def scorers_are_known(reward: RewardSettings) -> Problems:
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
-
-
-def services_answer_in_time(reward: RewardSettings, distributed: DistributedSettings, world_size: int) -> Problems:
-    """All attempts at one batch end before a round's rewards are missing, if none of the services answers."""
-    number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
-    seconds, deadline = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout, distributed.reward_deadline
-    if world_size > 1 and seconds > deadline:
-        yield (
-            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must end within 0.8 of collective_timeout, got "
-            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout, or raise collective_timeout"
-        )
+    yield from problem_of(lambda: reward_options(reward))
+    yield from weights_are_numbers(reward.reward_weights)
 
 
 def weights_are_numbers(text: str) -> Problems:
@@ -309,10 +255,7 @@ def weights_are_numbers(text: str) -> Problems:
         weights = flat_weights(parse_json(text))
     except (ValueError, AttributeError):  # no JSON, or no object
         weights = {}
-    are_numbers = all(
-        isinstance(weight, (int, float)) and not isinstance(weight, bool) and abs(weight) < math.inf
-        for weight in weights.values()
-    )
+    are_numbers = all(type(weight) in (int, float) and abs(weight) < math.inf for weight in weights.values())
     if not are_numbers or not any(weights.values()):
         yield (
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
@@ -320,45 +263,31 @@ def weights_are_numbers(text: str) -> Problems:
         )
 
 
-def reports_are_known(report_to: list[str]) -> Problems:
-    if unknown := set(report_to) - {*REPORTS, "none"}:
+def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:
+    if unknown := set(record.report_to) - {*machine.REPORTS, "none"}:
         yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
-
-
-def a_run_that_ends_for_hacking_is_validated(record: RecordSettings, valid_video_csv: list[str]) -> Problems:
-    action = record.on_reward_hacking
-    if action != "warn" and not valid_video_csv:
-        yield (
-            f"on_reward_hacking {action} needs validations, which alone show it: name a valid_video_csv, or take warn"
-        )
-    elif action != "warn" and not record.validate_at_step0 and not record.resume_from_checkpoint:
-        yield (
-            f"on_reward_hacking {action} needs the base's validation, which the others are judged by: set "
-            "validate_at_step0, or take warn"
-        )
-
-
-# --- optimizer --------------------------------------------------------------------------------------------------------
-
-
-def eight_bit_adam_begins_anew(optimizer: OptimizerSettings, resume_from_checkpoint: str) -> Problems:
-    if optimizer.use_8bit_adam and resume_from_checkpoint:
+    if optimizer.use_8bit_adam and record.resume_from_checkpoint:
         yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
-
-
-def weights_in_bf16_can_be_trained(model: ModelSettings, optimizer: OptimizerSettings) -> Problems:
-    if model.master_weight_type == "fp32" or optimizer.lora_rank:  # a LoRA is always in float32
+    if record.on_reward_hacking == "warn":
         return
-    if model.dtype == "fp32":
-        yield "master_weight_type bf16 needs dtype bf16, got fp32: weights in bf16 cannot compute in fp32"
-    if optimizer.ema_decay:
+    action = f"on_reward_hacking {record.on_reward_hacking}"
+    if not valid_video_csv:
+        yield f"{action} needs validations, which alone show it: name a valid_video_csv, or take warn"
+    elif not record.validate_at_step0 and not record.resume_from_checkpoint:
         yield (
-            f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16: in bf16 a step of the "
-            "average rounds to nothing"
+            f"{action} needs the base's validation, which the others are judged by: set validate_at_step0, or take warn"
         )
 
 
-def lora_modules_are_patterns(optimizer: OptimizerSettings) -> Problems:
+def weight_problems(dtype: str, master_weight_type: str, optimizer: OptimizerSettings) -> Problems:
+    if master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
+        if dtype == "fp32":
+            yield "master_weight_type bf16 needs dtype bf16, got fp32: weights in bf16 cannot compute in fp32"
+        if optimizer.ema_decay:
+            yield (
+                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16: in bf16 a step of the "
+                "average rounds to nothing"
+            )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
         yield "lora_target_modules needs a lora_rank above 0, got 0"
     for pattern in optimizer.lora_target_modules:
@@ -366,8 +295,3 @@ def lora_modules_are_patterns(optimizer: OptimizerSettings) -> Problems:
             re.compile(pattern)
         except re.error as error:
             yield f"lora_target_modules must be regular expressions, got {shown(pattern)}: {error}"
-
-
-def prompts_are_named(prompts_csv: list[str]) -> Problems:
-    if not prompts_csv:
-        yield "prompts_csv must name a CSV file with a column `prompt`, got nothing"

@@ -1,5 +1,6 @@
 """The arithmetic of a run: how many of what it makes in an iteration, and what that is in words. Imports no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hyvideo.config.sections import RolloutSettings
@@ -18,8 +19,7 @@ class Plan:
     updates: int
     stochastic_steps: int
     num_trained_steps: int  # of each rollout, in one update
-    ratio_must_be_one: bool
-    clip_can_bind: bool
+    clip_can_bind: bool  # else every ratio is 1
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
@@ -37,7 +37,6 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
         num_trained_steps=loss.nft_levels if is_nft else trained,
-        ratio_must_be_one=loss.num_updates_per_rollout == 1 and not is_nft,
         clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
     )
 
@@ -56,18 +55,22 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     return window.length if window else number
 
 
+def labelled(label: str, lines: Iterable[str]) -> list[str]:
+    """Lines of which the first has a label."""
+    return [f"{'' if number else label:<23}{line}" for number, line in enumerate(lines)]
+
+
 def describe(config: Config, plan: Plan) -> str:
     """The arithmetic in words, a line each."""
     loss = config.loss
     by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio" and plan.clip_can_bind
+    ratio = "1 in the first update of a round, then free" if plan.clip_can_bind else "1 for every rollout"
+    of_loss = [
+        f"ratios                 {ratio}",
+        f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
+    ]
     if loss.objective == "nft":
         of_loss = [f"objective              nft, {loss.nft_levels} noise levels of each rollout"]
-    else:
-        ratio = "1 for every rollout" if plan.ratio_must_be_one else "1 in the first update of a round, then free"
-        of_loss = [
-            f"ratios                 {ratio}",
-            f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
-        ]
     return "\n".join(
         [
             f"replicas               {plan.replicas} (sp_size {config.distributed.sp_size})",

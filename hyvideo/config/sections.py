@@ -23,9 +23,7 @@ class ModelSettings:
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
     vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the decoder.", measured=True)
     vae_tile_size: int = machine(256, "Pixels on a side of a tile to decode; 0 decodes videos whole.", measured=True)
-    vae_tile_overlap: float = machine(
-        0.125, "Part of a tile that its neighbour covers too.", no.TILES, below=1, measured=True
-    )
+    vae_tile_overlap: float = machine(0.125, "Part of a tile that neighbours share.", no.TILES, below=1, measured=True)
     precompute_conditions: bool = machine(False, "Encode all prompts first, and let the encoders' memory go.")
     conditions_dir: str = machine(
         "", "Folder that keeps encoded prompts for later runs; <output_dir>/conditions with precompute_conditions."
@@ -40,15 +38,11 @@ class DataSettings:
     """Prompts, and the size of the videos."""
 
     prompts_csv: list[str] = learning(
-        ["assets/prompts/train.csv"],
-        "CSV files with a column `prompt`, and perhaps `ref_image_path`: what to train on, one file after the other.",
+        ["assets/prompts/train.csv"], "CSV files to train on, with columns `prompt` and perhaps `ref_image_path`."
     )
     valid_video_csv: list[str] = records([], "CSV files of the same kind: what to validate on; none by default.")
     negative_prompt: str = learning(
-        "",
-        "Prompt of the branch that guidance leads away from, in training and validation.",
-        no.GUIDANCE,
-        measured=True,
+        "", "Prompt of the branch that guidance leads away from, also in validation.", no.GUIDANCE, measured=True
     )
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
@@ -77,20 +71,16 @@ class RolloutSettings:
     )
     cfg_scale: float | None = learning(
         None,
-        "Guidance scale, in rollout, update and anchor alike; 1 or less runs one branch. That of the version by "
-        "default, else 6.",
+        "Guidance scale, in rollout, update and anchor; up to 1 has one branch. The version's by default, else 6.",
         at_least=None,
         measured=True,
     )
     batched_forward: Switch = machine(
         "auto",
-        "Samples and guidance branches go through the transformer together, not one by one; auto is false on a GPU, "
-        "which one sample of full size fills, and true elsewhere.",
+        "Samples and guidance branches go through the transformer together; auto: one by one on a GPU.",
     )
     sde_window: str = learning(
-        "",
-        "Steps with noise, the ODE elsewhere: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by "
-        "default.",
+        "", "Noisy steps, else the ODE: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by default."
     )
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "Whether the last step leaves its noise in the video, or takes the mean and is not trained."
@@ -112,9 +102,7 @@ class RewardSettings:
         measured=True,
     )
     reward_config: str = learning(
-        "",
-        "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`; or the same as JSON.",
-        no.SCORERS,
+        "", "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`; or the same as JSON.", no.SCORERS
     )
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
         "auto", "VideoAlign's names: v1 and v3 as released, v2 of newer transformers.", *no.VIDEOALIGN, measured=True
@@ -222,9 +210,7 @@ class OptimizerSettings:
     adam_beta2: float = learning(0.999, "AdamW's decay of the variance.", below=1)
     adam_epsilon: float = learning(1e-8, "AdamW's epsilon.", above=0)
     max_grad_norm: float = learning(1.0, "Gradients are clipped to this global norm.", above=0)
-    max_bad_updates: int = machine(
-        3, "Stop after so many updates in a row without finite loss or gradient.", at_least=1
-    )
+    max_bad_updates: int = machine(3, "Updates in a row without finite loss or gradient that end the run.", at_least=1)
     warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.")
     use_muon: bool = learning(True, "Muon for matrices and AdamW for the rest; false is AdamW for all.", no.MATRICES)
     muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, below=1)
@@ -238,8 +224,7 @@ class OptimizerSettings:
     lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
     pretrained_lora_path: str = learning(
-        "",
-        "File or folder of a LoRA to start from: the adapter to train or, with lora_rank 0, merged into the base.",
+        "", "File or folder of a LoRA to start from: the adapter to train or, with lora_rank 0, merged into the base."
     )
     lora_target_modules: list[str] = learning(
         [],
@@ -257,34 +242,24 @@ class DistributedSettings:
         1, "Copies of the sharded model: 1 shards over all ranks, the number of nodes within a node.", at_least=1
     )
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state over ranks.", no.OTHER_PROCESS)
-    reshard_after_forward: bool = machine(
-        True, "Let go of gathered parameters after a forward pass; false keeps them, for speed.", no.SHARDING
-    )
+    reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false keeps them.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
         "auto",
-        "Reduce sharded gradients with every backward pass, or with the last of an update, when a rank must hold whole "
-        "gradients; auto is last for LoRA only.",
+        "Reduce gradients in every backward pass, or hold them whole to an update's last; auto: last for LoRA only.",
         no.SHARDING,
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
         "auto",
-        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto is selective where the plan "
-        "fits the GPU.",
+        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto: the latter if it fits.",
         no.RECOMPUTATION,
     )
     enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")
     compile_backend: str = machine("inductor", "By what; aot_eager finds breaks in seconds.", no.COMPILE)
-    deterministic: bool = machine(
-        False, "On a GPU, take only kernels that give the same bits every time, which is slower."
-    )
-    collective_timeout: float = machine(
-        1800.0, "Seconds after which a rank that does not answer ends the run.", no.OTHER_PROCESS, above=0
-    )
+    deterministic: bool = machine(False, "On a GPU, take only kernels with the same bits every time: slower.")
+    collective_timeout: float = machine(1800.0, "Seconds until a silent rank ends the run.", no.OTHER_PROCESS, above=0)
     watchdog_seconds: float = machine(
-        900.0,
-        "Tell on stderr which rank is in which stage, and its Python stack, when one has been there, or in one of its "
-        "passes, for longer; 0 never does.",
+        900.0, "Tell on stderr all ranks' stages, and the stack of one that is longer in it, or in a pass; 0 never."
     )
 
     @property
@@ -318,10 +293,7 @@ class RecordSettings:
     validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
     validation_num_frames: int = records(0, "Frames of a validation video, 4n + 1; 0 is a rollout's.", no.VALIDATION)
     validation_shift: float | None = records(
-        None,
-        "Shift of the schedule in validation; that of the rollouts by default.",
-        no.VALIDATION,
-        above=0,
+        None, "Shift of the schedule in validation; that of the rollouts by default.", no.VALIDATION, above=0
     )
     validate_at_step0: bool = records(
         True, "Validate the base policy before the first iteration; else there is no before and after.", no.VALIDATION
@@ -329,9 +301,7 @@ class RecordSettings:
     validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION)
     validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION)
     on_reward_hacking: Literal["warn", "stop"] = records(
-        "warn",
-        "When a validation shows a higher reward and worse held-out measures: say so, or save and end the run.",
-        no.FEW_VIDEOS,
+        "warn", "On more reward and worse held-out measures in validation: say so, or save and end.", no.FEW_VIDEOS
     )
     hacking_threshold: float = records(
         1.5, "Spreads of the base policy's videos that the mean of a held-out measure may move.", no.VALIDATION, above=0

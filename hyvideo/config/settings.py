@@ -5,41 +5,14 @@ import json
 from dataclasses import dataclass
 from typing import get_origin
 
-from hyvideo.config.sections import (
-    DataSettings,
-    DistributedSettings,
-    LossSettings,
-    ModelSettings,
-    OptimizerSettings,
-    RecordSettings,
-    RewardSettings,
-    RolloutSettings,
-    TrustRegionSettings,
-)
+from hyvideo.config import sections
 from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.prompts import Request
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 
-SECTIONS = {
-    "model": ModelSettings,
-    "data": DataSettings,
-    "rollout": RolloutSettings,
-    "reward": RewardSettings,
-    "loss": LossSettings,
-    "trust_region": TrustRegionSettings,
-    "optimizer": OptimizerSettings,
-    "distributed": DistributedSettings,
-    "record": RecordSettings,
-}
-FIELDS = {field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)}
-TRAITS: dict[str, Traits] = {name: field.metadata["traits"] for name, field in FIELDS.items()}
-
 # The paper's settings A and B, and their names.
-REWARD_PRESETS = {
-    "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
-    "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
-}
+REWARD_PRESETS = {"averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}, "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}}
 REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignment"]}
 
 
@@ -47,15 +20,15 @@ REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignme
 class Config:
     """The settings of a run, by section."""
 
-    model: ModelSettings = ModelSettings()
-    data: DataSettings = dataclasses.field(default_factory=DataSettings)
-    rollout: RolloutSettings = RolloutSettings()
-    reward: RewardSettings = dataclasses.field(default_factory=RewardSettings)
-    loss: LossSettings = LossSettings()
-    trust_region: TrustRegionSettings = TrustRegionSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-    distributed: DistributedSettings = DistributedSettings()
-    record: RecordSettings = dataclasses.field(default_factory=RecordSettings)
+    model: sections.ModelSettings = sections.ModelSettings()
+    data: sections.DataSettings = dataclasses.field(default_factory=sections.DataSettings)
+    rollout: sections.RolloutSettings = sections.RolloutSettings()
+    reward: sections.RewardSettings = dataclasses.field(default_factory=sections.RewardSettings)
+    loss: sections.LossSettings = sections.LossSettings()
+    trust_region: sections.TrustRegionSettings = sections.TrustRegionSettings()
+    optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
+    distributed: sections.DistributedSettings = sections.DistributedSettings()
+    record: sections.RecordSettings = dataclasses.field(default_factory=sections.RecordSettings)
 
     def flat(self) -> dict:
         """All settings in one dict, by flag name."""
@@ -63,13 +36,10 @@ class Config:
 
     def with_settings(self, **changes) -> "Config":
         """A copy in which the named settings have other values."""
-        owner = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
         by_section: dict[str, dict] = {}
         for name, value in changes.items():
-            by_section.setdefault(owner[name], {})[name] = in_form(name, value)
-        sections = {
-            section: dataclasses.replace(getattr(self, section), **values) for section, values in by_section.items()
-        }
+            by_section.setdefault(_OWNERS[name], {})[name] = in_form(name, value)
+        sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in by_section.items()}
         return dataclasses.replace(self, **sections)
 
     def resolved(self) -> "Config":
@@ -78,10 +48,7 @@ class Config:
         An eta that ``match_noise`` cannot have stays as it is; ``hyvideo.config.rules.check`` says why.
         """
         version = version_defaults(self.model.transformer_version)
-        defaults = {
-            "shift": version.shift if version else 5.0,
-            "cfg_scale": version.guidance_scale if version else 6.0,
-        }
+        defaults = {"shift": version.shift if version else 5.0, "cfg_scale": version.guidance_scale if version else 6.0}
         given = self.flat()
         config = self.with_settings(**{name: value for name, value in defaults.items() if given[name] is None})
         try:
@@ -184,6 +151,12 @@ class Config:
         return REWARD_PRESETS[text] if text in REWARD_PRESETS else flat_weights(json.loads(text))
 
 
+SECTIONS = {field.name: field.type for field in dataclasses.fields(Config)}
+FIELDS = {field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)}
+TRAITS: dict[str, Traits] = {name: field.metadata["traits"] for name, field in FIELDS.items()}
+_OWNERS = {field.name: section for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
+
+
 def in_form(name: str, value: object) -> object:
     """A setting's value, where it is a list as a list: a word is a list of one, and an empty word none; or a switch."""
     if FIELDS[name].type is Switch and isinstance(value, bool):
@@ -198,7 +171,7 @@ def is_json(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def eta_of(rollout: RolloutSettings) -> float:
+def eta_of(rollout: sections.RolloutSettings) -> float:
     """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
     return matched_eta(
         rollout.match_noise,

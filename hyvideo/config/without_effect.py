@@ -5,7 +5,7 @@ Most of a day can go into a setting that cannot change anything. What is listed 
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
@@ -18,7 +18,6 @@ _WEAK = 1e-3
 
 def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
     """A sentence for each setting, or group of them, that cannot change this run."""
-    sentences = [*_of_the_method(config, plan)]
     values, defaults = config.flat(), Config().flat()
     words = values | {
         "strategy": config.kl_strategy,
@@ -33,20 +32,12 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
         reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
         if reason:
             names.setdefault(reason.format_map(words), []).append(name)
-    for reason, given in names.items():
-        sentences.append(f"{', '.join(given)}: {reason}")
-    return sentences
-
-
-def print_sentences(title: str, sentences: Iterable[str]) -> None:
-    """Prints a line for each sentence, the first after the title."""
-    for number, sentence in enumerate(sentences):
-        print(f"{'' if number else title:<22} {sentence}")
+    return [*_of_the_method(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
 
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
     loss, settings = config.loss, config.trust_region
-    if plan.ratio_must_be_one:
+    if not plan.clip_can_bind:
         # Where samples go apart, rollout and update run the same shapes, and their ratios are 1 in bf16 too.
         is_default = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
         yield (

@@ -26,12 +26,11 @@ def preflight(
     """Raises ValueError on every rank where the ranks' nodes do not fit the run or each other; the main rank says why.
 
     Prints a table of the nodes from the main rank. Joins the process group if that was not done: called before
-    ``mesh.start``, it names a rank that would let it wait.
+    ``mesh.start``, it names a rank that would let it wait. Reports the caller's ``problem`` with the rest.
 
     Args:
         collective_timeout: Of the process group that it joins, in seconds.
         timeout_s: For which it waits for a rank; five times that for the first all-reduce.
-        problem: Of the caller on this rank; reported with the rest.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)

@@ -45,8 +45,7 @@ def agree(
 
     Args:
         stage: Name of this agreement; each may be used once.
-        answer: Of this rank, as JSON can say it.
-        judge: Gives the problems in the answers, which come in the order of the ranks; called on the main rank.
+        judge: Gives the problems in the answers, each as JSON can say it, in the order of the ranks; on the main rank.
 
     Raises: DistError where the main rank does not answer.
     """

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch.distributed as dist
 
@@ -40,30 +40,20 @@ class Stay:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The state that a rank reports."""
+    """The state that a rank reports, and the main rank's view of it: a silent rank stays where it was."""
 
     host: str
     stage: str
     iteration: int
     seconds: float  # in this stage
     since: str  # wall time, for display
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """A rank as the main rank sees it."""
-
-    rank: int
-    heartbeat: Heartbeat
-    seconds: float  # in its stage, as far as is known; a silent rank stays where it was last heard of
-    silent_s: float  # since its last heartbeat arrived; 0 while they come in time
+    silent_s: float = 0.0  # since the last one arrived; 0 while they come in time
 
 
 class Watchdog:
     """Context in which hangs of this rank, and on the main rank of any rank, are reported on stderr.
 
-    Args:
-        limit_s: Seconds in one stage that are too many; 0 watches nothing.
+    ``limit_s`` seconds in one stage are too many; 0 watches nothing.
     """
 
     def __init__(self, mesh: Mesh, limit_s: float):
@@ -111,7 +101,11 @@ class Watchdog:
                 store = None
             if self.mesh.is_main and not is_last:
                 roll.hear(self.mesh.rank, heartbeat, time.monotonic())
-                self._report(roll.call(time.monotonic()), alarm, alone=store is None)
+                # Without a store, what was seen of the others is old.
+                seen = [heartbeat] if store is None else roll.call(time.monotonic())
+                if alarm.rings(max(one.seconds for one in seen)):
+                    note = "; the store does not answer, so the other ranks are not known" if store is None else ""
+                    sys.stderr.write(f"{describe(seen, self.limit_s)}{note}\n")  # at once: ranks' lines do not mix
 
     def _heartbeat(self, stay: Stay) -> Heartbeat:
         seconds = time.monotonic() - stay.since
@@ -128,13 +122,6 @@ class Watchdog:
             f"{heartbeat.iteration} for {heartbeat.seconds:.0f} s; its Python stack:\n"
         )
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-
-    def _report(self, sightings: list[Sighting], alarm: "Alarm", *, alone: bool) -> None:
-        note = "; the store does not answer, so the other ranks are not known" if alone else ""
-        if alone:  # what was seen of the others is old
-            sightings = [sightings[self.mesh.rank]]
-        if alarm.rings(max(sighting.seconds for sighting in sightings)):
-            sys.stderr.write(f"{describe(sightings, self.limit_s)}{note}\n")  # at once: ranks' lines do not mix
 
 
 class Roll:
@@ -156,14 +143,14 @@ class Roll:
         if self._last[rank][0] != heartbeat:
             self._last[rank] = (heartbeat, now)
 
-    def call(self, now: float) -> list[Sighting]:
-        """A sighting of every rank, in their order."""
-        sightings = []
-        for rank, (heartbeat, heard) in self._last.items():
+    def call(self, now: float) -> list[Heartbeat]:
+        """The last heartbeat of every rank, in their order."""
+        seen = []
+        for heartbeat, heard in self._last.values():
             is_silent = now - heard > self.silent_after and heartbeat.stage != ENDED
             silent_s = now - heard if is_silent else 0.0
-            sightings.append(Sighting(rank, heartbeat, heartbeat.seconds + silent_s, silent_s))
-        return sightings
+            seen.append(replace(heartbeat, seconds=heartbeat.seconds + silent_s, silent_s=silent_s))
+        return seen
 
 
 class Alarm:
@@ -182,15 +169,14 @@ class Alarm:
         return True
 
 
-def describe(sightings: list[Sighting], limit_s: float) -> str:
-    """The report: who is in which stage for how long, and who is not heard of."""
+def describe(seen: list[Heartbeat], limit_s: float) -> str:
+    """The report on ranks from 0 on: who is in which stage for how long, and who is not heard of."""
     rows = [("rank", "host", "stage", "iteration", "seconds", "since", "")]
-    for sighting in sightings:
-        last, seconds = sighting.heartbeat, f"{sighting.seconds:.0f}"
-        note = f"silent for {sighting.silent_s:.0f} s" if sighting.silent_s else ""
-        rows.append((str(sighting.rank), last.host, last.stage, str(last.iteration), seconds, last.since, note))
-    over = name_ranks(sighting.rank for sighting in sightings if sighting.seconds >= limit_s)
-    silent = [sighting.rank for sighting in sightings if sighting.silent_s]
+    for rank, last in enumerate(seen):
+        note = f"silent for {last.silent_s:.0f} s" if last.silent_s else ""
+        rows.append((str(rank), last.host, last.stage, str(last.iteration), f"{last.seconds:.0f}", last.since, note))
+    over = name_ranks(rank for rank, last in enumerate(seen) if last.seconds >= limit_s)
+    silent = [rank for rank, last in enumerate(seen) if last.silent_s]
     return "\n".join(
         [
             f"watchdog: {over} in one stage for more than {limit_s:g} s",

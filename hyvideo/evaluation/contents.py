@@ -28,11 +28,9 @@ from hyvideo.training.model_setup import ENCODER_FOLDERS
 
 
 def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
-    """Settings and contents that evaluations of several policies have in common.
+    """Settings and contents that evaluations of several policies have in common, from all settings by flag.
 
-    Args:
-        settings: All of them, by flag.
-        has_model: A model makes the videos; where they are given, its weights do not count and are not read.
+    Without a model, where videos are given, its weights do not count and are not read.
 
     Raises: ValueError for prompts or options that cannot be read.
     """

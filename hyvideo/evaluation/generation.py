@@ -9,6 +9,7 @@ import gc
 import math
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,15 +33,8 @@ from hyvideo.pipelines.conditions import Conditions, to_device
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
-from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import (
-    RequiredEncoders,
-    check_checkpoint,
-    choose_device,
-    load_encoder,
-    load_pipeline,
-    make_deterministic,
-)
+from hyvideo.training import model_setup, saved_policy
+from hyvideo.training.model_setup import RequiredEncoders
 
 MINIATURE = "configs/miniature.yaml"
 SUFFIXES = {"cfg_distilled": "distilled", "step_distilled": "step_distilled"}  # of a version's name, by kind
@@ -97,14 +91,14 @@ class Source:
         self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, needs: RequiredEncoders
     ) -> HunyuanVideoGRPOPipeline:
         """Pipeline of the policy, with weights in the precision that it computes in."""
-        pipeline = load_pipeline(
+        pipeline = model_setup.load_pipeline(
             config,
             device,
             encoder=encoder,
             vae=vae,
             trained=needs,
             weights_dtype=DTYPES[config.model.dtype],
-            is_overwritten=self.checkpoint is not None and saved_policy.is_full_checkpoint(self.checkpoint),
+            is_overwritten=self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint),
         )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
@@ -198,25 +192,23 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
 def generate(config: Config, videos: list[Video], *, source: Source, seed: int, is_stochastic: bool) -> None:
     """Makes the videos, each with a JSON file of its settings; several processes of torchrun share them.
 
-    Args:
-        config: ``validation_steps`` is the number of denoising steps; ``sde_type`` and ``eta`` count if
-            ``is_stochastic``.
+    They have ``validation_steps`` steps; ``sde_type`` and ``eta`` count if ``is_stochastic``.
 
     Raises: ValueError for what cannot be used, before any weights are read.
     """
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
-    needs = check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
+    needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
     source = source.or_start(config.optimizer.pretrained_lora_path)
     source.check(config.model, config.negative_requests)
     if config.distributed.deterministic:
-        make_deterministic()
-    device = choose_device(config.model.device, processes.local_rank())
+        model_setup.make_deterministic()
+    device = model_setup.choose_device(config.model.device, processes.local_rank())
     for folder in {video.path.parent for video in videos}:
         make_folder(folder)
     local = videos[processes.rank() :: processes.world_size()]
 
     start = time.perf_counter()
-    encoder, vae = load_encoder(config, device)
+    encoder, vae = model_setup.load_encoder(config, device)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
     encoder(config.negative_requests)
     encoder.release()  # before the transformer comes
@@ -244,21 +236,17 @@ def _make(
     is_stochastic: bool,
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
-    device = pipeline.device
-    noise = to_device(normal(shape, seed, "generate", video.number)[None], device)
-    conditions = conditions.to(device)
+    is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1
+    with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
-    def with_progress(steps):
-        is_silent = processes.rank() > 0 or len(steps) == 1
-        return tqdm(steps, desc=video.path.name, unit="step", leave=False, disable=is_silent)
+    def noise(*step: int) -> torch.Tensor:
+        return to_device(normal(shape, seed, "generate", video.number, *step)[None], pipeline.device)
 
-    def step_noise(step: int) -> torch.Tensor:
-        return to_device(normal(shape, seed, "generate", video.number, step)[None], device)
-
+    conditions = conditions.to(pipeline.device)
     if is_stochastic:
-        latents = pipeline.sample(conditions, noise, step_noise, with_progress=with_progress).final
+        latents = pipeline.sample(conditions, noise(), noise, with_progress=with_progress).final
     else:
-        latents = pipeline.sample_ode(conditions, noise, with_progress=with_progress)
+        latents = pipeline.sample_ode(conditions, noise(), with_progress=with_progress)
     (frames,) = pipeline.decode(latents)
     if frames is None:
         raise FloatingPointError(f"the video for {video.path} is not finite; try --dtype fp32 or another checkpoint")

@@ -16,12 +16,12 @@ from hyvideo.data.prompts import Request
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.generation import Source, make_and_read_requests
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_sets
-from hyvideo.evaluation.scores_file import Evaluation, finite_or_none
+from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.validation import Validation
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.records.run_files import score_entry
+from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 
@@ -103,7 +103,7 @@ class Evaluator:
             file = files[number] if files else None
             entry = score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=number)
             del entry["advantage"]
-            entries.append(entry | {name: finite_or_none(value) for name, value in held_out.get(number, {}).items()})
+            entries.append(entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()})
         measures, _ = measure_sets(decoded, prompts, self.scorer, Mesh(0, 1, 1))
         return Evaluation(entries, dict(measures))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.memory.model_sizes import read_architecture
-from hyvideo.config.run_plan import Plan, describe
+from hyvideo.config.run_plan import Plan, describe, labelled
 from hyvideo.config.sections import ModelSettings
 from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import print_sentences, settings_without_effect
+from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
@@ -34,14 +34,14 @@ def print_start(
 
     Args:
         about: Lines of `whole_run.start_lines`.
-        resumed_iteration: Iteration of the checkpoint that the run goes on from; None for a new run.
-        changed_settings: A sentence for each setting that differs from that checkpoint's.
+        resumed_iteration: Of the checkpoint that the run goes on from, whose ``changed_settings`` are told; None: new.
     """
     print("\n".join([describe(config, plan), *about]))
     print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
     kernel = _attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
     print(f"attention              {kernel}")
-    print_sentences("does nothing here", settings_without_effect(config, plan, world_size))
+    for line in labelled("does nothing here", settings_without_effect(config, plan, world_size)):
+        print(line)
     begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
     for sentence in changed_settings:
         print(f"changed since then     {sentence}")
@@ -59,13 +59,13 @@ def _attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, in
 
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
     """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
+    before, after = (validation.measures(k) for k in (0, iteration)) if validation else ({}, {})
     print()
-    after = validation.measures(iteration) if validation else {}
-    if after and validation.measures(0):
+    if after and before:
         print("\n".join(_validation_lines(validation, iteration)))
     else:
         print(_training_line(output_dir / "metrics.jsonl"))
-    if after and not validation.measures(0):
+    if after and not before:
         print(
             f"{len(validation.prompts)} validation videos of iteration {iteration}: reward {after['reward']:.3f} ± "
             f"{after['reward_std']:.3f}; the base has no such validation (validate_at_step0), so there is no before "

@@ -14,7 +14,7 @@ import numpy as np
 from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
-from hyvideo.evaluation.table2.intervals import Interval, t_interval
+from hyvideo.evaluation.studies.intervals import Interval, t_interval
 from hyvideo.grpo.metrics import DIMENSIONS
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import write_json, write_text
@@ -32,24 +32,20 @@ def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> 
     return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
 
 
-def summarise_rewards(rewards: list[Reward]) -> dict[str, float]:
-    """Mean and spread over the videos that were scored, and the number of those that were not."""
+def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
+    """Means over the scored videos and the number of the others; the spread of ``reward``, of none without any."""
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
+    spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
     means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in DIMENSIONS}
-    return {
+    measures = {
         "reward": _finite_mean(totals),
-        "reward_std": statistics.pstdev(totals) if totals else math.nan,
+        "reward_std": spreads["reward"].std if totals else math.nan,
         **means,
         "overall": sum(means.values()),
         "missing": float(len(rewards) - len(scored)),
     }
-
-
-def reward_spread(rewards: list[Reward]) -> dict[str, Dispersion]:
-    """Spread of ``reward`` over the videos; empty where none was scored."""
-    totals = [reward.total for reward in rewards if not reward.is_missing]
-    return {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
+    return measures, spreads
 
 
 @dataclass(frozen=True)
@@ -109,19 +105,13 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
     return Evaluation(content["videos"], content["measures"])
 
 
-def write_scores_csv(path: Path, evaluation: Evaluation) -> None:
-    """Writes a row for each video."""
-    text = io.StringIO()
-    names = dict.fromkeys(name for entry in evaluation.videos for name in entry)
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
+    """Writes a line for each row, under the names that any of them has."""
+    text, rows = io.StringIO(), list(rows)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(evaluation.videos)
+    writer.writerows(rows)
     write_text(path, text.getvalue())
-
-
-def finite_or_none(value: float) -> float | None:
-    """Value as JSON has it."""
-    return value if math.isfinite(value) else None
 
 
 def _finite_mean(values: list[float]) -> float:

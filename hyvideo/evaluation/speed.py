@@ -1,4 +1,7 @@
-"""Speed of the transformer: random weights drawn where they compute, seconds by the GPU's own events, medians."""
+"""Speed of the transformer, and how far two results are apart.
+
+Random weights are drawn where they compute, seconds are those of the GPU's own events.
+"""
 
 import math
 import statistics
@@ -39,21 +42,21 @@ class Workload:
         """FLOP of one forward of one branch."""
         return forward_flops(self.tokens, self.text_tokens, self.architecture)
 
+    def speed(self, seconds: float, rate: float, *, forwards: float = 1.0) -> dict[str, float]:
+        """Speed of so many forwards in ``seconds``, with its share of ``rate`` FLOP/s."""
+        reached = forwards * self.flops.total / seconds
+        return {"TFLOP/s": reached / 1e12, "share of the product": reached / rate}
+
     def transformer(self) -> nn.Module:
         """diffusers' model, always of the same weights."""
         from diffusers import HunyuanVideo15Transformer3DModel
 
         torch.manual_seed(0)
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-        try:
-            with self.device:
-                return HunyuanVideo15Transformer3DModel(**self.sizes).eval()
-        finally:
-            torch.set_default_dtype(before)
+        with self.device:
+            return HunyuanVideo15Transformer3DModel(**self.sizes).to(self.dtype).eval()
 
     def inputs(self) -> dict[str, dict]:
-        """One sample as we take it and as diffusers does: latents, a timestep, and the conditions."""
+        """Arguments of a forward of ours and of diffusers' own ("stock") on the same sample."""
         sizes, to = self.architecture, {"dtype": self.dtype, "device": self.device}
         randn, zeros = partial(torch.randn, **to), partial(torch.zeros, **to)
         text = randn(1, TEXT_SLOTS, sizes.text_embed_dim)
@@ -112,33 +115,18 @@ def take_turns(calls: dict[str, Callable], repeats: int, device: torch.device) -
     return {name: [one[name] for one in rounds[1:]] for name in calls}
 
 
-def median_seconds(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median of the seconds of a call that has been made once before."""
-    return statistics.median(take_turns({"it": call}, repeats, device)["it"])
-
-
-def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """Median of the ratios of pairs that were measured one after the other."""
-    return statistics.median(a / b for a, b in zip(numerators, denominators))
-
-
 def product_rates(work: Workload) -> dict[int, float]:
     """FLOP/s of the largest matrix product of a block, by rows: 8,192, and the tokens of the video."""
-    width, in_a_row = work.architecture.width, 8 if work.device.type == "cuda" else 1
+    width, to = work.architecture.width, {"dtype": work.dtype, "device": work.device}
+    right = torch.randn(width, 4 * width, **to)
+    several = range(8 if work.device.type == "cuda" else 1)  # so that a GPU does not wait for the next
     rates = {}
     for rows in (8192, work.tokens):
-        left, right = (
-            torch.randn(*shape, dtype=work.dtype, device=work.device) for shape in ((rows, width), (width, 4 * width))
-        )
-        call = partial(_products, left, right, in_a_row)
-        seconds = take_turns({"products": call}, 9, work.device)["products"]
-        rates[rows] = in_a_row * 2 * rows * width * 4 * width / statistics.median(seconds[3:])
+        left = torch.randn(rows, width, **to)
+        calls = {"products": lambda left=left: [left @ right for _ in several]}
+        seconds = take_turns(calls, 9, work.device)["products"]
+        rates[rows] = len(several) * 2 * rows * width * 4 * width / statistics.median(seconds[3:])
     return rates
-
-
-def _products(left: Tensor, right: Tensor, number: int) -> None:
-    for _ in range(number):  # so that a GPU does not wait for the next
-        torch.matmul(left, right)
 
 
 def peak_gib(call: Callable[[], object], device: torch.device) -> float:
@@ -150,3 +138,8 @@ def peak_gib(call: Callable[[], object], device: torch.device) -> float:
     before = torch.cuda.memory_allocated(device)
     call()
     return (torch.cuda.max_memory_allocated(device) - before) / 2**30
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference over the largest value."""
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()

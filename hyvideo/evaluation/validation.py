@@ -21,7 +21,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all, measure_sets
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
-from hyvideo.evaluation.scores_file import gather_rewards, reward_spread, summarise_rewards
+from hyvideo.evaluation.scores_file import gather_rewards, summarise_rewards
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -35,11 +35,7 @@ FOLDER = "samples"
 
 
 class Validation:
-    """Samples, scores and records the validation set. The replicas share the videos.
-
-    Args:
-        on_stage: Is called with ``validation`` before each batch.
-    """
+    """Samples, scores and records the validation set, which the replicas share; tells ``on_stage`` of each batch."""
 
     def __init__(
         self,
@@ -81,8 +77,9 @@ class Validation:
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
         sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)
-        measures = means | summarise_rewards(rewards) | sets
-        stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread(rewards))
+        of_rewards, reward_spread = summarise_rewards(rewards)
+        measures = means | of_rewards | sets
+        stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.watch.look(stats)
         names = self._keep(iteration, videos)
         with reported_if_unwritable(f"VALIDATION {self.folder(iteration)}"):

@@ -13,11 +13,7 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
     The standard deviation divides by the number of scored rollouts. A group whose rewards are all equal has
     advantage 0. A rollout without a finite reward is left out of its group's statistics and has advantage NaN; so
     have all rollouts of a group with fewer than two scored ones. The loss leaves NaN out.
-
-    Args:
-        rewards: One per rollout, groups one after the other. Shape: (groups * group_size,).
-
-    Returns: Shape and dtype of ``rewards``.
+    Shape: (groups * group_size,) to the same, in the dtype of ``rewards``.
     """
     if group_size < 1 or rewards.ndim != 1 or len(rewards) % group_size:
         raise ValueError(f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}")
@@ -29,8 +25,7 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
     deviation = groups - mean
     variance = torch.where(scored, deviation**2, 0.0).sum(1, keepdim=True) / count
     advantages = (deviation / (variance.sqrt() + EPSILON)).clamp(-clip, clip)
-    all_equal = torch.where(scored, groups, -torch.inf).amax(1, keepdim=True) == torch.where(
-        scored, groups, torch.inf
-    ).amin(1, keepdim=True)
+    highest, lowest = (torch.where(scored, groups, bound) for bound in (-torch.inf, torch.inf))
+    all_equal = highest.amax(1, keepdim=True) == lowest.amin(1, keepdim=True)
     advantages = torch.where(all_equal, 0.0, advantages)
     return torch.where(scored & (count >= 2), advantages, torch.nan).flatten().to(rewards.dtype)

@@ -9,13 +9,10 @@ from torch import Tensor
 
 
 def balancing_factors(grad_norms: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """``S_t = median(N) / (N_t + eps)``, the median over the stochastic steps; 0 where N_t is 0.
+    """``S_t = median(N) / (N_t + eps)``, the median over the stochastic steps; 0 where N_t is 0. Shape: (steps,), both.
 
     Of an even number of steps the median is the lower of the two in the middle, as ``torch.median`` takes it in the
     code that made the paper's numbers.
-
-    Args:
-        grad_norms: Gradient norm of each step, 0 at deterministic ones. Shape: (steps,).
     """
     is_stochastic = grad_norms > 0
     if not is_stochastic.any():

@@ -35,31 +35,21 @@ class LossTerms:
     is_clipped: Tensor  # where the ratio is outside the clip range
     log_prob: Tensor
 
-    # Names of the sums in the metrics.
-    SUMMED = (
-        "loss/policy",
-        "loss/total",
-        "kl/position",
-        "kl/velocity",
-        "kl/total",
-        "policy/ratio_mean",
-        "policy/clip_fraction",
-        "policy/log_prob",
-    )
+    # The field of each sum, by its name in the metrics.
+    SUMMED = {
+        "loss/policy": "policy",
+        "loss/total": "loss",
+        "kl/position": "position",
+        "kl/velocity": "velocity",
+        "kl/total": "kl",
+        "policy/ratio_mean": "ratio",
+        "policy/clip_fraction": "is_clipped",
+        "policy/log_prob": "log_prob",
+    }
 
     def sums(self) -> Tensor:
         """Sums over the batch in the order of ``SUMMED``, float64, without gradient. Shape: (8,)."""
-        terms = (
-            self.policy,
-            self.loss,
-            self.position,
-            self.velocity,
-            self.kl,
-            self.ratio,
-            self.is_clipped,
-            self.log_prob,
-        )
-        return torch.stack([term.detach().double().sum() for term in terms])
+        return torch.stack([getattr(self, field).detach().double().sum() for field in self.SUMMED.values()])
 
     def largest_deviation(self) -> Tensor:
         """Largest ``|ratio - 1|``. Shape: ()."""

@@ -22,9 +22,7 @@ def reward_metrics(
 ) -> dict[str, float]:
     """Means and spreads over the scored rollouts of an iteration.
 
-    Args:
-        rewards: The total and each dimension. Shape: (rollouts, 1 + dimensions).
-        advantages: Shape: (rollouts,).
+    Shapes: rewards, the total and each dimension, (rollouts, 1 + dimensions); advantages (rollouts,).
     """
     scored = rewards[:, 0].isfinite()
     means = rewards[scored].nanmean(0).tolist()

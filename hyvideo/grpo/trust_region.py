@@ -15,11 +15,7 @@ STRATEGIES = ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"
 def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
     """KL of two Gaussians of equal variance: mean over elements of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
 
-    Args:
-        mean, anchor_mean: Shape: (batch, ...).
-        std: Shape: (batch, 1, ..., 1).
-
-    Returns: Shape: (batch,).
+    Shapes: (batch, ...) both means, (batch, 1, ..., 1) their std; (batch,) the result.
     """
     return ((mean - anchor_mean) ** 2 / (2 * std**2 + 1e-6)).flatten(1).mean(1)
 
@@ -118,12 +114,8 @@ class KLCoefficient:
         return min(self.settings.maximum, max(self.settings.minimum, value))
 
     def state_dict(self) -> dict:
-        return {
-            "value": self.value,
-            "num_updates": self.num_updates,
-            "recent": list(self.recent),
-            "settings": asdict(self.settings),
-        }
+        settings, recent = asdict(self.settings), list(self.recent)
+        return {"value": self.value, "num_updates": self.num_updates, "recent": recent, "settings": settings}
 
     def load_state_dict(self, state: dict) -> None:
         """Goes on from a state; where it had other settings, by these from the next update on."""

@@ -262,7 +262,8 @@ def _stream(
     state = model.eval().state_dict()
     if random_seed is None:
         return model, _stream_state(component, folder, state, is_original, read=torch.device(device).type != "meta")
-    return model, _drawn_state(component, state, random_seed, device)
+    drawn = draw_tensors(random_seed, expected_shapes(component, state, is_original=True), device)
+    return model, (pair for name, tensor in drawn for pair in component.to_diffusers({name: tensor}).items())
 
 
 def _stream_state(
@@ -275,14 +276,6 @@ def _stream_state(
     for name, tensor in stream_tensors(weights, expected, read=read):
         # Both maps work tensor by tensor: one of the original's is one or three of diffusers'.
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
-
-
-def _drawn_state(
-    component: Component, state: Mapping[str, Tensor], seed: int, device: str | torch.device
-) -> Iterator[tuple[str, Tensor]]:
-    """Random tensors for the model, drawn by their original names."""
-    for name, tensor in draw_tensors(seed, expected_shapes(component, state, is_original=True), device):
-        yield from component.to_diffusers({name: tensor}).items()
 
 
 def _without_memory(component: Component, arguments: Mapping[str, Any]) -> nn.Module:

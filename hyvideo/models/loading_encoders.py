@@ -173,7 +173,6 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
     """The model by ``from_pretrained``, which knows the names of old checkpoints; its files have been checked."""
     from transformers.utils import logging
 
-    shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # it would stand in the middle of ours
     model, report = cls.from_pretrained(
         folder.path,
@@ -183,8 +182,6 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
         local_files_only=True,
         output_loading_info=True,
     )
-    if shows_bars:
-        logging.enable_progress_bar()
     assert not report["missing_keys"], report["missing_keys"]
     return model
 

@@ -1,6 +1,6 @@
 """The settings of the original HunyuanVideo-1.5 checkpoints (config.json), mapped to diffusers' arguments and back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,19 @@ from hyvideo.data.images import RESOLUTIONS
 
 NAMES = yaml.safe_load(Path(__file__).with_name("original_names.yaml").read_text())
 _ONLY_VALUES: dict[str, Any] = NAMES["transformer"]["only_values"]
-_TRANSFORMER_SIZES, _VAE_SIZES = NAMES["transformer"]["sizes"], NAMES["vae"]["sizes"]
+
+# Kinds of settings in the tables: what they must be, whether a value is, and the type of diffusers' argument.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
+    "integers": ("an integer of at least 1", lambda value: type(value) is int and value > 0, int),
+    "counts": ("an integer of at least 0", lambda value: type(value) is int and value >= 0, int),
+    "numbers": ("a positive number", lambda value: type(value) in (int, float) and value > 0, float),
+    "flags": ("true or false", lambda value: type(value) is bool, bool),
+    "lists": (
+        "a list of positive integers",
+        lambda value: isinstance(value, (list, tuple)) and value and all(type(n) is int and n > 0 for n in value),
+        tuple,
+    ),
+}
 
 # Not in the original's config.json: all releases have these.
 _BYT5_STATES_DIM = 1472
@@ -28,36 +40,33 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
             raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class")
     if config.get("attn_mode") == "flex-block-attn":
         raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
-    hidden_size, num_heads = _integer(config, "hidden_size"), _integer(config, "heads_num")
-    rope_dims = _integers(config, "rope_dim_list")
+    config = {"refiner_depth": _REFINER_DEPTH, "use_meanflow": False} | dict(config)
+    renamed = _renamed("transformer", config)
+    hidden_size, num_heads = _value(config, "hidden_size", "integers"), renamed["num_attention_heads"]
+    rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
         raise ValueError(
             "config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list', "
             f"got {hidden_size} / {num_heads} and {rope_dims}"
         )
-    patch_size = _integers(config, "patch_size")
+    patch_size = _value(config, "patch_size", "lists")
     if len(patch_size) != 3 or patch_size[1] != patch_size[2]:
         raise ValueError(f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}")
-    channels = _integer(config, "in_channels")
+    channels = _value(config, "in_channels", "integers")
     resolution = config.get("ideal_resolution") or "480p"
     if resolution not in RESOLUTIONS:
         raise ValueError(f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}")
-    return {argument: _integer(config, key) for key, argument in _TRANSFORMER_SIZES.items()} | {
+    return renamed | {
         # noisy latents, condition latents, and a mask that says which frames are given
         "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
-        "out_channels": _integer(config, "out_channels") if config.get("out_channels") else channels,
+        "out_channels": _value(config, "out_channels", "integers") if config.get("out_channels") else channels,
         "attention_head_dim": hidden_size // num_heads,
-        "num_refiner_layers": _integer({"refiner_depth": _REFINER_DEPTH} | dict(config), "refiner_depth"),
-        "mlp_ratio": _number(config, "mlp_width_ratio"),
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],
         "qk_norm": "rms_norm",
         "text_embed_2_dim": _BYT5_STATES_DIM,
-        "rope_theta": _number(config, "rope_theta"),
-        "rope_axes_dim": rope_dims,
         "target_size": RESOLUTIONS[resolution],
         "task_type": config.get("ideal_task") or "t2v",
-        "use_meanflow": bool(config.get("use_meanflow", False)),
     }
 
 
@@ -71,24 +80,20 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
             f"text_embed_2_dim must be {_BYT5_STATES_DIM} as in the releases, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
-    original = {key: config[argument] for key, argument in _TRANSFORMER_SIZES.items()} | {
+    original = _original("transformer", config) | {
         "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
         "patch_size": [config["patch_size_t"], config["patch_size"], config["patch_size"]],
         "in_channels": config["out_channels"] if conditioned else config["in_channels"],
         "concat_condition": conditioned,
         "out_channels": config["out_channels"],
         "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
-        "mlp_width_ratio": config["mlp_ratio"],
-        "rope_dim_list": list(config["rope_axes_dim"]),
-        "rope_theta": config["rope_theta"],
         "text_states_dim_2": None,
         "attn_mode": "flash",
-        "use_meanflow": config["use_meanflow"],
         "ideal_resolution": resolution,
         "ideal_task": config["task_type"],
     }
-    if config["num_refiner_layers"] != _REFINER_DEPTH:
-        original["refiner_depth"] = config["num_refiner_layers"]
+    if original["refiner_depth"] == _REFINER_DEPTH:
+        del original["refiner_depth"]
     return original | _ONLY_VALUES
 
 
@@ -100,48 +105,33 @@ def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if config.get("shift_factor"):
         raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")
-    return {
-        argument: _integer(config, key, at_least=0 if key == "layers_per_block" else 1)
-        for key, argument in _VAE_SIZES.items()
-    } | {
-        "block_out_channels": _integers(config, "block_out_channels"),
-        "downsample_match_channel": bool(config.get("downsample_match_channel", True)),
-        "upsample_match_channel": bool(config.get("upsample_match_channel", True)),
-        "scaling_factor": _number(config, "scaling_factor"),
-    }
+    return _renamed("vae", {"downsample_match_channel": True, "upsample_match_channel": True} | dict(config))
 
 
 def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """The original's ``config.json`` for the config of a diffusers VAE."""
-    original = {key: config[argument] for key, argument in _VAE_SIZES.items()}
-    return original | {
+    return _original("vae", config) | {
         "_class_name": "AutoencoderKLConv3D",
-        "block_out_channels": list(config["block_out_channels"]),
-        "downsample_match_channel": config["downsample_match_channel"],
-        "upsample_match_channel": config["upsample_match_channel"],
         "sample_size": 256,
         "sample_tsize": 64,
-        "scaling_factor": config["scaling_factor"],
         "shift_factor": None,
     }
 
 
-def _integer(config: Mapping[str, Any], key: str, at_least: int = 1) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < at_least:
-        raise ValueError(f"config key {key!r} must be an integer of at least {at_least}, got {value!r}")
-    return value
+def _value(config: Mapping[str, Any], key: str, kind: str) -> Any:
+    rule, is_right, to_type = _KINDS[kind]
+    if not is_right(config.get(key)):
+        raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
+    return to_type(config[key])
 
 
-def _integers(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    value = config.get(key)
-    if not isinstance(value, (list, tuple)) or not value or not all(type(item) is int and item > 0 for item in value):
-        raise ValueError(f"config key {key!r} must be a list of positive integers, got {value!r}")
-    return tuple(value)
+def _renamed(model: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """diffusers' arguments that only have other names in the original's config."""
+    settings = NAMES[model]["settings"]
+    return {name: _value(config, key, kind) for kind in settings for key, name in settings[kind].items()}
 
 
-def _number(config: Mapping[str, Any], key: str) -> float:
-    value = config.get(key)
-    if type(value) not in (int, float) or value <= 0:
-        raise ValueError(f"config key {key!r} must be a positive number, got {value!r}")
-    return float(value)
+def _original(model: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The original's settings that only have other names in diffusers' config."""
+    values = {key: config[name] for keys in NAMES[model]["settings"].values() for key, name in keys.items()}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -6,7 +6,6 @@ memory-mapped: a map of a 33 GB file counts as memory once it is read, and machi
 """
 
 import hashlib
-import json
 import math
 import pickle
 import zipfile
@@ -51,7 +50,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
     drawn: dict[str, int] = {}
     for path in weight_paths(folder, stem):
         try:
-            with safe_open(path, framework="np") as file:  # "pt" would map the whole file
+            with safe_open(path, framework="pt", backend="pread") as file:
                 names = file.keys()
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
                 files |= dict.fromkeys(names, path)
@@ -96,19 +95,13 @@ def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> 
 
 def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a safetensors file in the order of their bytes."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            if entry["dtype"] not in _DTYPES:
-                raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {entry['dtype']}")
-            start, end = entry["data_offsets"]
-            content = torch.empty(end - start, dtype=torch.uint8, device="cpu" if read else "meta")
-            file.seek(8 + length + start)
-            if read and file.readinto(content.numpy()) != end - start:
-                raise ValueError(f"tensor {name!r} in {path} is cut short; download the file again")
-            yield name, content.view(_DTYPES[entry["dtype"]]).view(entry["shape"])
+    with safe_open(path, framework="pt", backend="pread") as file:
+        for name in file.offset_keys():
+            header = file.get_slice(name)
+            if (dtype := header.get_dtype()) not in _DTYPES:
+                raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {dtype}")
+            without_memory = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
+            yield name, file.get_tensor(name) if read else without_memory
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
@@ -187,8 +180,8 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
 def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file that fits into memory. Raises ValueError, naming the file, for a damaged one."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}
+        with safe_open(path, framework="pt", backend="pread") as file:
+            return file.get_tensors(), file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{label}: {path} is missing, truncated or no safetensors file ({error})") from error
 

@@ -51,11 +51,9 @@ class PartStore:
 
 
 class ConditionEncoder:
-    """Conditions of requests, on the CPU.
+    """Conditions of requests, on the CPU, in the ``dtype`` that the transformer computes in.
 
-    Args:
-        dtype: Of text, glyph and vision states: what the transformer computes in.
-        identity: Tells the encoders of this run from others, for the store.
+    ``identity`` tells the encoders of this run from others, for the store.
     """
 
     def __init__(

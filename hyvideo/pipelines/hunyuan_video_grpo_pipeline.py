@@ -146,9 +146,8 @@ class HunyuanVideoGRPOPipeline:
     def replay(self, sample: Tensor, prev_sample: Tensor, timestep: Tensor, conditions: Conditions) -> SdeStepOutput:
         """Probability of stored transitions under the transformer as it is now: the policy, or the anchor in its place.
 
-        Args:
-            sample, prev_sample: Latents before and after the step. Shape: (batch, channels, frames, height, width).
-            timestep: A different one per sample is allowed. On the CPU. Shape: (batch,).
+        Shapes: latents before and after the step (batch, channels, frames, height, width); timesteps, on the CPU,
+        (batch,), a different one per sample allowed.
         """
         return self.scheduler.sde_step_with_logprob(
             self.velocity(sample, timestep, conditions),
@@ -162,9 +161,7 @@ class HunyuanVideoGRPOPipeline:
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """The guided velocity, float32: ``v_negative + scale (v - v_negative)``; one branch for a scale up to 1.
 
-        Args:
-            latents: Shape: (batch, channels, frames, height, width).
-            timestep: ``1000 sigma`` of each sample, float32. On the CPU. Shape: (batch,).
+        Shapes: latents (batch, channels, frames, height, width); timesteps, ``1000 sigma``, on the CPU, (batch,).
         """
         scale, times = self.sampling.guidance_scale, timestep.tolist()
         if scale <= 1:

@@ -103,9 +103,8 @@ def glyph_text(prompt: str) -> str:
 class ImageEncoder:
     """Features by SigLIP and latents by the VAE of a reference image, fitted to the video.
 
-    Args:
-        preprocessor: Values of SigLIP's preprocessor_config.json.
-        vae: Encodes a whole frame: in tiles it would be another one.
+    ``preprocessor`` has the values of SigLIP's preprocessor_config.json. The VAE encodes a whole frame: in tiles it
+    would be another one.
     """
 
     def __init__(self, preprocessor: dict[str, Any], model: nn.Module, vae: nn.Module):

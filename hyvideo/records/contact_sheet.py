@@ -48,10 +48,7 @@ def even_frames(video: Tensor) -> Tensor:
 
 
 def fit_frame(frame: Tensor) -> Image.Image:
-    """A frame at most ``FRAME_HEIGHT`` high: enlarged by an integer with sharp pixels, or shrunk.
-
-    ``frame``: uint8 (channels, height, width).
-    """
+    """A frame, uint8 (channels, height, width), at most ``FRAME_HEIGHT`` high: enlarged by an integer, or shrunk."""
     image = Image.fromarray(frame.permute(1, 2, 0).contiguous().cpu().numpy())
     factor = FRAME_HEIGHT // image.height
     if factor >= 1:

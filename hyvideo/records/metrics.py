@@ -7,13 +7,13 @@ knows of ranks: only the main process makes a writer.
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from torch import Tensor
 
-from hyvideo.records.metrics_file import open_lines
+from hyvideo.records.metrics_file import Lines
 from hyvideo.records.trackers import REPORTS
 
 
@@ -24,27 +24,18 @@ def as_json_line(metrics: dict[str, float], iteration: int) -> str:
     return json.dumps({"iteration": iteration} | finite, allow_nan=False)
 
 
-class MetricsWriter:
-    """Writes the metrics of a run to ``output_dir``: always metrics.jsonl, and what ``report_to`` names.
+class MetricsWriter(AbstractContextManager):
+    """Writes the metrics of a run to ``output_dir``: metrics.jsonl, and what ``report_to`` names, with its settings.
 
-    Args:
-        report_to: Any of "tensorboard" and "wandb".
-        config: The resolved settings, kept with the run in TensorBoard and W&B.
-        resume_iteration: The last finished iteration, whose successor is logged next; None for a new run, -1
-            to start over in the same folder. Later lines of metrics.jsonl are dropped.
+    ``resume_iteration`` is the last finished iteration, whose successor is logged next; None for a new run, -1 to start
+    over in the same folder. Later lines of metrics.jsonl are dropped.
     """
 
     def __init__(
-        self,
-        output_dir: Path,
-        *,
-        report_to: list[str],
-        run_name: str,
-        config: Mapping[str, object],
-        resume_iteration: int | None,
+        self, output_dir: Path, *, report_to: list[str], run_name: str, config: dict, resume_iteration: int | None
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
-        self.lines = open_lines(output_dir / "metrics.jsonl", resume_iteration)
+        self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
         self.reports = [
             REPORTS[name](output_dir, run_name=run_name, config=config, resume_iteration=resume_iteration)
             for name in dict.fromkeys(report_to)
@@ -73,9 +64,6 @@ class MetricsWriter:
                 self.reports.remove(report)
                 name = type(report).__name__
                 print(f"\n{name} GIVEN UP ({error}); training goes on", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.close()

@@ -33,24 +33,20 @@ def whole_lines(path: Path) -> list[tuple[int, bytes]]:
     return [(iteration, line) for iteration, line in zip(iterations, lines) if iteration is not None]
 
 
-def open_lines(path: Path, resume_iteration: int | None) -> "Lines":
-    """metrics.jsonl, ready for the iteration after ``resume_iteration``: what is logged again is dropped.
-
-    Raises ValueError where a new run (None) would be appended to another's lines, and as `whole_lines`.
-    """
-    if resume_iteration is not None and path.exists():
-        kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
-        with replacing(path) as aside:  # a second crash loses nothing
-            aside.write_bytes(b"".join(line + b"\n" for line in kept))
-    elif path.exists() and path.stat().st_size > 0:
-        raise ValueError(f"{path} holds the metrics of another run; resume that one or choose another output_dir")
-    return Lines(path)
-
-
 class Lines:
-    """Appends lines to a file. What a full disk does not take is reported, and written with the next line."""
+    """Appends lines to metrics.jsonl. What a full disk does not take is reported, and written with the next line.
 
-    def __init__(self, path: Path):
+    Of a run that goes on after ``resume_iteration``, what is logged again is dropped. Raises ValueError where a new run
+    (None) would be appended to another's lines, and as `whole_lines`.
+    """
+
+    def __init__(self, path: Path, resume_iteration: int | None):
+        if resume_iteration is not None and path.exists():
+            kept = [line for iteration, line in whole_lines(path) if iteration <= resume_iteration]
+            with replacing(path) as aside:  # a second crash loses nothing
+                aside.write_bytes(b"".join(line + b"\n" for line in kept))
+        elif path.exists() and path.stat().st_size > 0:
+            raise ValueError(f"{path} holds the metrics of another run; resume that one or choose another output_dir")
         self.path = path
         self._file = path.open("ab", buffering=0)  # lines leave the process at once
         self._waiting = b""

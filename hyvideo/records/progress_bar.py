@@ -2,7 +2,8 @@
 
 import sys
 import time
-from typing import Self, TextIO
+from contextlib import AbstractContextManager
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -19,11 +20,10 @@ def console_text(metrics: dict[str, float]) -> str:
     return " | ".join(text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics)
 
 
-class ProgressBar:
+class ProgressBar(AbstractContextManager):
     """A bar on stderr. In a log file, where a bar cannot be read, plain lines: first, last and two a minute.
 
-    Args:
-        total: Iterations of the whole run; ``initial`` of them were done before it was resumed.
+    Of the ``total`` iterations ``initial`` were done before the run was resumed.
     """
 
     def __init__(self, total: int, *, initial: int = 0, stream: TextIO | None = None):
@@ -50,9 +50,6 @@ class ProgressBar:
         left = tqdm.format_interval(per_iteration * (self.total - self.iteration))
         parts = [f"iteration {self.iteration}/{self.total}", console_text(metrics)]
         return " | ".join([part for part in parts if part] + [f"{per_iteration:.2f} s each", f"{left} left"])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.bar.close()

@@ -7,11 +7,9 @@ from hyvideo.records.metrics_file import whole_lines
 
 
 def check_run_folder(output_dir: str | Path, *, resumes: bool, end_marker: str | None) -> None:
-    """Raises ValueError where ``output_dir`` holds a run that this one must not write into.
+    """Raises ValueError where ``output_dir`` holds a run that this one does not resume, or that ended for good.
 
-    Args:
-        resumes: This run goes on with the one that is there.
-        end_marker: File with which that run ended for good; None where this one would not end for it again.
+    It did with the file ``end_marker``, which is None where this one would not end for it again.
     """
     path = Path(output_dir) / "metrics.jsonl"
     if not path.exists() or path.stat().st_size == 0:

@@ -15,10 +15,7 @@ WHITE = 255
 def side_by_side(clips: Mapping[str, Tensor]) -> Tensor:
     """One clip of several, from left to right; a shorter one stays at its last frame.
 
-    Args:
-        clips: By name; uint8 (frames, 3, height, width), of one even size.
-
-    Returns: Shape: uint8 (frames, 3, label + height, clips * width + gaps).
+    Shape: uint8 (frames, 3, height, width), of one even size, to (frames, 3, label + height, clips * width + gaps).
     """
     num_frames = max(map(len, clips.values()))
     height, width = next(iter(clips.values())).shape[-2:]

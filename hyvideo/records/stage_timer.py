@@ -11,8 +11,7 @@ import torch
 class StageTimer:
     """Seconds spent in each stage of an iteration, as ``time/<stage>``.
 
-    Args:
-        on_stage: Called with ``<stage>`` where it begins, and with ``after <stage>`` where it ends.
+    ``on_stage`` hears ``<stage>`` where it begins, and ``after <stage>`` where it ends.
     """
 
     def __init__(self, device: torch.device, on_stage: Callable[[str], None] = lambda stage: None):

@@ -22,11 +22,9 @@ class Window:
     stride: int = 1  # of a sliding one
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
-        """Steps that have noise in an iteration, of the stochastic ones.
+        """Steps that have noise in an iteration, counted from 1, of the stochastic ones.
 
-        Args:
-            iteration: Counted from 1.
-            draw: Gives a number below its argument, drawn for this iteration: the start of a random window.
+        ``draw`` gives a number below its argument, drawn for this iteration: the start of a random window.
         """
         num_starts = len(stochastic) - self.length + 1
         if self.kind == "sliding":
@@ -47,11 +45,8 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
         raise ValueError(
             f"sde_window must be fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE], got {text!r}"
         )
-    values = [int(number) for number in numbers]
-    if kind == "fixed":
-        window = Window(kind, length=values[1], start=values[0])
-    else:
-        window = Window(kind, length=values[0], stride=values[1] if len(values) > 1 else 1)
+    first, second = [*map(int, numbers), 1][:2]
+    window = Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
     if window.length < 1 or window.stride < 1 or window.start + window.length > num_stochastic:
         raise ValueError(
             f"sde_window must lie within the {num_stochastic} stochastic steps of the schedule and have at least one, "

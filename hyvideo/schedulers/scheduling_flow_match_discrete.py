@@ -15,14 +15,8 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyvideo.grpo.equalizer import balancing_factors
-from hyvideo.schedulers.transitions import (
-    SDE_TYPES,
-    Transition,
-    log_prob_grad_norm,
-    ode_transition,
-    schedule,
-    shifted_levels,
-)
+from hyvideo.schedulers import transitions
+from hyvideo.schedulers.transitions import SDE_TYPES, Transition
 
 NUM_TRAIN_TIMESTEPS = 1000
 
@@ -45,10 +39,8 @@ class SdeStepOutput:
 class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
     """Sigmas with shift, and the transitions of ``sage_grpo``, ``flow_grpo``, ``dance_grpo`` and ``cps``.
 
-    Args:
-        shift: How far the even grid is moved towards noise.
-        last_step: ``stochastic`` leaves the noise of the last step in the latent, as the paper's configurations do;
-            ``deterministic`` ends at x0_hat, and the step is not trained.
+    ``last_step`` is ``stochastic``, to leave the noise of the last step in the latent as the paper's configurations do,
+    or ``deterministic``, to end at x0_hat; then the step is not trained.
     """
 
     order = 1
@@ -68,9 +60,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """Sets ``sigmas`` (steps + 1,) and ``timesteps`` (steps,), both float32 on ``device``."""
         if num_inference_steps < 1:
             raise ValueError(f"the number of denoising steps must be at least 1, got {num_inference_steps}")
-        self._levels = shifted_levels(num_inference_steps, self.config.shift)
+        self._levels = transitions.shifted_levels(num_inference_steps, self.config.shift)
         self.num_inference_steps = num_inference_steps
-        self._ode = [ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
+        self._ode = [transitions.ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
         self.sigmas = torch.tensor(self._levels, dtype=torch.float32, device=device)
         self.timesteps = self.sigmas[:-1] * NUM_TRAIN_TIMESTEPS
         self._tables = {}
@@ -145,7 +137,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def compute_log_prob_grad_norms(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
         """Scale of the log-probability's gradient at each step, 0 at deterministic steps. Shape: (steps,)."""
-        norms = [log_prob_grad_norm(sde_type, step) for step in self._transitions(sde_type, eta)]
+        norms = [transitions.log_prob_grad_norm(sde_type, step) for step in self._transitions(sde_type, eta)]
         return torch.tensor(norms, dtype=torch.float32)
 
     def compute_grad_balancing_factors(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
@@ -161,7 +153,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             rule = "within [0, 1] for cps" if sde_type == "cps" else "finite and not negative"
             raise ValueError(f"eta must be {rule}, got {eta}")
         if (sde_type, eta) not in self._tables:
-            table = schedule(sde_type, self._levels, eta, self.config.last_step)
+            table = transitions.schedule(sde_type, self._levels, eta, self.config.last_step)
             if self._window is not None:
                 table = tuple(step if i in self._window else self._ode[i] for i, step in enumerate(table))
             self._tables[sde_type, eta] = table
@@ -169,8 +161,6 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
         """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""
-        if not self._levels:
-            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
             raise ValueError(f"timestep must be one number or one for each of {batch} samples, got {len(values)}")

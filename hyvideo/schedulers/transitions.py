@@ -68,8 +68,7 @@ SDE_TYPES = (*VARIANCES, "cps")
 def transition(sde_type: str, sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
     """The step of ``sde_type`` from ``sigma`` to ``sigma_next``.
 
-    Args:
-        sigma_after_first: Second level of the schedule, which ``flow_grpo`` puts in the place of ``sigma = 1``.
+    ``flow_grpo`` puts ``sigma_after_first``, the second level of the schedule, in the place of ``sigma = 1``.
     """
     if sde_type == "cps":
         return _cps_transition(sigma, sigma_next, eta)

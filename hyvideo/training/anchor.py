@@ -17,22 +17,13 @@ class Anchor:
     """The policy that the position distance refers to: the initial one, or that of the last refresh.
 
     In LoRA training they are those of the adapter; the initial policy is a new adapter, which changes nothing, or the
-    one that the run starts from.
-
-    Args:
-        refresh_every: Optimizer updates between two refreshes; None keeps the initial weights for ever.
-        offload: Keep them on the CPU while they are not used.
+    one that the run starts from. A refresh is due every ``refresh_every`` optimizer updates; never where that is None.
     """
 
     def __init__(
-        self,
-        policy: nn.Module,
-        trained: Mapping[str, nn.Parameter],
-        *,
-        refresh_every: int | None,
-        offload: bool = False,
+        self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, refresh_every: int | None, offload: bool = False
     ):
-        self.copy = WeightCopy(policy, trained, offload=offload)
+        self.copy = WeightCopy(model, trained, offload=offload)
         self.refresh_every = refresh_every
         self.age = 0  # optimizer updates since the anchor was equal to the policy
 
@@ -69,11 +60,9 @@ class Anchor:
 
 
 class WeightCopy:
-    """A copy of ``trained`` as it is now, exchanged with it in place to compute as the copy.
+    """A copy of the model's ``trained`` parameters as they are now, exchanged in place with them to compute as it.
 
-    Args:
-        model: Whose parameters ``trained`` are, by name.
-        offload: Keep the copy in the CPU's memory.
+    ``offload`` keeps it in the CPU's memory.
     """
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False):
@@ -89,7 +78,12 @@ class WeightCopy:
         """Makes the copy equal to the policy, and makes sure of it."""
         for name, parameter in self.trained.items():
             self._parts[name].copy_(local(parameter), non_blocking=True)
-        if different := self._different():
+        different = [
+            name
+            for name, parameter in self.trained.items()
+            if not torch.equal(self._parts[name], local(parameter).to(self._parts[name].device))
+        ]
+        if different:
             raise RuntimeError(
                 f"a copy of the weights did not become equal to them, at {', '.join(different[:3])} and perhaps more; "
                 "weights that are not finite never do"
@@ -134,13 +128,6 @@ class WeightCopy:
             kept = policy.clone()
             policy.copy_(part, non_blocking=True)
             part.copy_(kept, non_blocking=True)
-
-    def _different(self) -> list[str]:
-        return [
-            name
-            for name, parameter in self.trained.items()
-            if not torch.equal(self._parts[name], local(parameter).to(self._parts[name].device))
-        ]
 
 
 def _place(like_this: Tensor, offload: bool) -> Tensor:

@@ -20,11 +20,7 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer of matrices; dimensions beyond the first are taken together.
-
-    Args:
-        dtype: In which Newton-Schulz computes; bf16 is customary on a GPU.
-    """
+    """Optimizer of matrices; dimensions beyond the first are taken together. ``dtype`` is that of Newton-Schulz."""
 
     def __init__(
         self,

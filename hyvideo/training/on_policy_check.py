@@ -38,9 +38,7 @@ def tolerances_of(loss: LossSettings, dtype: str) -> tuple[float, float]:
 class OnPolicyCheck:
     """Stops the run where fresh rollouts have a ratio other than 1, and says why.
 
-    Args:
-        dtype: The transformer computes in it.
-        batch_size: Rollouts that were sampled together.
+    The transformer computes in ``dtype``, and ``batch_size`` rollouts were sampled together.
     """
 
     def __init__(
@@ -58,9 +56,7 @@ class OnPolicyCheck:
     ) -> None:
         """Raises OffPolicyError, on all ranks alike, where passes over fresh rollouts are off their policy on any.
 
-        Args:
-            passes: Rows and turn of each.
-            deviations: Largest deviation of a ratio from 1 in each of the passes made so far.
+        Of the passes, each its rows and its turn, those made so far have the largest ``deviations`` of a ratio from 1.
         """
         shapes = [self._shapes(rollouts, rows) for rows, _ in passes[: len(deviations)]]
         bounds = [self.tolerances[differ is not None] for differ in shapes]
@@ -122,10 +118,8 @@ class OnPolicyCheck:
         """The rows, that with the largest deviation in the end."""
         steps = rollouts.trained_steps[rows, turn]
         with torch.no_grad():
-            log_ratio = (
-                rollouts.replay(self.pipeline, rows, steps).log_prob - rollouts.trajectories.log_probs[rows, steps]
-            )
-        worst = rows[int(log_ratio.abs().argmax())]
+            log_probs = rollouts.replay(self.pipeline, rows, steps).log_prob
+        worst = rows[int((log_probs - rollouts.trajectories.log_probs[rows, steps]).abs().argmax())]
         return [row for row in rows if row != worst] + [worst]
 
     def _replay_as_rollout(self, rollouts: RolloutBatch, row: int, step: int) -> Tensor:

@@ -4,8 +4,8 @@ Opened when the on-policy check has found a difference. The tokens are followed 
 whose output is another one in training than in the rollout.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,15 +33,6 @@ class Transitions:
         return (self.replay().detach() - self.log_probs).abs().max().item()
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """Something that could differ between rollout and update, and how to switch it for one pass."""
-
-    name: str
-    switched: Callable[[], AbstractContextManager]
-    is_present: bool = True
-
-
 def explain(
     transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline, *, tolerance: float, rank: int, iteration: int
 ) -> str:
@@ -64,50 +55,38 @@ def explain(
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
     if same_batch <= tolerance < measured:
         causes.append(f"batch shape or gradient: without gradient, in the rollout's own batch, it is {same_batch:.3g}")
-    for suspect in suspects(transitions, pipeline):
-        if not suspect.is_present:
-            continue
-        with suspect.switched():
+    for name, in_other_state in suspects(transitions, pipeline).items():
+        with in_other_state:
             switched = transitions.deviation()
         if switched <= tolerance:
-            causes.append(f"{suspect.name}: with that switched it is {switched:.3g}")
+            causes.append(f"{name}: with that switched it is {switched:.3g}")
     lines += [f"  cause: {cause}" for cause in causes] or ["  no single suspect explains it"]
     where = first_difference(transitions, pipeline.transformer)
     lines.append(f"  first module that differs: {where or 'none; look at what surrounds the transformer'}")
     return "\n".join(lines)
 
 
-def suspects(transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline) -> list[Suspect]:
-    """Everything that is known to make the two differ, but for the batch shape."""
-    transformer = pipeline.transformer
+def suspects(transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline) -> dict[str, AbstractContextManager]:
+    """Everything known to make the two differ, but for the batch shape: a context that switches it, by its name."""
+    transformer, blocks = pipeline.transformer, pipeline.transformer.transformer_blocks
+    sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
     other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
     has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
-    return [
-        Suspect("dropout or train mode", lambda: _in_mode(transformer, False), transformer.training or has_dropout),
+    found = [
+        ("dropout or train mode", transformer.training or has_dropout, _with(transformer.modules(), "training", False)),
         # Without autocast conditions in bf16 would meet weights in float32.
-        Suspect(
-            "dtype or autocast", lambda: _with(pipeline, "compute_dtype", other), transitions.dtype == torch.float32
-        ),
-        Suspect(
-            "batched forward",
-            lambda: _with(
-                pipeline, "sampling", replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
-            ),
-            transitions.is_even,
-        ),
-        Suspect("timestep rounding", lambda: _rounded_timesteps(transformer)),
-        Suspect(
+        ("dtype or autocast", transitions.dtype == torch.float32, _with([pipeline], "compute_dtype", other)),
+        ("batched forward", transitions.is_even, _with([pipeline], "sampling", sampling)),
+        ("timestep rounding", True, _rounded_timesteps(transformer)),
+        (
             "activation checkpointing",
-            lambda: _with(transformer, "gradient_checkpointing", False),
             transformer.gradient_checkpointing,
+            _with([transformer], "gradient_checkpointing", False),
         ),
-        Suspect("compile", lambda: _not_compiled(transformer), _is_compiled(transformer)),
-        Suspect(
-            "sequence parallelism",
-            lambda: _whole_sequence(transformer),
-            type(transformer.sequence) is not WholeSequence,
-        ),
+        ("compile", any(block._compiled_call_impl for block in blocks), _with(blocks, "_compiled_call_impl", None)),
+        ("sequence parallelism", type(transformer.sequence) is not WholeSequence, _whole_sequence(transformer)),
     ]
+    return {name: in_other_state for name, is_present, in_other_state in found if is_present}
 
 
 def first_difference(transitions: Transitions, transformer: nn.Module) -> str | None:
@@ -143,34 +122,24 @@ def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Ten
 
     parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
     parts |= {f"transformer_blocks.{i}": block for i, block in enumerate(transformer.transformer_blocks)}
-    handles = [part.register_forward_hook(hook(name)) for name, part in parts.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, part in parts.items():
+            hooks.enter_context(part.register_forward_hook(hook(name)))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return kept
 
 
 @contextmanager
-def _with(owner: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+def _with(owners: Iterable[object], name: str, value: object) -> Iterator[None]:
+    """Context in which each owner's attribute of that name has that value."""
+    before = [(owner, getattr(owner, name)) for owner in owners]
+    for owner, _ in before:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _in_mode(transformer: nn.Module, training: bool) -> Iterator[None]:
-    before = [(module, module.training) for module in transformer.modules()]
-    transformer.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
+        for owner, kept in before:
+            setattr(owner, name, kept)
 
 
 @contextmanager
@@ -180,27 +149,8 @@ def _rounded_timesteps(transformer: nn.Module) -> Iterator[None]:
     def rounded(_module, arguments, options):
         return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
 
-    handle = transformer.register_forward_pre_hook(rounded, with_kwargs=True)
-    try:
+    with transformer.register_forward_pre_hook(rounded, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
-
-
-def _is_compiled(transformer: nn.Module) -> bool:
-    return any(block._compiled_call_impl is not None for block in transformer.transformer_blocks)
-
-
-@contextmanager
-def _not_compiled(transformer: nn.Module) -> Iterator[None]:
-    before = [block._compiled_call_impl for block in transformer.transformer_blocks]
-    for block in transformer.transformer_blocks:
-        block._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for block, compiled in zip(transformer.transformer_blocks, before):
-            block._compiled_call_impl = compiled
 
 
 @contextmanager

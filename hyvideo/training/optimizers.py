@@ -38,42 +38,32 @@ class Optimizers:
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """State that an optimizer keeps of a parameter; empty before its first step."""
-        return dict(self._owner(parameter).state.get(parameter, {}))
+        return dict(self._owners[parameter].state.get(parameter, {}))
 
     def restore(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
         """Gives a parameter's state back to its optimizer. A count of steps goes where the optimizer keeps it."""
-        owner = self._owner(parameter)
+        owner = self._owners[parameter]
         on_device = any(group.get("fused") or group.get("capturable") for group in owner.param_groups)
         owner.state[parameter] = {
             name: value if value.ndim or on_device else value.cpu() for name, value in state.items()
         }
 
-    def _owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        return self._owners[parameter]
-
 
 def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Optimizers:
-    """Optimizers of the trained parameters, by name, as the settings say.
-
-    Args:
-        dtype: Of the model's arithmetic, and of Muon's.
+    """Optimizers of the trained parameters, by name, as the settings say; ``dtype`` is that of Muon's arithmetic.
 
     Raises: ValueError where 8-bit Adam is asked for and not installed.
     """
     matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p)}
     others = [parameter for name, parameter in trained.items() if name not in matrices]
-    muon = (
-        Muon(
-            list(matrices.values()),
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            momentum=settings.muon_momentum,
-            dtype=dtype,
+    optimizers = [_adam(settings, others)] if others else []
+    if matrices:
+        decay, momentum = settings.weight_decay, settings.muon_momentum
+        muon = Muon(
+            list(matrices.values()), lr=settings.learning_rate, weight_decay=decay, momentum=momentum, dtype=dtype
         )
-        if matrices
-        else None
-    )
-    return Optimizers(*filter(None, (_adam(settings, others) if others else None, muon)))
+        optimizers.append(muon)
+    return Optimizers(*optimizers)
 
 
 def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:

@@ -29,11 +29,7 @@ class TooManyMissingRewards(RuntimeError):
 
 
 class GroupRewards:
-    """Gives rewards and advantages of the rollouts, compared within their groups over all replicas.
-
-    Args:
-        num_rollouts: Of an iteration, over all replicas.
-    """
+    """Gives rewards and advantages of an iteration's rollouts, compared within their groups over all replicas."""
 
     def __init__(
         self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
@@ -52,8 +48,7 @@ class GroupRewards:
     ) -> tuple[Tensor, dict[str, float]]:
         """Advantages of this replica's rollouts (rollouts,), normalised over whole groups, and reward metrics.
 
-        Args:
-            rewards: Of the rollouts that this rank has scored, by row of ``indices``.
+        ``rewards`` are of the rollouts that this rank has scored, by row of ``indices``.
         """
         numbers = [index.number(self.group_size) for index in indices]
         local = {
@@ -117,11 +112,9 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
     """
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
+    # One scorer must have every dimension that counts; of several each must have what it promises.
+    needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
     for name, one in scorer.scorers.items():
-        # One scorer must have every dimension that counts; of several each must have what it promises.
-        needed = (
-            [dimension for dimension, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
-        )
         with scorer.in_place():
             checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hyvideo.config.settings import DataSettings, LossSettings, RolloutSettings
+from hyvideo.config.sections import DataSettings, LossSettings, RolloutSettings
 from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Reward

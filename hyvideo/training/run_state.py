@@ -116,8 +116,8 @@ class RunState:
         if not self.config.record.allow_changed_settings:
             refuse_changes(changes)
         self.changed_settings = changes.free + changes.of_the_method
-        self.policy.load(folder, state["anchor_age"])
         checkpoint.refuse_different(folder, state["iteration"], self.checkpoints.mesh)
+        self.policy.load(folder, state["anchor_age"])
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
         self.update.nonfinite.load_state_dict(state["health"])
         self.progress.iteration = self.saved_iteration = state["iteration"]

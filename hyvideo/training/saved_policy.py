@@ -29,10 +29,10 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
 
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     """Raises ValueError where a folder's policy is not one of the base model's shape; reads descriptions only."""
-    if _is_lora(folder):
-        check_lora(loading.transformer_without_memory(root, version), read_lora(folder / LORA_FOLDER))
+    transformer = loading.transformer_without_memory(root, version)
+    if is_lora(folder):
+        check_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
-        transformer = loading.transformer_without_memory(root, version)
         shapes = {name: stored.shape for name, stored in read_shapes(folder / TENSORS).items()}
         problems = [
             f"{name} has shape {tuple(tensor.shape)} in the model and {shapes.get(name)} in the checkpoint"
@@ -42,7 +42,6 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
         if problems:
             raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
     else:
-        transformer = loading.transformer_without_memory(root, version)
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
 
 
@@ -53,14 +52,14 @@ def negative_prompt(folder: Path) -> str | None:
     return str(read_state(folder, {"settings": dict})["settings"].get("negative_prompt", ""))
 
 
-def is_full_checkpoint(folder: Path) -> bool:
-    """Claims that `load_into` gives every weight its value; an adapter leaves the base model's."""
-    return not _is_lora(folder)
+def is_lora(folder: Path) -> bool:
+    """Claims that a folder is a checkpoint with an adapter alone: `load_into` leaves the base model's weights."""
+    return _is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
 
 
 def load_into(transformer: nn.Module, folder: Path) -> None:
     """Gives a transformer the policy's weights, or adds its adapter. Raises ValueError where they do not fit."""
-    if _is_lora(folder):
+    if is_lora(folder):
         add_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
         _fill(transformer, folder)
@@ -70,7 +69,7 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
 
 def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -> nn.Module:
     """A transformer of its own with the policy's weights; an adapter is merged into the base model of ``root``."""
-    if _is_lora(folder):
+    if is_lora(folder):
         # In float32: the base model rounded to bf16 first would swallow most of the adapter's change.
         transformer = loading.load_transformer(root, version, dtype=torch.float32)
         load_into(transformer, folder)
@@ -108,7 +107,3 @@ def _by_stored_name(transformer: nn.Module, stored: Collection[str]) -> dict[str
 
 def _is_checkpoint(folder: Path) -> bool:
     return (folder / TENSORS).is_dir()
-
-
-def _is_lora(folder: Path) -> bool:
-    return _is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from PIL import Image
 
-from hyvideo.config.rules import check, layout_problems
+from hyvideo.config.rules import check, every_rank_has_a_head, layout_problems
 from hyvideo.config.settings import Config
 
 
@@ -83,16 +83,16 @@ def test_groups_may_be_shared_by_neighbouring_replicas(tiny_config):
 @pytest.mark.parametrize(
     "layout, said",
     [
-        ((8, 2, 2, 16), None),
-        ((12, 3, 1, 16), None),  # heads need not be shared evenly
-        ((17, 17, 1, 16), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
+        ((8, 2, 2), None),
+        ((12, 3), None),  # heads need not be shared evenly
+        ((17, 17), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
         ((8, 3), "must be a multiple of sp_size, got 8 and sp_size 3; sp_size could be 1, 2, 4, 8"),
         ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; it could be 1, 2, 4"),
         ((1, 2), "must be a multiple of sp_size, got 1 and sp_size 2; sp_size could be 1"),
     ],
 )
 def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
-    problems = list(layout_problems(*layout))
+    problems = [*layout_problems(*layout), *every_rank_has_a_head(layout[1], 16)]
     assert len(problems) == (0 if said is None else 1)
     assert said is None or re.search(said, problems[0])
 

@@ -1,12 +1,26 @@
-"""The device of the tests marked cuda, which are small where it is the CPU."""
+"""The device of the tests marked cuda, and the model that they measure, which is small on a CPU or with CHECK_TINY."""
 
 import os
 
 import pytest
 import torch
 
+from hyvideo.evaluation.speed import Workload
+from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.training.model_setup import make_deterministic
+from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL
+
 
 @pytest.fixture(scope="session")
 def gpu():
+    if "CHECK_DETERMINISTIC" in os.environ:
+        make_deterministic()
     torch.backends.cudnn.allow_tf32 = False  # else a convolution in float32 is off by 1e-3
-    return torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
+    use_fastest_kernels()
+    return DEVICE
+
+
+@pytest.fixture(scope="session")
+def work(gpu):
+    """The released model, random, and 81 frames of 480 x 864."""
+    return Workload(gpu, sizes=TINY_MODEL, grid=(2, 4, 4), text_tokens=8) if IS_TINY else Workload(gpu)

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from hyvideo.data.randomness import normal
-from hyvideo.evaluation.parity import relative_difference
+from hyvideo.evaluation.speed import relative_difference
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.transformer import install
+from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -77,6 +78,14 @@ def test_transitions_are_those_of_the_cpu(gpu, sde_type):
         steps[device.type] = [x.cpu() for x in (step.prev_sample, step.prev_sample_mean, step.log_prob)]
     for ours, theirs in zip(steps[gpu.type], steps["cpu"]):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_is_drawn_on_the_device_and_again_the_same(gpu):
+    # Two names of one device: the tests keep what was drawn for a name.
+    once, again = (draw_tensor(0, "a.weight", (300, 100), name) for name in (gpu.type, f"{gpu.type}:0"))
+    assert once.device.type == gpu.type and torch.equal(once, again)
+    assert once.std().item() == pytest.approx(0.1, rel=0.02) and abs(once.mean().item()) < 0.003
+    assert not torch.equal(once, draw_tensor(0, "b.weight", (300, 100), gpu.type))
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -15,8 +15,8 @@ from hyvideo.distributed.manifest import fingerprint
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation import contents
 from hyvideo.evaluation.contents import policy_identity
-from hyvideo.evaluation.table2.evaluate_runs import evaluate_runs
-from hyvideo.evaluation.table2.runs import Study
+from hyvideo.evaluation.studies.runs import Study
+from hyvideo.evaluation.studies.table2 import evaluate_runs
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.reward_models.rewards import SCORERS, Entry
 

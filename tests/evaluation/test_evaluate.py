@@ -13,7 +13,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.scores_file import Evaluation, as_text, summarise
-from hyvideo.evaluation.table2.table import weighted_reward
+from hyvideo.evaluation.studies.columns import weighted_reward
 from hyvideo.evaluation.video_folder import find_clips, read_clips
 from hyvideo.models.lora import Pair, save_lora
 from scripts import evaluate

@@ -10,6 +10,7 @@ def test_the_start_names_the_kernel_that_attention_ran_on(tiny_config, capsys):
     print_start(
         tiny_config,
         make_plan(tiny_config, 1),
+        about=[],
         world_size=1,
         device=torch.device("cpu"),
         num_trained_parameters=1,

@@ -9,7 +9,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file
 
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.loading import TRANSFORMER, load_transformer, load_transformer_weights, load_vae
+from hyvideo.models.loading import TRANSFORMER, load_transformer, load_transformer_weights, load_vae, stream_transformer
 from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor, draw_tensors
@@ -100,6 +100,17 @@ def test_a_tensor_that_does_not_fit_is_refused_with_tensor_file_and_version(own_
         assert part in str(error.value)
     assert TENSOR in str(error.value) or "'extra'" in str(error.value)
     assert len(check_checkpoint(own_root, VERSION)) == 1
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_weights_of_eight_bits_are_refused(own_root, read):
+    """Their scales lie elsewhere."""
+    rewrite(
+        transformer_file(own_root), lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)})
+    )
+    _, weights = stream_transformer(own_root, VERSION, read=read)
+    with pytest.raises(ValueError, match=f"'{TENSOR}' in .* must be of F64.*got F8_E4M3"):
+        list(weights)
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_a_few_lines(own_root):

@@ -1,35 +1,36 @@
-"""Both calls of gpu_check are rehearsed small on the CPU, so that no check meets a GPU untried."""
+"""All of gpu_check is rehearsed small on the CPU, so that no check meets a GPU untried."""
 
 import json
-import os
-import subprocess
 
 import pytest
 
-from scripts.gpu_check import checks_of, main
-from tests.forked import ROOT, python
+from scripts.gpu_check import CHECKS, main
+from tests.conftest import ROOT
 
 
-def test_every_check_of_both_calls_runs_small_on_a_cpu(tmp_path):
-    command = [python(), "-m", "scripts.gpu_check", "right", "fast", "--tiny", "--device", "cpu", "--out", tmp_path]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+def test_every_check_runs_small_on_a_cpu(tmp_path, monkeypatch, forked_programs):
+    monkeypatch.chdir(ROOT)
+    code = main([*CHECKS, "--tiny", "--device", "cpu", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "gpu.json").read_text())
     failed = [result for result in results if not result["ok"]]
-    assert not failed and ended.returncode == 0, f"{failed}\n{ended.stderr}"
+    assert not failed and code == 0
     rows = {result["check"]: result["rows"] for result in results}
-    assert list(rows) == list(dict.fromkeys([*checks_of("right", "cpu", True), *checks_of("fast", "cpu", True)]))
+    assert list(rows) == list(CHECKS["right"] | CHECKS["fast"] | CHECKS["weights"])
     assert len(rows["tests"]) > 8  # of tests/cuda, each one
-    assert len(rows["profile"]) == 20
+    assert len(rows["profile"][0].keys() - {"what", "ok", "seconds"}) == 20
     assert [row["difference"] < 0.02 for row in rows["forward"]] == [True] * 3  # compiled, and diffusers' own
     for how in ("eager", "compiled"):
-        assert [row["grad"] for row in rows[f"on_policy_{how}"] if "grad" in row] == [0, 0]
-    assert {row["bit for bit"] for row in rows["runs"] if "bit for bit" in row} == {True}
+        assert [row["grad"] for row in rows[f"on_policy_{how}"] if "grad" in row] == [0]
+    for check, is_deterministic in (("runs", False), ("deterministic", True)):
+        resumed = [row for row in rows[check] if row["what"] == "test_resume"]
+        assert [(row["deterministic"], row["bit for bit"]) for row in resumed] == [(is_deterministic, True)]
 
 
 @pytest.mark.parametrize(
     "arguments, told",
     [
         (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks of machine, attention"),
+        (["weights", "--device", "cpu"], "weights needs --model_path"),
         (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be made"),
     ],
 )

@@ -60,6 +60,8 @@ def start(tmp_path, monkeypatch):
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean |= {"PATH": path, "LOG": str(tmp_path / "log"), "SKIP_SETUP": "1", "OMP_NUM_THREADS": "1"} | environment
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        # As in a terminal: who runs the tests in the background has SIGINT ignored, and a script could not trap it.
+        pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         process = subprocess.Popen([*map(str, command)], cwd=ROOT, env=clean, **pipes)
         started.append(process)
         return process

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from hyvideo.config.settings import Config, DataSettings, LossSettings
+from hyvideo.config.sections import DataSettings, LossSettings
+from hyvideo.config.settings import Config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.rollout_batch import (
     RolloutIndex,

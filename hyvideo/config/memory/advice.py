@@ -4,8 +4,8 @@ Every change that is named was evaluated, and a run may have it.
 """
 
 import itertools
-from collections.abc import Iterable
 
+from hyvideo.config.machine_rules import problem_of
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import memory, settled
@@ -18,7 +18,8 @@ _NO_FASTER = 1.01  # times the seconds of the fastest: less than is known of eit
 
 def changes_in_order(run: PlannedRun) -> list[dict]:
     """Settings that could be changed, from what costs least (time, then work, then what is trained) to the most."""
-    settings = vars(run.settings)
+    settings, sizes = vars(run.settings), range(run.settings.sp_size + 1, run.world_size + 1)
+    has_small_tiles = 0 < settings["vae_tile_size"] < _SMALL_TILE
     changes = [
         {"enable_gradient_checkpointing": True, "activation_checkpointing": "full"},
         {"precompute_conditions": True},
@@ -27,13 +28,10 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
         {"batched_forward": "false"},
         {"mini_batch_size_per_update": 1},
         {"validation_batch_size": 1},
+        {} if has_small_tiles else {"vae_tile_size": _SMALL_TILE},
         {"enable_fsdp": True},
+        *({"sp_size": n} for n in sizes if run.world_size % n == run.architecture.num_attention_heads % n == 0),
     ]
-    if not 0 < settings["vae_tile_size"] < _SMALL_TILE:
-        changes.insert(-1, {"vae_tile_size": _SMALL_TILE})
-    for size in range(settings["sp_size"] + 1, run.world_size + 1):
-        if run.world_size % size == run.architecture.num_attention_heads % size == 0:
-            changes.append({"sp_size": size})
     if not settings["lora_rank"]:
         changes += [{"master_weight_type": "bf16"}, {"use_muon": True}, {"lora_rank": 64}]
     different = ({name: v for name, v in change.items() if settings[name] != v} for change in changes)
@@ -44,8 +42,11 @@ def cheapest_change(run: PlannedRun) -> dict | None:
     """The first single change that makes a run fit, else the changes which do together; None if all do not."""
     broken = _broken_rules(run)
 
+    def joined(changes: list[dict]) -> dict:  # a larger sp_size takes the place of a smaller one
+        return {name: value for change in changes for name, value in change.items()}
+
     def fits(changes: list[dict]) -> bool:
-        return memory(run.with_settings(**_joined(changes))).fits(run.hardware.gpu_memory)
+        return memory(run.with_settings(**joined(changes))).fits(run.hardware.gpu_memory)
 
     legal = [change for change in changes_in_order(run) if _broken_rules(run.with_settings(**change)) <= broken]
     combinations = [[change] for change in legal] + [legal[:number] for number in range(2, len(legal) + 1)]
@@ -55,7 +56,7 @@ def cheapest_change(run: PlannedRun) -> dict | None:
     for change in reversed(needed):  # the costliest first
         without = [other for other in needed if other is not change]
         needed = without if fits(without) else needed
-    return _joined(needed)
+    return joined(needed)
 
 
 def fastest_change(run: PlannedRun) -> dict | None:
@@ -64,38 +65,26 @@ def fastest_change(run: PlannedRun) -> dict | None:
     Of runs that take as long, the one with every sample and branch apart, then with the fewest bytes between nodes,
     then with the smallest memory.
     """
-    run, found = settled(run), []
-    recomputed, kind = run.checkpointing, run.settings.activation_checkpointing
+    run = settled(run)
     choices = {
         "dp_replicate": range(1, run.world_size + 1) if run.settings.enable_fsdp else [1],
-        "activation_checkpointing": ["selective", "full"] if recomputed != "none" else [kind],
         "precompute_conditions": [False, True],
         "batched_forward": ["false", "true"],
     }
-    for values in itertools.product(*choices.values()):
-        changed = run.with_settings(**dict(zip(choices, values)))
-        if not changed.layout_problems and memory(changed).fits(run.hardware.gpu_memory):
-            found.append((duration(changed).total, changed))
-    if not found:
+    if run.checkpointing != "none":
+        choices["activation_checkpointing"] = ["selective", "full"]
+    changed = [run.with_settings(**dict(zip(choices, values))) for values in itertools.product(*choices.values())]
+    legal = [other for other in changed if not other.problems and memory(other).fits(run.hardware.gpu_memory)]
+    if not legal:
         return None
-    limit = _NO_FASTER * min(seconds for seconds, _ in found)
-    best = min((changed for seconds, changed in found if seconds <= limit), key=_modesty)
+    seconds = [duration(other).total for other in legal]
+    limit = _NO_FASTER * min(seconds)
+    fast = [other for other, time in zip(legal, seconds) if time <= limit]
+    best = min(fast, key=lambda r: (r.settings.batched_forward, traffic(r).from_other_nodes, memory(r).peak()))
     before, after = vars(run.settings), vars(best.settings)
     return {name: after[name] for name in choices if after[name] != before[name]}
 
 
-def _modesty(run: PlannedRun) -> tuple:
-    return run.settings.batched_forward, traffic(run).from_other_nodes, memory(run).peak()
-
-
-def _joined(changes: Iterable[dict]) -> dict:
-    """All changes in one; a larger sp_size takes the place of a smaller one."""
-    return {name: value for change in changes for name, value in change.items()}
-
-
 def _broken_rules(run: PlannedRun) -> set[str]:
-    try:
-        check(run.config, run.world_size)
-    except ValueError as error:
-        return {*run.layout_problems, *str(error).splitlines()}
-    return set(run.layout_problems)
+    broken = problem_of(lambda: check(run.config, run.world_size, on_this_machine=False))
+    return {*run.problems, *"\n".join(broken).splitlines()}

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.memory.network import gathered_bytes, shards, traffic
+from hyvideo.config.memory.network import gathered_bytes, traffic
 from hyvideo.config.memory.phases import settled
 from hyvideo.config.memory.planned_run import PlannedRun
 
@@ -34,6 +34,10 @@ class Forward:
     @property
     def total(self) -> float:
         return self.image + self.text + self.attention
+
+    def of_rank(self, sp_size: int) -> float:
+        """FLOPs of a rank of a sequence-parallel group."""
+        return (self.image + self.attention) / sp_size + self.text
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ def cost(run: PlannedRun) -> Cost:
     """FLOPs of an iteration of this run."""
     forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
     forwards = run.forwards_without_gradient + training_forwards(run) * run.num_trained_steps
-    rollouts = run.replicas * run.rollouts_per_replica
-    return Cost(forward, run.config.num_branches * forwards, rollouts, video_flops(run))
+    of_video = decode_flops(run) + scoring_flops(run)
+    return Cost(forward, run.config.num_branches * forwards, run.replicas * run.rollouts_per_replica, of_video)
 
 
 def decode_flops(run: PlannedRun) -> float:
@@ -103,23 +107,19 @@ def scoring_flops(run: PlannedRun) -> float:
     return _SCORE_FLOPS_OF_SECOND * data.sample_n_frames / data.fps + _SCORE_FLOPS_OF_QUESTION
 
 
-def video_flops(run: PlannedRun) -> float:
-    """FLOPs of decoding and scoring one video."""
-    return decode_flops(run) + scoring_flops(run)
-
-
 def duration(run: PlannedRun) -> Duration:
     """Seconds of one iteration. The ranks of a sequence-parallel group share its decoding and scoring."""
-    hardware, spent, sent = run.hardware, cost(run), traffic(run)
-    forwards = run.rollouts_per_replica * run.config.num_branches * _forward_of_a_rank(run) / (hardware.rate * 1e12)
+    hardware, spent, sent, sp_size = run.hardware, cost(run), traffic(run), run.settings.sp_size
+    rate = hardware.rate * 1e12
+    forwards = run.rollouts_per_replica * run.config.num_branches * spent.forward.of_rank(sp_size) / rate
     sampling = forwards * run.forwards_without_gradient
     training = forwards * training_forwards(run) * run.num_trained_steps
-    videos = math.ceil(run.settings.batch_size / run.settings.sp_size) * run.settings.gradient_accumulation_steps
-    of_videos = videos * spent.video_flops / (hardware.rate * 1e12)
+    videos = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
+    of_videos = videos * spent.video_flops / rate
     gathering = sent.shards.seconds(sent.sampling, hardware)
     reducing = sent.shards.seconds(sent.training + sent.reduced, hardware)
     reducing += sent.replicas.seconds(sent.averaged, hardware)
-    link = hardware.link if run.settings.sp_size <= hardware.gpus_per_node else hardware.network
+    link = hardware.link if sp_size <= hardware.gpus_per_node else hardware.network
     exchanging = sent.exchanged / (link * 1e9)
     waiting = max(0.0, gathering - sampling) + max(0.0, reducing - training) + exchanging
     return Duration(sampling + training + of_videos, gathering + reducing + exchanging, waiting)
@@ -129,18 +129,14 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     """Seconds of one validation of so many videos, which the replicas share; 0 where nothing is validated."""
     if not (sampling := run.validation):
         return 0.0
-    videos, batch, rate = math.ceil(num_videos / run.replicas), sampling.settings.batch_size, run.hardware.rate * 1e12
-    decoded = sum(math.ceil(min(batch, videos - done) / run.settings.sp_size) for done in range(0, videos, batch))
-    forwards = videos * sampling.settings.grpo_sampling_steps * run.config.num_branches
-    calls = math.ceil(videos / batch) * sampling.settings.grpo_sampling_steps * sampling.calls_of(batch)
-    gathering = shards(run).seconds(calls * gathered_bytes(run), run.hardware)
-    return max(forwards * _forward_of_a_rank(sampling) / rate, gathering) + decoded * video_flops(sampling) / rate
-
-
-def _forward_of_a_rank(run: PlannedRun) -> float:
-    """FLOPs of a rank in a forward: its part of the image's and attention's, and all of the text's."""
-    forward, sp_size = forward_flops(run.image_tokens, run.text_tokens, run.architecture), run.settings.sp_size
-    return (forward.image + forward.attention) / sp_size + forward.text
+    spent, rate, sp_size = cost(sampling), run.hardware.rate * 1e12, run.settings.sp_size
+    steps = sampling.settings.grpo_sampling_steps
+    videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
+    decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
+    computing = videos * steps * run.config.num_branches * spent.forward.of_rank(sp_size) / rate
+    calls = math.ceil(videos / batch) * steps * sampling.calls_of(batch)
+    gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
+    return max(computing, gathering) + decoded * spent.video_flops / rate
 
 
 def _tiled(side: int, tile: int, overlap: float) -> int:

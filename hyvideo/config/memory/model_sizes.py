@@ -65,8 +65,7 @@ class Architecture:
         image = 2 * image_dim + _linear(image_dim, image_dim) + _linear(image_dim, d) + 2 * d
         patch = self.patch_size_t * self.patch_size**2
         ends = _linear(self.in_channels * patch, d) + _linear(d, 2 * d) + _linear(d, self.out_channels * patch)
-        kinds = 3 * d
-        times = 2 * time if self.use_meanflow else time
+        kinds, times = 3 * d, time * (1 + self.use_meanflow)
         return text + self.num_refiner_layers * refiner_block + glyph + image + ends + kinds + times
 
     @property
@@ -83,8 +82,7 @@ class Architecture:
         text (``lora.training_config``)."""
         d = self.width
         mlp = 2 * (d + self.hidden)
-        per_stream = 4 * (d + d) + mlp
-        return rank * (2 * self.num_layers * per_stream - (d + d) - mlp)
+        return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
 
     @property
     def is_released(self) -> bool:

@@ -42,7 +42,7 @@ class Group:
 class Traffic:
     """Bytes of the messages of an iteration, whole; a rank has a part of each already."""
 
-    shards: Group
+    shards: Group  # ranks that share one copy of the parameters
     replicas: Group
     sampling: float  # weights, gathered for rollouts and anchor means
     training: float  # weights, gathered for training
@@ -51,16 +51,18 @@ class Traffic:
     exchanged: float  # tokens that a rank receives
 
     @property
+    def of_shards(self) -> float:
+        return self.sampling + self.training + self.reduced
+
+    @property
     def received(self) -> float:
         """Bytes that a rank receives."""
-        of_shards = self.shards.received(self.sampling + self.training + self.reduced)
-        return of_shards + self.replicas.received(self.averaged) + self.exchanged
+        return self.shards.received(self.of_shards) + self.replicas.received(self.averaged) + self.exchanged
 
     @property
     def from_other_nodes(self) -> float:
         """Bytes of weights and gradients that come over the network, for each GPU of a node."""
-        of_shards = self.shards.from_other_nodes(self.sampling + self.training + self.reduced)
-        return of_shards + self.replicas.from_other_nodes(self.averaged)
+        return self.shards.from_other_nodes(self.of_shards) + self.replicas.from_other_nodes(self.averaged)
 
 
 def traffic(run: PlannedRun) -> Traffic:
@@ -77,7 +79,7 @@ def traffic(run: PlannedRun) -> Traffic:
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
     return Traffic(
-        shards=shards(run),
+        shards=Group(run.num_shards, math.ceil(run.num_shards / run.hardware.gpus_per_node)),
         replicas=Group(num_replicas, min(num_replicas, num_nodes)),
         sampling=gathered * (without_gradient if settings.reshard_after_forward else min(2, without_gradient)),
         training=gathered * calls * (2 if settings.reshard_after_forward else 1),
@@ -86,11 +88,6 @@ def traffic(run: PlannedRun) -> Traffic:
         averaged=2 * gradients / run.num_shards * updates * calls_of_pass,
         exchanged=_exchanged_bytes(run),
     )
-
-
-def shards(run: PlannedRun) -> Group:
-    """Ranks that share one copy of the parameters."""
-    return Group(run.num_shards, math.ceil(run.num_shards / run.hardware.gpus_per_node))
 
 
 def gathered_bytes(run: PlannedRun) -> int:

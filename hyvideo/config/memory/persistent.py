@@ -41,16 +41,6 @@ def optimizer_bytes(run: PlannedRun) -> float:
     return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
 
 
-def ema_bytes(run: PlannedRun) -> float:
-    """Bytes of a copy of what is trained; it is on the CPU if the anchor is."""
-    return trained_bytes(run) if run.settings.ema_decay and not run.settings.reference_mode_offload else 0.0
-
-
-def anchor_bytes(run: PlannedRun) -> float:
-    """Bytes of a copy of what is trained. It takes the policy's place while it is used, and the policy its."""
-    return trained_bytes(run) if run.config.needs_anchor else 0.0
-
-
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     """Bytes of weights in the form that a matrix product takes, and of gradients on their way back into shards.
 

@@ -59,11 +59,13 @@ def settled(run: PlannedRun) -> PlannedRun:
 def memory(run: PlannedRun) -> Memory:
     """Bytes that one rank of the run holds."""
     run = settled(run)
+    update, is_offloaded = run.settings.mini_batch_size_per_update, run.settings.reference_mode_offload
+    gradients = of_copy = states.trained_bytes(run)  # an anchor takes the policy's place, and the policy its
     resident = {
         "parameters": states.parameter_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
-        "EMA": states.ema_bytes(run),
-        "anchor": 0.0 if run.settings.reference_mode_offload else states.anchor_bytes(run),
+        "EMA": of_copy if run.settings.ema_decay and not is_offloaded else 0.0,
+        "anchor": of_copy if run.config.needs_anchor and not is_offloaded else 0.0,
         "encoders": states.encoder_bytes(run),
         "VAE": states.vae_bytes(run),
         "reward models": run.reward_bytes,
@@ -71,9 +73,7 @@ def memory(run: PlannedRun) -> Memory:
     }
     gathered = {"working weights": states.working_weight_bytes(run, with_gradient=False)}
     training = {"working weights": states.working_weight_bytes(run, with_gradient=True)}
-    update = run.settings.mini_batch_size_per_update
-    gradients, kept = states.trained_bytes(run), activations.kept_bytes(run)
-    block = activations.block_bytes(run)
+    kept, block = activations.kept_bytes(run), activations.block_bytes(run)
     phases = {
         "rollout": {"activations": activations.inference_bytes(run, run.settings.batch_size)} | gathered,
         "decode": {"decoding": states.decoding_bytes(run)},

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
-from hyvideo.config.rules import batch_problems, layout_problems
+from hyvideo.config.rules import batch_problems, every_rank_has_a_head
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 
@@ -76,12 +76,11 @@ class PlannedRun:
     @cached_property
     def validation(self) -> "PlannedRun | None":
         """The sampling of a validation as if it were that of rollouts; None where nothing is validated."""
-        record = self.config.record
         if not self.config.data.valid_video_csv:
             return None
+        sampled, record = replace(self, config=self.config.sampled_as_validation()), self.config.record
         steps, batch_size = record.validation_steps, record.validation_batch_size
-        sampling = self.config.sampled_as_validation()
-        return replace(self, config=sampling.with_settings(grpo_sampling_steps=steps, batch_size=batch_size))
+        return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size)
 
     @property
     def rollouts_per_replica(self) -> int:
@@ -113,17 +112,12 @@ class PlannedRun:
         return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.num_trained_steps
 
     @cached_property
-    def layout_problems(self) -> list[str]:
-        """Reasons why the GPUs cannot be laid out so."""
-        heads = self.architecture.num_attention_heads
-        return list(layout_problems(self.world_size, self.settings.sp_size, self.settings.dp_replicate, heads))
-
-    @cached_property
     def problems(self) -> list[str]:
         """Reasons why the run is not legal."""
-        config, updates = self.config, self.settings.num_updates_per_rollout
+        config, heads = self.config, self.architecture.num_attention_heads
+        updates = config.loss.num_updates_per_rollout
         batch = batch_problems(config.rollout, config.distributed, updates, self.world_size)
-        return self.layout_problems or list(batch)
+        return [*every_rank_has_a_head(self.settings.sp_size, heads), *batch]
 
     def with_settings(self, **changes) -> "PlannedRun":
         """The same run with other settings."""

@@ -6,26 +6,21 @@ from itertools import islice
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
 from hyvideo.config.memory.cost import cost, duration
 from hyvideo.config.memory.network import traffic
-from hyvideo.config.memory.persistent import anchor_bytes
+from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, Memory, memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
+from hyvideo.config.run_plan import labelled
 
-_COMBINATIONS = 12
+_NEAREST = 12
 _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 
 
 def report(run: PlannedRun) -> str:
     """Everything about one run."""
-    parts = [
-        run_lines(run),
-        memory_lines(memory(run)),
-        [] if run.problems else cost_lines(run),
-        combination_lines(run),
-        [] if run.problems else fastest_lines(run),
-        [verdict(run)],
-    ]
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    of_time = [] if run.problems else [cost_lines(run)]
+    parts = [run_lines(run), memory_lines(memory(run)), *of_time, near_lines(run), [verdict(run)]]
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def run_lines(run: PlannedRun) -> list[str]:
@@ -35,72 +30,62 @@ def run_lines(run: PlannedRun) -> list[str]:
     sharding = f"FSDP over {run.num_shards}" if settings.enable_fsdp else "no sharding"
     trained = f"LoRA of rank {settings.lora_rank}" if settings.lora_rank else "all parameters"
     lines = [
-        f"transformer      {model.parameters / 1e9:.3f} B parameters, {model.num_layers} blocks of width "
+        f"transformer            {model.parameters / 1e9:.3f} B parameters, {model.num_layers} blocks of width "
         f"{model.width}; {trained} trained",
-        f"video            {frames} frames of {height} x {width} = {run.image_tokens:,} tokens, "
+        f"video                  {frames} frames of {height} x {width} = {run.image_tokens:,} tokens, "
         f"{run.text_tokens} of text",
-        f"ranks            {run.world_size} = {run.replicas} replicas x sp_size {settings.sp_size}, {sharding}, "
+        f"ranks                  {run.world_size} = {run.replicas} replicas x sp_size {settings.sp_size}, {sharding}, "
         f"activation checkpointing {settled(run).checkpointing}",
     ]
     if run.config.needs_anchor and settings.reference_mode_offload:
-        lines.append(f"anchor           {anchor_bytes(run) / GIB:.2f} GiB on the CPU for each rank")
+        lines.append(f"anchor                 {trained_bytes(run) / GIB:.2f} GiB on the CPU for each rank")
     return lines
 
 
 def memory_lines(counted: Memory) -> list[str]:
     """GiB of each item in each phase, the sum, and the peak."""
     phases = counted.phases
+    names = dict.fromkeys(name for items in phases.values() for name in items)
+    rows = {name: [items.get(name, 0.0) for items in phases.values()] for name in names}
+    rows = {name: sizes for name, sizes in rows.items() if any(sizes)} | {"sum": [*map(counted.total, phases)]}
     lines = ["GiB per rank    " + "".join(f"{phase:>17}" for phase in phases)]
-    for name in dict.fromkeys(name for items in phases.values() for name in items):
-        sizes = [items.get(name, 0.0) for items in phases.values()]
-        if any(sizes):
-            lines.append(f"{name:<16}" + "".join(f"{_gib(size):>17}" for size in sizes))
-    lines.append(f"{'sum':<16}" + "".join(f"{_gib(counted.total(phase)):>17}" for phase in phases))
-    lines.append(f"peak            {_gib(counted.peak())} GiB, in the phase '{counted.peak_phase()}'")
-    return lines
+    for name, sizes in rows.items():
+        lines.append(f"{name:<16}" + "".join(f"{f'{size / GIB:.2f}' if size else '-':>17}" for size in sizes))
+    return [*lines, f"peak            {counted.peak() / GIB:.2f} GiB, in the phase '{counted.peak_phase()}'"]
 
 
 def cost_lines(run: PlannedRun) -> list[str]:
-    """FLOPs of a forward, a rollout and an iteration, its messages and seconds, and the length of the run."""
-    spent, sent, time, hardware = cost(run), traffic(run), duration(run), run.hardware
-    forward = spent.forward
-    return [
-        f"forward          {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
+    """FLOPs, messages and seconds of an iteration, the length of the run, and what would be fastest here."""
+    spent, sent, time = cost(run), traffic(run), duration(run)
+    forward, change = spent.forward, fastest_change(run)
+    lines = [
+        f"forward                {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
         "attention",
-        f"rollout          {_number(spent.forwards_per_rollout)} forward-equivalents "
+        f"rollout                {_number(spent.forwards_per_rollout)} forward-equivalents "
         f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.config.num_branches} "
         f"branches), decoding and scoring {_number(spent.video_flops / 1e15)} PFLOP",
-        f"iteration        {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP: {_number(time.computing)} s "
-        f"at {hardware.rate:g} TFLOP/s per GPU + {_number(time.waiting)} s for communication",
-        f"communication    {_number(sent.received / 1e12)} TB to each GPU, {_number(sent.from_other_nodes / 1e12)} TB "
-        f"from other nodes: {_number(time.network)} s, {_number(time.network - time.waiting)} s of it beside computing",
+        f"iteration              {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP: "
+        f"{_number(time.computing)} s to compute, {_number(time.waiting)} s more for communication",
+        f"communication          {_number(sent.received / 1e12)} TB to each GPU, "
+        f"{_number(sent.from_other_nodes / 1e12)} TB from other nodes: {_number(time.network)} s",
         *length_lines(run),
     ]
+    if change is not None:
+        best = run.with_settings(**change)
+        what = f"{flags(change) or 'as it is'}: {_number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
+        lines.append(f"fastest                {what}")
+    return lines
 
 
-def combination_lines(run: PlannedRun) -> list[str]:
-    """Lines of the legal combinations, nearest first, with what each takes."""
-    lines = ["legal near it     world   sp   dp  batch_size  num_generations   GiB  fits  s/iteration  s/rollout"]
-    for near in islice(run.legal_near(), _COMBINATIONS):
-        settings, counted, seconds = near.settings, memory(near), duration(near).total
-        lines.append(
-            f"                {near.world_size:>7} {settings.sp_size:>4} {near.replicas:>4} {settings.batch_size:>11} "
-            f"{settings.num_generations:>16} {counted.peak() / GIB:>5.1f} "
-            f"{'yes' if counted.fits(run.hardware.gpu_memory) else 'no':>5} "
-            f"{_number(seconds):>12} {_number(seconds / (near.replicas * near.rollouts_per_replica)):>10}"
-        )
-    return lines if len(lines) > 1 else ["legal near it    nothing"]
-
-
-def fastest_lines(run: PlannedRun) -> list[str]:
-    """A line with the sharding, recomputation, conditions and batching that are fastest here, if any fit."""
-    change = fastest_change(run)
-    if change is None:
-        return []
-    best = run.with_settings(**change)
-    before, after = (f"{_number(duration(r).total)} s, {memory(r).needed_gib:.1f} GiB" for r in (run, best))
-    words = f"{flags(change)} ({after} instead of {before})" if change else "as it is"
-    return [f"fastest          {words}"]
+def near_lines(run: PlannedRun) -> list[str]:
+    """Lines of the legal runs, nearest first, with what each takes."""
+    lines = []
+    for near in islice(run.legal_near(), _NEAREST):
+        counted, seconds = memory(near), duration(near).total
+        fits = "fits" if counted.fits(run.hardware.gpu_memory) else "too large"
+        each = _number(seconds / cost(near).rollouts)
+        lines.append(f"{near}: {counted.peak() / GIB:.1f} GiB, {fits}, {_number(seconds)} s, {each} s a rollout")
+    return labelled("legal near it", lines or ["nothing"])
 
 
 def flags(change: dict) -> str:
@@ -135,10 +120,6 @@ def memory_table(run: PlannedRun) -> str:
         runs = (replace(run.with_settings(sp_size=sp_size), world_size=world_size) for sp_size in _TABLE_SP_SIZES)
         rows.append(f"| {world_size} | " + " | ".join(f"{memory(other).peak() / GIB:.1f}" for other in runs) + " |")
     return "\n".join(rows)
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f}" if size else "-"
 
 
 def _number(value: float) -> str:

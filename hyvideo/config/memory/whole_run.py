@@ -8,6 +8,7 @@ from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.phases import memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.run_plan import labelled
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
@@ -74,8 +75,9 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
         run = run.with_settings(device=device)
-        forwards = f"{'forwards per rollout':<23}{cost(run).forwards_per_rollout:.4g} transformer evaluations"
-        return [forwards, *recomputation_lines(run), *length_lines(run, label_width=23)]
+        forwards = [f"{cost(run).forwards_per_rollout:.4g} transformer evaluations"]
+        recomputation = labelled("recomputation", recomputation_lines(run))
+        return [*labelled("forwards per rollout", forwards), *recomputation, *length_lines(run)]
     except ValueError:
         return []
 
@@ -88,38 +90,35 @@ def recomputation_lines(run: PlannedRun) -> list[str]:
     line = f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} GiB"
     if chosen.checkpointing == "full":
         line += f"; selective, which is faster, needs {memory(selective).needed_gib:.1f}"
-    return [f"{'recomputation':<23}{line}"]
+    return [line]
 
 
-def length_lines(run: PlannedRun, *, label_width: int = 17) -> list[str]:
+def length_lines(run: PlannedRun) -> list[str]:
     """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
-    length, rate = whole_run(run), run.hardware.rate
-    is_timed = run.architecture.is_released and run.config.model.device != "cpu"
-    iterations = _counted(length.iterations, "iteration")
-    validations = f"{_counted(length.validations, 'validation')} of {_counted(length.validation_videos, 'video')}"
-    if is_timed:
+    length, hardware = whole_run(run), run.hardware
+    iterations, validations = _counted(length.iterations, "iteration"), _counted(length.validations, "validation")
+    validations += f" of {_counted(length.validation_videos, 'video')}"
+    if not run.architecture.is_released or run.config.model.device == "cpu":
+        iterations += f" of {_counted(cost(run).rollouts, 'rollout')}"
+        lines = [f"{length.forwards:,.0f} transformer forwards, in a time not known"]
+    else:
         iterations += f" x {length.iteration_seconds:,.0f} s"
         validations += f" x {length.validation_seconds:,.0f} s"
-        total = f"{_duration(length.seconds)} on {_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours"
-    else:
-        iterations += f" of {_counted(cost(run).rollouts, 'rollout')}"
-        total = f"{length.forwards:,.0f} transformer forwards, in a time not known"
-    lines = [f"{iterations} + {validations} = {total}" if run.validation else f"{iterations} = {total}"]
-    if is_timed:
-        gpu = " (H100, H800)" if rate == Hardware.rate else ""
-        waiting = duration(run).waiting / length.iteration_seconds
-        links = f"{run.hardware.link:g} GB/s in a node and {run.hardware.network:g} a GPU between"
-        lines.append(f"predicted at {rate:g} TFLOP/s a GPU{gpu}, {links}, not measured; {waiting:.1%} communication")
-    if is_timed and length.seconds > _WEEK:
-        allowed = _counted(math.floor(_WEEK / length.seconds * length.iterations), "iteration")
-        lines.append(f"WARNING: longer than a week, which is {allowed}; lower max_steps, now {length.iterations}")
-    return [f"{'' if number else 'whole run':<{label_width}}{line}" for number, line in enumerate(lines)]
+        hours = length.seconds / 3600
+        time = f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+        gpu = " (H100, H800)" if hardware.rate == Hardware.rate else ""
+        lines = [
+            f"{time} on {_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours",
+            f"predicted at {hardware.rate:g} TFLOP/s a GPU{gpu}, {hardware.link:g} GB/s in a node and "
+            f"{hardware.network:g} a GPU between, not measured; "
+            f"{duration(run).waiting / length.iteration_seconds:.1%} communication",
+        ]
+        if length.seconds > _WEEK:
+            allowed = _counted(math.floor(_WEEK / length.seconds * length.iterations), "iteration")
+            lines.append(f"WARNING: longer than a week, which is {allowed}; lower max_steps, now {length.iterations}")
+    lines[0] = f"{iterations} + {validations} = {lines[0]}" if run.validation else f"{iterations} = {lines[0]}"
+    return labelled("whole run", lines)
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _duration(seconds: float) -> str:
-    hours = seconds / 3600
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

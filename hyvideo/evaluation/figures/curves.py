@@ -86,8 +86,7 @@ def by_schedule(run: Run) -> Run:
 def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list[Comparison]:
     """Runs that differ in the setting ``name`` alone, put together, where at least two differ.
 
-    Args:
-        may_lack: Settings of which a run may have none; it takes part in the comparisons of all that have them.
+    A run without some of the settings ``may_lack`` takes part in the comparisons of all that have them.
     """
     grouped: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # fixed, optional settings, variant
     for run in runs:
@@ -109,11 +108,7 @@ def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list
 
 
 def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
-    """Mean and spread of a metric over runs, or None where one of them does not have it.
-
-    Args:
-        window: Iterations of which each point is the mean.
-    """
+    """Mean and spread of a metric over runs, means of ``window`` iterations; None where one of them has too few."""
     series = [{line["iteration"]: line[name] for line in run.lines if line.get(name) is not None} for run in runs]
     common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) < window:

@@ -21,15 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
-from hyvideo.evaluation.table2.runs import METHODS
-from hyvideo.schedulers.transitions import (
-    SAGE_SIGMA_MAX,
-    left_endpoint_variance,
-    log_prob_grad_norm,
-    sage_variance,
-    schedule,
-    shifted_levels,
-)
+from hyvideo.evaluation.studies.cells import METHODS
+from hyvideo.schedulers import transitions
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}
 OF_A_PANEL = ("sde_type", "eta", "match_noise")  # the noise goes with the sampler, as where it is matched
@@ -37,7 +30,7 @@ OF_A_PANEL = ("sde_type", "eta", "match_noise")  # the noise goes with the sampl
 # convention. In (a) the interval of sage collapses, its first std is 0; in (b) the first std of flow explodes.
 REGIMES = {
     "sigma_1": "(a) both begin at the second level",
-    "clamp": f"(b) both clamped at sigma {SAGE_SIGMA_MAX}",
+    "clamp": f"(b) both clamped at sigma {transitions.SAGE_SIGMA_MAX}",
     "own": "(c) each with its own default",
 }
 
@@ -69,10 +62,9 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     for number, group in enumerate(figures.values()):
         figure, panels = _panels(len(group))
         for axes, comparison in zip(panels, group):
-            for has_equalizer, label in EQUALIZER.items():
-                _draw(axes, comparison.variants[has_equalizer], "reward/mean", label, window)
             title = f"{METHODS[comparison.fixed['sde_type']]}, eta {comparison.fixed['eta']:.3g}"
-            _label(axes, title, "iteration", _with_window("reward", window))
+            variants = {label: comparison.variants[is_used] for is_used, label in EQUALIZER.items()}
+            _draw(axes, variants, "reward/mean", "reward", window, title=title)
         paths.append(_save(figure, folder, "figure3", group[0].label(without=OF_A_PANEL), number))
     return paths
 
@@ -80,19 +72,16 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> list[Path]:
     """Scale of the log-probability's gradient by noise level beside 1 / std, of the runs' samplers or the paper's.
 
-    Args:
-        measured: What ``scripts/measure_gradient_norms.py`` wrote: norms over the parameters, drawn with the scale of
-            their own sampler. A factor that all steps share is not in the theory, so they are brought to meet midway.
+    ``measured`` norms over the parameters (`gradient_norms`) are drawn with the scale of their own sampler. A factor
+    that all steps share is not in the theory, so they are brought to meet midway.
     """
-    samplers: dict[str, list[Sampler]] = {sde: [] for sde in METHODS}
-    for m in measured:
-        samplers[m["sde_type"]].append(Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"]))
+    used = [(m["sde_type"], Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:
         sampler = Sampler(rollout.grpo_sampling_steps, rollout.shift, rollout.eta, rollout.last_step)
-        samplers[rollout.sde_type].append(sampler)
-    if not any(samplers.values()):
-        samplers = {sde: [Sampler()] for sde in METHODS}
-    samplers = {sde: list(dict.fromkeys(of_sde)) for sde, of_sde in samplers.items() if of_sde}
+        used.append((rollout.sde_type, sampler))
+    samplers: dict[str, list[Sampler]] = {}
+    for sde, sampler in dict.fromkeys(used or [(sde, Sampler()) for sde in METHODS]):
+        samplers.setdefault(sde, []).append(sampler)
     figure, panels = _panels(len(samplers))
     for axes, (sde, of_sde) in zip(panels, samplers.items()):
         for sampler in of_sde:
@@ -111,9 +100,10 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
 
 def gradient_scale(sde_type: str, sampler: Sampler) -> np.ndarray:
     """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape: (3, steps)."""
-    levels = shifted_levels(sampler.num_steps, sampler.shift)
-    steps = zip(levels, schedule(sde_type, levels, sampler.eta, sampler.last_step))
-    return np.array([(s, log_prob_grad_norm(sde_type, step), 1 / step.std) for s, step in steps if step.std]).T
+    levels = transitions.shifted_levels(sampler.num_steps, sampler.shift)
+    steps = zip(levels, transitions.schedule(sde_type, levels, sampler.eta, sampler.last_step))
+    steps = [(sigma, step) for sigma, step in steps if step.std]
+    return np.array([(s, transitions.log_prob_grad_norm(sde_type, step), 1 / step.std) for s, step in steps]).T
 
 
 def _draw_measured(axes: Axes, steps: list[dict]) -> None:
@@ -141,7 +131,7 @@ def figure_8(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
     paper = Sampler()
-    levels = shifted_levels(paper.num_steps, paper.shift)
+    levels = transitions.shifted_levels(paper.num_steps, paper.shift)
     figure, panels = _panels(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):
         for sde in ("sage_grpo", "flow_grpo"):
@@ -153,13 +143,13 @@ def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: str) -> list[float]:
     """Standard deviation of each step of sage or flow in one of the ``REGIMES``."""
     if regime == "own":
-        return [step.std for step in schedule(sde_type, levels, eta, "stochastic")]
-    sigma_max = levels[1] if regime == "sigma_1" else SAGE_SIGMA_MAX
+        return [step.std for step in transitions.schedule(sde_type, levels, eta, "stochastic")]
+    sigma_max = levels[1] if regime == "sigma_1" else transitions.SAGE_SIGMA_MAX
     pairs = list(zip(levels, levels[1:]))
     if sde_type == "sage_grpo":
-        variances = [sage_variance(*pair, eta, levels[1], sigma_max) for pair in pairs]
+        variances = [transitions.sage_variance(*pair, eta, levels[1], sigma_max) for pair in pairs]
     else:
-        variances = [left_endpoint_variance(*pair, eta, min(pair[0], sigma_max)) for pair in pairs]
+        variances = [transitions.left_endpoint_variance(*pair, eta, min(pair[0], sigma_max)) for pair in pairs]
     return [math.sqrt(max(variance, 0.0)) for variance in variances]
 
 
@@ -189,21 +179,23 @@ def _by_variant(
     """Draws a panel for each metric, a line for each variant."""
     figure, panels = _panels(len(names))
     for axes, (metric, label) in zip(panels, names.items()):
-        for variant, runs in comparison.variants.items():
-            _draw(axes, runs, metric, str(variant), window)
-        _label(axes, label, "iteration", f"mean of {window} iterations" if window > 1 else label)
+        _draw(axes, comparison.variants, metric, label, window, title=label)
     return _save(figure, folder, stem, comparison.label(), number)
 
 
-def _draw(axes: Axes, runs: list[Run], metric: str, label: str, window: int) -> None:
-    points = curve(runs, metric, window=window)
-    if points is None:
-        plt.close("all")
-        raise Absent(f"the metrics.jsonl of {runs[0].folder} and its other seeds lack {window} iterations of {metric}")
-    (line,) = axes.plot(points.iterations, points.mean, label=f"{label} ({len(runs)} seed(s))")
-    if len(runs) > 1:
-        low, high = points.mean - points.std, points.mean + points.std
-        axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+def _draw(axes: Axes, variants: dict, metric: str, label: str, window: int, *, title: str) -> None:
+    """Draws a line for each variant's runs, with a band where they have several seeds."""
+    for variant, runs in variants.items():
+        points = curve(runs, metric, window=window)
+        if points is None:
+            plt.close("all")
+            others = f"{runs[0].folder} and its other seeds"
+            raise Absent(f"the metrics.jsonl of {others} lack {window} iterations of {metric}")
+        (line,) = axes.plot(points.iterations, points.mean, label=f"{variant} ({len(runs)} seed(s))")
+        if len(runs) > 1:
+            low, high = points.mean - points.std, points.mean + points.std
+            axes.fill_between(points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    _label(axes, title, "iteration", f"{label}, mean of {window} iterations" if window > 1 else label)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -215,10 +207,6 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-
-
-def _with_window(label: str, window: int) -> str:
-    return f"{label}, mean of {window} iterations" if window > 1 else label
 
 
 def _save(figure: Figure, folder: Path, stem: str, title: str = "", number: int = 0) -> Path:

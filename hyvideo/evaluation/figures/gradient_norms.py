@@ -48,10 +48,8 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
     """
     batch_size = min(config.rollout.batch_size, max(1, rollouts // replicas))
     if rollouts < 1 or rollouts % (batch_size * replicas):
-        raise ValueError(
-            f"rollouts must be a multiple of batch_size {batch_size} x {replicas} replicas, got {rollouts}; choose "
-            "another number, or another batch_size"
-        )
+        needed = f"a multiple of batch_size {batch_size} x {replicas} replicas"
+        raise ValueError(f"rollouts must be {needed}, got {rollouts}; choose another number, or another batch_size")
     named = config.record.resume_from_checkpoint
     resumed = checkpoint.find(Path(config.record.output_dir), named) if named else None
     if named and resumed is None:
@@ -97,17 +95,11 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 
 
 def summarise(
-    settings: Mapping[str, Any],
-    scheduler: FlowMatchDiscreteScheduler,
-    step_weights: Tensor,
-    rounds: list[list[float]],
+    settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
 ) -> dict:
-    """Content of the JSON, but for ``rollouts``.
+    """Content of the JSON, but for ``rollouts``: of settings by flag, and each round's norms of the stochastic steps.
 
-    Args:
-        settings: Of the run, by name.
-        step_weights: The equalizer's. Shape: (steps,).
-        rounds: Of each round the norms with weights, one for each stochastic step.
+    The norms have the equalizer's ``step_weights``. Shape: (steps,).
     """
     sampler = {name: settings[name] for name in ("eta", "sde_type")}
     theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()
@@ -151,10 +143,9 @@ def table(result: dict) -> str:
     lines = ["".join(name.rjust(14) for name in names)]
     for step in result["steps"]:
         lines.append("".join(f"{step[name]:.4g}".rjust(14) for name in names))
-    correlation, spread = result["rank_correlation"], result["spread"]
-    by_theory, by_std = _text(correlation["theory"]), _text(correlation["inverse_std"])
+    by_theory, by_std = map(_text, result["rank_correlation"].values())
     lines.append(f"rank correlation of norm with theory {by_theory}, with 1 / std {by_std}")
-    plain, weighted = _text(spread["norm"]), _text(spread["norm_weighted"])
+    plain, weighted = map(_text, result["spread"].values())
     lines.append(f"largest / smallest norm {plain}, with the equalizer's weight {weighted}")
     return "\n".join(lines)
 

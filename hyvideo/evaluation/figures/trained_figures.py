@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from hyvideo.evaluation.table2.runs import METHODS, TableRun, grid
+from hyvideo.evaluation.studies.cells import METHODS, grid
+from hyvideo.evaluation.studies.runs import Run
 
 # What a figure compares; the rest is SAGE-GRPO with a dual moving trust region.
 TRAINED_FIGURES = {
@@ -12,11 +13,8 @@ TRAINED_FIGURES = {
 }
 
 
-def runs_of(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[TableRun]:
-    """Runs of a figure.
-
-    Args:
-        others: ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own; None for its own.
+def runs_of(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[Run]:
+    """Runs of a figure, with the given ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own.
 
     Raises: ValueError for what the figure does not compare.
     """

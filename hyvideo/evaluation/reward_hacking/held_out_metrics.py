@@ -46,11 +46,7 @@ NAMES = VideoMeasures._fields
 
 
 def measure_video(video: Tensor) -> VideoMeasures:
-    """The measures of a video; a single frame neither moves nor freezes.
-
-    Args:
-        video: uint8. Shape: (frames, 3, height, width).
-    """
+    """The measures of a uint8 video (frames, 3, height, width); a single frame neither moves nor freezes."""
     firsts = evenly_spaced(NUM_PAIRS, len(video) - 1)
     frames = video[sorted({i + k for i in firsts for k in (0, 1)} or {0})]
     luma = _luma(frames)
@@ -76,13 +72,9 @@ def thumbnail(video: Tensor) -> Tensor:
 
 
 def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
-    """Mean distance of two videos of a group, ``mean |a - b|``, for every group of two or more.
+    """Mean distance of two videos of a group, ``mean |a - b|``, for every group of two or more. Shape: (groups,).
 
-    Args:
-        thumbnails: One with a value that is not finite is no video. Shape: (videos, values).
-        groups: Which each video belongs to: its prompt.
-
-    Shape: (groups,).
+    Thumbnails (videos, values) with a value that is not finite are no videos; ``groups`` says the prompt of each.
     """
     members: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):
@@ -104,10 +96,8 @@ def measure_all(
     """Means and spreads of everything that is measured of single videos and not rewarded, over those of all ranks.
 
     Args:
-        videos: Those of this rank by number; None could not be decoded.
-        rewards: Of the same videos.
-        prompts: Of the videos of all ranks, by number.
-        groups: Of the same: which belong to one prompt.
+        videos, rewards: Of this rank by number; a video that could not be decoded is None.
+        prompts, groups: Of the videos of all ranks, by number; those of one group belong to one prompt.
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
     scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
@@ -137,9 +127,7 @@ def measure_sets(
     """Measures of the whole set of videos, each once, whichever rank has it; with the spread of those that are watched.
 
     The spread is such that, as for a mean, ``std / sqrt(count - 1)`` is the standard error; ``count`` are the videos.
-
-    Args:
-        videos, prompts: As of `measure_all`.
+    ``videos`` and ``prompts`` are as of `measure_all`.
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
     local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])

@@ -13,19 +13,8 @@ from pathlib import Path
 from hyvideo.data.outside import parse_json
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.reward_hacking.rule import (
-    FEWEST_TO_STOP,
-    MARKER,
-    Dispersion,
-    MetricShift,
-    RewardHacking,
-    ValidationStats,
-    base_stats,
-    describe,
-    find_shifts,
-    may_stop,
-    other_sets,
-)
+from hyvideo.evaluation.reward_hacking import rule
+from hyvideo.evaluation.reward_hacking.rule import Dispersion, MetricShift, ValidationStats
 from hyvideo.records.run_files import write_json
 
 MEASURES_FILE = "measures.json"
@@ -35,18 +24,15 @@ class HackingWatch:
     """Judges every validation of a run, and ends the run if the settings say so.
 
     Args:
-        action: ``warn`` or ``stop``.
+        action: ``warn`` or ``stop``; a shift that is seen in fewer than 16 videos ends no run.
         threshold: Spreads of the base that a measure may move.
-        samples: Folder of the run's validations.
         made_with: What the videos are made with: validations of other prompts or steps are no history.
-
-    A shift that is seen in fewer than 16 videos ends no run.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
         self.action, self.threshold = action, threshold
         self.mesh, self.samples, self.made_with = mesh, samples, made_with
-        self.marker = samples.parent / MARKER
+        self.marker = samples.parent / rule.MARKER
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
         self.ends_run = False  # as of the last validation
@@ -59,15 +45,11 @@ class HackingWatch:
         return float(bool(self.shifts)) if is_judged else math.nan
 
     def end(self, saved: Path) -> None:
-        """Leaves a note and raises RewardHacking; every rank calls it.
-
-        Args:
-            saved: The checkpoint of the policy as it is.
-        """
+        """Leaves a note and raises RewardHacking, which names the checkpoint ``saved``; every rank calls it."""
         if self.mesh.is_main:
             note = {"reason": self.reason, "on_reward_hacking": self.action, "departures": [*map(asdict, self.shifts)]}
             write_json(self.marker, note)
-        raise RewardHacking(
+        raise rule.RewardHacking(
             f"{self.reason}; the policy as it is was saved in {saved}. docs/reward_hacking.md says what to do; to go "
             f"on, delete {self.marker} or take --on_reward_hacking warn"
         )
@@ -75,19 +57,19 @@ class HackingWatch:
     def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool]:
         self.marker.unlink(missing_ok=True)  # the run went on
         history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
-        shifts = find_shifts(history, self.threshold)
-        reason = describe(history, shifts) if shifts else ""
-        base = base_stats(history)
+        shifts = rule.find_shifts(history, self.threshold)
+        reason = rule.describe(history, shifts) if shifts else ""
+        base = rule.base_stats(history)
         if base is None:
             self._warn_once(
                 f"{self.samples} has no validation of the base policy made as this one: reward hacking cannot be told"
             )
             return False, shifts, reason, False
-        for name, (before, after) in other_sets(base, now).items():
+        for name, (before, after) in rule.other_sets(base, now).items():
             self._warn_once(f"{name} of {after} videos is not compared with that of the base, which is of {before}")
-        stops = self.action == "stop" and may_stop(base, now)
+        stops = self.action == "stop" and rule.may_stop(base, now)
         if self.action == "stop" and not stops:
-            few = f"a validation of fewer than {FEWEST_TO_STOP} videos"
+            few = f"a validation of fewer than {rule.FEWEST_TO_STOP} videos"
             self._warn_once(f"{few} shows too little to end a run by: on_reward_hacking stop only warns")
         if reason:
             _warn(reason)

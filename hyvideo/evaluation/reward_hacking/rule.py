@@ -94,10 +94,9 @@ def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
 
 
 def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
-    """Measures that left the base's range while the reward rose, in the last validation; none without the base's.
+    """Measures that left the base's range in the last validation while the reward rose; none without the base's.
 
-    Args:
-        threshold: Spreads of the base that a measure may move.
+    ``threshold`` are the spreads of the base that a measure may move.
     """
     base, now = base_stats(history), history[-1]
     if base is None or base is now:

@@ -3,11 +3,11 @@
 ``parts.yaml`` lists them. The layouts have different parts; the reward and the metrics lie beside either.
 """
 
-import functools
+import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -23,11 +23,11 @@ class Part:
 
     name: str
     folder: str
-    files: tuple[str, ...]
+    files: list[str]
     hub: str
     check: str | None = None
-    uses: tuple[Use, ...] = ()
-    hub_files: tuple[str, ...] = ()
+    uses: list[Use] = field(default_factory=list)
+    hub_files: list[str] = field(default_factory=list)
     hub_folder: str | None = None
     from_modelscope: bool = False
     size: str = ""
@@ -50,40 +50,31 @@ def parts_of(root: Path) -> list[Part]:
     """The parts to look for, after the layout that is there; the original one where nothing tells."""
     is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
     layout = _diffusers_parts(root) if is_diffusers else _original_parts(root)
-    return [*layout, *(_part(row) for row in _table()["either"])]
+    return layout + _parts("either")
 
 
 def _original_parts(root: Path) -> list[Part]:
-    transformer, *others = _table()["original"]
     # Of some versions nothing is there but an unfinished download.
     folders = (root / "transformer", root / ".cache/huggingface/download/transformer")
     versions = list(dict.fromkeys(p.name for folder in folders for p in sorted(folder.glob("*")) if p.is_dir()))
     tasks = {version: _task(root, version) for version in versions}
     # One version of each task is named where there is none.
     tasks |= {f"480p_{task}": task for task in ("t2v", "i2v") if task not in tasks.values()}
-    return [*(_part(transformer, version=v, task=task) for v, task in tasks.items()), *map(_part, others)]
+    transformers = [_parts("original", version=version, task=task)[0] for version, task in tasks.items()]
+    return transformers + _parts("original")[1:]
 
 
 def _diffusers_parts(root: Path) -> list[Part]:
     task = _task(root, None)
-    hub = {"hub": f"hunyuanvideo-community/HunyuanVideo-1.5-480p_{task}", "hub_folder": ""}
-    return [_part(row | hub | {"hub_files": [f"{row['folder']}/*"]}, task=task) for row in _table()["diffusers"]]
+    return [replace(part, hub_files=[f"{part.folder}/*"], hub_folder="") for part in _parts("diffusers", task=task)]
 
 
-@functools.cache
-def _table() -> dict[str, list[dict[str, Any]]]:
-    return yaml.safe_load(Path(__file__).with_name("parts.yaml").read_text())
-
-
-def _part(row: dict[str, Any], **names: str) -> Part:
-    """The part of a row of the table, with names in the place of {version} and {task}."""
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, list):
-            return tuple(filled(item) for item in value)
-        return value.format(**names) if isinstance(value, str) else value
-
-    return Part(**{key: filled(value) for key, value in row.items()})
+def _parts(layout: str, **names: str) -> list[Part]:
+    """The parts of a layout in the table, with names in the place of {version} and {task}."""
+    rows = json.dumps(yaml.safe_load(Path(__file__).with_name("parts.yaml").read_text())[layout])
+    for name, value in names.items():
+        rows = rows.replace(f"{{{name}}}", json.dumps(value)[1:-1])
+    return [Part(**row) for row in json.loads(rows)]
 
 
 def _task(root: Path, version: str | None) -> str:

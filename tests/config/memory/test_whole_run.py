@@ -76,7 +76,7 @@ def test_the_whole_run_is_its_iterations_and_its_validations():
 
 
 def test_hours_are_told_with_their_source():
-    first, source = length_lines(planned(), label_width=23)
+    first, source = length_lines(planned())
     assert first.startswith("whole run              100 iterations x 559 s + 11 validations of 64 videos x 2,312 s = ")
     assert first.endswith("= 22.6 h on 8 GPUs, 181 GPU-hours")
     assert "400 TFLOP/s a GPU (H100, H800), 450 GB/s in a node and 50 a GPU between, not measured; 2.5% comm" in source

@@ -3,7 +3,8 @@
 import pytest
 
 from hyvideo.evaluation.figures.trained_figures import runs_of
-from hyvideo.evaluation.table2.runs import Study, TableRun
+from hyvideo.evaluation.studies.cells import Cell
+from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.grpo.trust_region import KLCoefficient
 from hyvideo.training.policy_update import kl_schedule
 from scripts import reproduce_figures
@@ -19,7 +20,7 @@ def test_the_runs_of_a_figure_are_cells_of_the_table_or_more_of_their_kind():
     assert [run.name for run in runs_of(8, "B", [0])] == [
         f"B-sage_grpo-{kl}-eq-seed0" for kl in ("none", "fixed", "stepwise", "moving", "dual_moving")
     ]
-    assert {(run.method, run.kl) for run in runs_of(3, "B", [0])} == {
+    assert {(run.recipe.method, run.recipe.kl) for run in runs_of(3, "B", [0])} == {
         (method, "none") for method in ("dance_grpo", "flow_grpo", "cps", "sage_grpo")
     }
     assert len(runs_of(3, "B", [0, 1])) == 16
@@ -46,7 +47,7 @@ def test_the_milder_coefficient_is_never_above_two_stage_and_that_never_above_co
 def test_the_milder_schedule_follows_the_settings_and_changes_nothing_else(tmp_path, tiny_config):
     study = Study("configs/miniature.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"])
     plain, milder = (
-        study.config(TableRun("B", "cps", "fixed", True, 0, name)).flat() for name in ("adaptive", "milder")
+        study.config(Run(Cell("B", "cps", "fixed", True, name), 0)).flat() for name in ("adaptive", "milder")
     )
     changed = {name: value for name, value in milder.items() if plain[name] != value and name != "output_dir"}
     assert changed == {"kl_warmup_updates": 14, "kl_gain": 0.25}

@@ -88,19 +88,15 @@ def _header(body: bytes) -> dict:
 
 
 def _metadata(metadata: object) -> tuple[list[str], float]:
-    """Prompts and frames per second."""
     try:
         prompts, fps = check_texts(parse_json(metadata["prompts"])), float(metadata["fps"])
+        if prompts and 0 < fps <= 1000:
+            return prompts, fps
+        problem = f"got {len(prompts)} prompts and {fps} frames per second"
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadRequest(
-            f"the metadata needs `prompts`, a JSON list of strings, and `fps`, a number: {error!s:.200}"
-        ) from error
-    if not prompts or not 0 < fps <= 1000:
-        raise BadRequest(
-            "a request needs a prompt, and above 0 and at most 1000 frames per second; "
-            f"got {len(prompts)} prompts and {fps} frames per second"
-        )
-    return prompts, fps
+        problem = f"{error!s:.200}"
+    needed = "`prompts`, a JSON list of at least one string, and `fps`, a number above 0 and at most 1000"
+    raise BadRequest(f"the metadata needs {needed}: {problem}")
 
 
 def _check_entry(name: str, entry: object, limits: Limits) -> None:

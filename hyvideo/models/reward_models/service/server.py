@@ -8,9 +8,9 @@ GET  /health /info /metrics
 import asyncio
 import hmac
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -59,27 +59,30 @@ class Batcher:
         self.scorer, self.max_videos, self.wait = scorer, max_videos, wait
         self.counts = {"requests": 0, "batches": 0, "videos": 0, "failures": 0}
         self.seconds = 0.0
-        self._queue: queue.Queue[_QueuedVideo | None] = queue.Queue()
-        self._left: _QueuedVideo | None = None  # did not fit into the last batch
+        self._waiting: deque[_QueuedVideo] = deque()
+        self._is_closed, self._changed = False, threading.Condition()
         self._thread = threading.Thread(target=self._work, name="scorer", daemon=True)
         self._thread.start()
 
     @property
     def backlog(self) -> float:
         """Seconds that the videos in the queue will take, at the mean time of those before."""
-        return self._queue.qsize() * self.seconds / max(1, self.counts["videos"])
+        return len(self._waiting) * self.seconds / max(1, self.counts["videos"])
 
     def submit(self, request: ScoreRequest) -> "list[Future[ScoreResult]]":
         """The results to come, one for each video; one that is cancelled before its batch begins is never scored."""
         self.counts["requests"] += 1
         videos = [_QueuedVideo(v, prompt, request.fps, Future()) for v, prompt in zip(request.videos, request.prompts)]
-        for video in videos:
-            self._queue.put(video)
+        with self._changed:
+            self._waiting += videos
+            self._changed.notify()
         return [video.result for video in videos]
 
     def close(self) -> None:
         """Ends the thread after what has been submitted."""
-        self._queue.put(None)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         self._thread.join()
 
     def _work(self) -> None:
@@ -97,24 +100,17 @@ class Batcher:
     def _next_batch(self) -> list[_QueuedVideo]:
         """Videos of one rate of frames that are still wanted; empty when the service ends."""
         batch: list[_QueuedVideo] = []
-        deadline = None
-        while len(batch) < self.max_videos:
-            try:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                video = self._left or self._queue.get(timeout=left)
-            except queue.Empty:
-                break
-            self._left = None
-            if video is None:
-                if batch:
-                    self._queue.put(None)  # for the next round
-                break
-            if batch and video.fps != batch[0].fps:
-                self._left = video
-                break
-            if video.result.set_running_or_notify_cancel():
-                batch.append(video)
-                deadline = deadline or time.monotonic() + self.wait
+        with self._changed:
+            while not batch:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    break
+                self._changed.wait_for(lambda: len(self._waiting) >= self.max_videos or self._is_closed, self.wait)
+                fps = self._waiting[0].fps
+                while self._waiting and self._waiting[0].fps == fps and len(batch) < self.max_videos:
+                    video = self._waiting.popleft()
+                    if video.result.set_running_or_notify_cancel():
+                        batch.append(video)
         return batch
 
 
@@ -174,7 +170,6 @@ def create_app(
 
 
 async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
-    """The videos and prompts of a request."""
     try:
         return await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
     except BadRequest as error:

@@ -9,17 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.config.memory.cost import cost
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture, read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
-from hyvideo.config.run_plan import make_plan
-from hyvideo.config.sections import RecordSettings
 from hyvideo.data.outside import ROOT
-from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
-from hyvideo.evaluation.table2.runs import Progress, Study, TableRun, progress
+from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -28,7 +26,7 @@ POST_TRAIN = ROOT / "post_train.py"
 class RunPlan:
     """State of a run, and what all of it costs, its validations included."""
 
-    run: TableRun
+    run: Run
     progress: Progress
     max_steps: int
     rollouts: int  # of the whole run
@@ -41,61 +39,49 @@ class RunPlan:
         return 0.0 if self.progress.is_finished else 1 - self.progress.saved / self.max_steps
 
 
-def plan_run(study: Study, run: TableRun, *, trains: bool = True) -> RunPlan:
-    """State, cost. Raises ValueError for broken rules, the machine's too if it ``trains``, or a run begun otherwise."""
+def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
+    """A run as the planner sees it. Raises ValueError for broken rules, the machine's too if it ``trains``."""
     config = study.config(run)
-    world_size = max(1, study.num_gpus)
-    check(config, world_size, on_this_machine=trains)
-    check_output_dir(config.record)
-    if not config.data.valid_video_csv:
-        raise ValueError("valid_video_csv must name the held-out prompts that the table is measured on, got nothing")
-    plan = make_plan(config, world_size)
-    steps, architecture, is_timed = config.optimizer.max_steps, Architecture(), False
+    check(config, study.world_size, on_this_machine=trains)
+    architecture = Architecture(text_embed_dim=0)  # not released: its hours are not predicted
     with suppress(ValueError):  # for a transformer that is not here and was never released
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        is_timed = architecture.is_released
-    length = whole_run(PlannedRun(config, world_size, architecture))
-    hours = length.gpu_hours if is_timed else 0.0
-    return RunPlan(run, progress(study.folder(run), config), steps, plan.rollouts * steps, length.forwards, hours)
+    return PlannedRun(config, study.world_size, architecture)
 
 
-def validation_forwards(settings: RecordSettings, valid_video_csv: list[str], num_branches: int) -> int:
-    """Transformer evaluations of one validation, or of one evaluation of a policy."""
-    videos = len(read_requests(*valid_video_csv)) * settings.validation_repeats
-    return videos * settings.validation_steps * num_branches
+def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
+    """State, cost. Raises ValueError as `planned`, or for a run begun otherwise."""
+    whole = planned(study, run, trains=trains)
+    config = whole.config
+    check_output_dir(config.record)
+    if not config.data.valid_video_csv:
+        raise ValueError("valid_video_csv must name the held-out prompts that policies are measured on, got nothing")
+    length, steps, rollouts = whole_run(whole), config.optimizer.max_steps, cost(whole).rollouts
+    hours = length.gpu_hours if whole.architecture.is_released else 0.0
+    return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
 
 
-def describe(study: Study, plans: list[RunPlan], *, evaluates: bool = True) -> str:
-    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained.
-
-    Args:
-        evaluates: The runs are evaluated in the end, which is counted too.
-    """
+def describe(study: Study, plans: list[RunPlan]) -> str:
+    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
     lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
     for plan in plans:
         done = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
         left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
         lines.append(f"{plan.run.name:<44} {done:>12} {left}")
     to_run = [plan for plan in plans if not plan.progress.is_finished]
-    rollouts = sum(plan.left * plan.rollouts for plan in to_run)
-    forwards = sum(plan.left * plan.forwards for plan in to_run)
-    hours = sum(plan.left * plan.gpu_hours for plan in to_run)
+    costs = [[plan.left * total for total in (plan.rollouts, plan.forwards, plan.gpu_hours)] for plan in to_run]
+    rollouts, forwards, hours = map(sum, zip(*costs)) if costs else (0, 0, 0)
     lines += [
         f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, {forwards:,.0f} transformer forwards at "
         "most (a forward and backward pass counts as 3, and as 4 at most with what is recomputed)",
         *([f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s a GPU, predicted, not measured"] if hours else []),
     ]
-    if evaluates:
-        measured = study.evaluation_config()
-        per_policy = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
-        evaluation = (1 + len(plans)) * per_policy
-        lines.append(f"evaluation of {len(plans)} cells and the base: {evaluation:,} transformer forwards")
     if to_run:
         lines.append("for instance: " + " ".join(command(study, to_run[0].run)))
     return "\n".join(lines)
 
 
-def command(study: Study, run: TableRun) -> list[str]:
+def command(study: Study, run: Run) -> list[str]:
     """Command line that trains a run."""
     start = [sys.executable]
     if study.num_gpus:
@@ -103,14 +89,14 @@ def command(study: Study, run: TableRun) -> list[str]:
     return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
-def train_runs(study: Study, runs: list[TableRun], *, jobs: int) -> dict[TableRun, Path]:
+def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
     """Trains runs, ``jobs`` at a time; gives the logs of those that failed. Stopping this stops them."""
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def train(run: TableRun) -> int:
+    def train(run: Run) -> int:
         with open(logs / f"{run.name}.log", "ab") as log:
             process = subprocess.Popen(command(study, run), stdout=log, stderr=log, env=environment)
             running.add(process)
@@ -119,7 +105,7 @@ def train_runs(study: Study, runs: list[TableRun], *, jobs: int) -> dict[TableRu
             finally:
                 running.discard(process)
 
-    failed: dict[TableRun, Path] = {}
+    failed: dict[Run, Path] = {}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
     pool = ThreadPoolExecutor(jobs)
     try:

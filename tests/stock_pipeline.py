@@ -1,4 +1,4 @@
-"""Our sampling beside diffusers' own pipeline on the same weights, prompt and noise.
+"""diffusers' own pipeline on the weights of ours, to sample beside it from the same prompt and noise.
 
 Both sample without noise. diffusers' pipeline rounds timesteps and latents to the model's dtype between steps, ours
 keeps both in float32: in float32 the two agree to rounding, in bf16 they differ by about what bf16 itself costs.
@@ -6,7 +6,7 @@ keeps both in float32: in float32 the two agree to rounding, in bf16 they differ
 
 from torch import Tensor
 
-from hyvideo.config.settings import ModelSettings
+from hyvideo.config.sections import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading_encoders as encoders
@@ -63,8 +63,3 @@ def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, 
     return diffusers.HunyuanVideo15ImageToVideoPipeline(
         **parts, image_encoder=image_encoder, feature_extractor=processor
     )
-
-
-def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference over the largest value."""
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()

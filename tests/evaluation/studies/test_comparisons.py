@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from hyvideo.evaluation.scores_file import Evaluation
-from hyvideo.evaluation.table2.comparisons import as_markdown, compare, questions
-from hyvideo.evaluation.table2.intervals import t_quantile
-from hyvideo.evaluation.table2.runs import TableRun
-from hyvideo.evaluation.table2.table import RowKey
+from hyvideo.evaluation.studies.cells import Cell
+from hyvideo.evaluation.studies.comparisons import as_markdown
+from hyvideo.evaluation.studies.intervals import t_quantile
+from hyvideo.evaluation.studies.runs import Run
+from hyvideo.evaluation.studies.table2 import COMPARED, NOTES, comparisons_of, questions
 
-SAGE, FLOW = (TableRun("B", method, "dual_moving", True, 0) for method in ("sage_grpo", "flow_grpo"))
+SAGE, FLOW = (Cell("B", method, "dual_moving", True) for method in ("sage_grpo", "flow_grpo"))
 DIFFICULTY = (0.0, 5.0, -3.0, 1.0)  # of the prompts, much larger than any difference between policies
 LUCK = (0.3, -0.4, 0.2)  # of the seeds, as large in both policies
 
@@ -29,13 +30,13 @@ def evaluation(seed, gain=0.0, *, frechet=None, missing=()):
     return Evaluation(videos, {} if frechet is None else {"frechet_distance": frechet})
 
 
-def of_seeds(run, evaluations):
-    return {replace(run, seed=seed): e for seed, e in evaluations.items()}
+def of_seeds(cell, evaluations):
+    return {Run(cell, seed): e for seed, e in evaluations.items()}
 
 
 def sage_against_flow(sage, flow):
     evaluations = of_seeds(FLOW, flow) | of_seeds(SAGE, sage)
-    (comparison,) = compare(list(evaluations), evaluations)
+    (comparison,) = comparisons_of(evaluations)
     return comparison
 
 
@@ -65,7 +66,7 @@ def test_an_effect_shows_only_from_two_seeds_on_and_beyond_the_interval(gains, r
     found = sage_against_flow(
         {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)}, {seed: evaluation(seed) for seed in range(3)}
     )
-    assert found.reading == reading and f"| {reading} |" in as_markdown([found])
+    assert found.reading == reading and f"| {reading} |" in as_markdown([found], COMPARED, NOTES)
 
 
 def test_only_seeds_of_both_and_videos_of_both_are_compared():
@@ -86,13 +87,16 @@ def test_a_seed_without_a_score_leaves_no_verdict_to_the_others():
 def test_runs_that_were_measured_on_other_videos_are_refused():
     other = evaluation(0)
     other.videos[2]["prompt"] = "another"
-    with pytest.raises(ValueError, match="B-sage_grpo-dual_moving-eq-seed0 .* must be measured on the same prompts"):
+    with pytest.raises(
+        ValueError,
+        match="SAGE-GRPO against FlowGRPO, KL dual moving, seed 0: both must be measured on the same prompts",
+    ):
         sage_against_flow({0: evaluation(0)}, {0: other})
 
 
 def test_the_questions_are_to_rows_that_differ_in_one_thing():
-    rows = [RowKey(*cell) for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))]
-    asked = [question for question, _, _ in questions([*rows, RowKey("dance_grpo", "dual_moving")])]
+    rows = [Cell("", *cell) for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))]
+    asked = [question for question, _, _ in questions([*rows, Cell("", "dance_grpo", "dual_moving", True)])]
     assert asked == [
         "SAGE-GRPO against CPS, KL none",
         "SAGE-GRPO against CPS, KL none, no equalizer",
@@ -112,17 +116,17 @@ def test_the_questions_are_to_rows_that_differ_in_one_thing():
 def test_settings_are_compared_each_for_itself_and_by_its_own_weights():
     evaluations = {}
     for setting in "AB":
-        for run, vq in ((SAGE, 1.2), (FLOW, 0.2)):
+        for cell, vq in ((SAGE, 1.2), (FLOW, 0.2)):
             scored = evaluation(0)
             for entry in scored.videos:
                 entry["VQ"] = vq
-            evaluations[replace(run, setting=setting)] = scored
-    found = {c.setting: c.differences["Reward"].mean for c in compare(list(evaluations), evaluations)}
+            evaluations[Run(replace(cell, setting=setting), 0)] = scored
+    found = {c.setting: c.differences["Reward"].mean for c in comparisons_of(evaluations)}
     assert found == pytest.approx({"A": 1.0, "B": 0.5})
 
 
 def test_the_table_says_one_seed_and_gives_no_interval_of_one_number():
     found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
-    heads, _, line, *_ = as_markdown([found]).splitlines()
+    heads, _, line, *_ = as_markdown([found], COMPARED, NOTES).splitlines()
     assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Reading |"
     assert line.endswith("| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |")

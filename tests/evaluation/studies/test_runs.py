@@ -3,17 +3,17 @@ import json
 import pytest
 import yaml
 
-from hyvideo.evaluation.table2.runs import KL_FLAGS, Study, TableRun, grid, progress, split_extra
-from hyvideo.evaluation.table2.study_command import plan_and_train
-from hyvideo.evaluation.table2.train_runs import (
+from hyvideo.evaluation.studies.cells import KL_FLAGS, Cell, grid
+from hyvideo.evaluation.studies.runs import Run, Study, progress
+from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, plan_and_train, split_extra
+from hyvideo.evaluation.studies.train_runs import (
     command,
     describe,
     plan_run,
     train_runs,
-    validation_forwards,
 )
 
-CELL = TableRun("B", "flow_grpo", "fixed", False, 2)
+CELL = Run(Cell("B", "flow_grpo", "fixed", False), 2)
 SMOKE = "configs/smoke.yaml"
 
 
@@ -47,15 +47,21 @@ def test_a_cell_becomes_the_settings_that_its_name_says(study):
 
 @pytest.mark.parametrize("kl", KL_FLAGS)
 def test_every_trust_region_is_reached_and_breaks_no_rule(study, kl):
-    cell = TableRun("A", "sage_grpo", kl, True, 0)
+    cell = Run(Cell("A", "sage_grpo", kl, True), 0)
     assert study.config(cell).kl_strategy == kl
     assert plan_run(study, cell).left == 1.0
 
 
+def options_of(*flags):
+    return grid_parser("a study", makes="table").parse_args(list(map(str, flags)))
+
+
 def test_matched_noise_is_passed_on_and_may_be_left_out(tmp_path):
-    flags = Study(SMOKE, tmp_path, match_noise="sage_grpo:0.7").flags(CELL)
-    assert flags[flags.index("--match_noise") + 1] == "sage_grpo:0.7"
-    assert "--match_noise" not in Study(SMOKE, tmp_path).flags(CELL)
+    for noise in ([], ["--match_noise", "sage_grpo:0.5"]):
+        flags = grid_study(options_of("--world", "miniature", "--out", tmp_path, *noise)).flags(CELL)
+        assert flags[flags.index("--match_noise") + 1] == (noise[1] if noise else "sage_grpo:0.7")
+    for world in (["--config", SMOKE], ["--world", "miniature", "--match_noise", ""]):
+        assert "--match_noise" not in grid_study(options_of(*world, "--out", tmp_path)).flags(CELL)
 
 
 def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
@@ -70,10 +76,10 @@ def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_
     study = Study(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
     assert study.evaluation_config().reward.reward_model == ["miniature_videoalign", "clip"]
     assert study.config(CELL).reward.reward_model == ["miniature"]
-    how = {"jobs": 1, "trains": False, "evaluates": False}
-    assert plan_and_train(study, [], **how) == {}
+    options = options_of("--config", SMOKE, "--dry_run")
+    assert plan_and_train(study, [CELL], options) == 0
     with pytest.raises(ValueError, match="got 'beauty'"):
-        plan_and_train(Study(SMOKE, tmp_path, scorers=["beauty"]), [], **how)
+        plan_and_train(Study(SMOKE, tmp_path, scorers=["beauty"]), [CELL], options)
 
 
 def test_the_grid_is_ordered_by_seed_and_names_are_unique():
@@ -86,14 +92,14 @@ def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(t
     assert split_extra("max_steps 3 eta 0.5") == split_extra("--max_steps 3 --eta 0.5")
     with pytest.raises(ValueError, match="pairs"):
         split_extra("max_steps 3 eta")
-    for extra, name in ((["--seed=3"], "seed"), (["--sde-type", "cps"], "sde_type")):
-        with pytest.raises(ValueError, match=name):
-            Study(SMOKE, tmp_path, extra)
+    for extra, name in (("--seed=3", "seed"), ("--sde-type cps", "sde_type")):
+        with pytest.raises(ValueError, match=f"cannot set {name}"):
+            grid_study(options_of("--config", SMOKE, f"--extra={extra}"))
 
 
 def test_an_extra_kl_weight_gives_no_trust_region_to_the_cells_without(tmp_path, tiny_config):
     study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
-    without, fixed = (study.config(TableRun("A", "sage_grpo", kl, True, 0)) for kl in ("none", "fixed"))
+    without, fixed = (study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed"))
     assert without.kl_strategy == "none"
     assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
 
@@ -125,15 +131,13 @@ def test_a_cell_that_went_further_is_refused(study):
 
 
 def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
-    cells = [TableRun("A", "sage_grpo", kl, True, 0) for kl in ("none", "fixed")]
+    cells = [Run(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
     without, with_anchor = (plan_run(study, cell) for cell in cells)
     # 8 rollouts of 4 steps in 2 branches, 3 of them trained at 3 each, the anchor once more at those; 2 validations.
-    measured = study.evaluation_config()
-    validation = validation_forwards(measured.record, measured.data.valid_video_csv, measured.num_branches)
+    validation = 8 * 4 * 2
     assert without.rollouts == with_anchor.rollouts == 16
     assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
     assert with_anchor.forwards - without.forwards == 16 * 2 * 3
-    assert validation == 8 * 4 * 2
     assert "2 cells, 2 to run: 32 rollouts" in describe(study, [without, with_anchor])
     assert not study.out.exists()
 

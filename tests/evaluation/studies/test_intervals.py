@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyvideo.data.randomness import generator
-from hyvideo.evaluation.table2.intervals import Interval, half_widths, t_interval, t_quantile
+from hyvideo.evaluation.studies.intervals import Interval, half_widths, t_interval, t_quantile
 
 SOURCES = ("seeds", "prompts", "rest")
 

@@ -4,12 +4,13 @@ import math
 import pytest
 
 from hyvideo.evaluation.scores_file import Evaluation
-from hyvideo.evaluation.table2.runs import TableRun
-from hyvideo.evaluation.table2.table import RowKey, make_table
-from hyvideo.evaluation.table2.table_files import as_latex, as_markdown, write_table
+from hyvideo.evaluation.studies.cells import Cell
+from hyvideo.evaluation.studies.runs import Run
+from hyvideo.evaluation.studies.table import as_latex, as_markdown, write_table
+from hyvideo.evaluation.studies.table2 import table_of
 
-SAGE = [TableRun("A", "sage_grpo", "dual_moving", True, seed) for seed in (0, 1)]
-FLOW = [TableRun("A", "flow_grpo", "none", False, seed) for seed in (0, 1)]
+SAGE = [Run(Cell("A", "sage_grpo", "dual_moving", True), seed) for seed in (0, 1)]
+FLOW = [Run(Cell("A", "flow_grpo", "none", False), seed) for seed in (0, 1)]
 
 
 def evaluation(scores, *, frechet=None, **more):
@@ -29,29 +30,29 @@ def table():
         SAGE[1]: evaluation([0.6, None], frechet=0.3, **truth),
         FLOW[0]: evaluation([0.3, 0.3], frechet=0.1),
     }
-    return make_table(evaluation([-0.1, -0.2], frechet=0.05), SAGE + FLOW, found)
+    return table_of(evaluation([-0.1, -0.2], frechet=0.05), SAGE + FLOW, found)
 
 
 def test_means_are_over_the_prompts_that_every_seed_has_a_score_of(table):
-    sage, flow = RowKey.of(SAGE[0]), RowKey.of(FLOW[0])
-    assert table.values[sage, "A", "VQ"].mean == pytest.approx(0.7)
-    assert table.values[sage, "A", "Overall"].mean == pytest.approx(2.1)
-    assert table.values[sage, "A", "True reward"].mean == 4  # averaged weights
-    assert table.values[flow, "A", "VQ"].low == table.values[flow, "A", "VQ"].high == pytest.approx(0.3)
-    assert table.values[RowKey(None), "A", "VQ"].mean == pytest.approx(-0.15)
+    base, sage, flow = (row.values for row in table.rows)
+    assert sage["A", "VQ"].mean == pytest.approx(0.7)
+    assert sage["A", "Overall"].mean == pytest.approx(2.1)
+    assert sage["A", "True reward"].mean == 4  # averaged weights
+    assert flow["A", "VQ"].low == flow["A", "VQ"].high == pytest.approx(0.3)
+    assert base["A", "VQ"].mean == pytest.approx(-0.15)
 
 
 def test_a_measure_of_the_set_has_the_t_interval_over_its_seeds_and_none_of_one(table):
     """Of two numbers, half their distance on both sides, 12.706 times."""
-    frechet = table.values[RowKey.of(SAGE[0]), "A", "Frechet distance"]
+    frechet = table.rows[1].values["A", "Frechet distance"]
     assert (frechet.low, frechet.mean, frechet.high) == pytest.approx((0.2 - 1.2706, 0.2, 0.2 + 1.2706), rel=1e-4)
-    assert math.isnan(table.values[RowKey.of(FLOW[0]), "A", "Frechet distance"].low)
+    assert math.isnan(table.rows[2].values["A", "Frechet distance"].low)
 
 
 def test_the_best_trained_row_is_found_and_lower_frechet_is_better(table):
     by_name = {column.name: column for column in table.columns}
-    assert table.best("A", by_name["VQ"]) == RowKey.of(SAGE[0])
-    assert table.best("A", by_name["Frechet distance"]) == RowKey.of(FLOW[0])
+    assert table.best("A", by_name["VQ"]) is table.rows[1]
+    assert table.best("A", by_name["Frechet distance"]) is table.rows[2]
 
 
 def test_columns_that_nothing_measures_are_left_out_and_gaps_are_dashes(table):
@@ -67,20 +68,21 @@ def test_columns_that_nothing_measures_are_left_out_and_gaps_are_dashes(table):
 
 def test_cells_without_a_run_are_named(table):
     assert "not in the means: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
-    nothing = make_table(evaluation([0.0]), SAGE, {})
-    assert nothing.rows == [RowKey(None)] and nothing.unfinished == SAGE
+    nothing = table_of(evaluation([0.0]), SAGE, {})
+    (base,) = nothing.rows
+    assert base.labels[0] == "Base model" and "A-sage_grpo-dual_moving-eq-seed0, " in nothing.notes[-1]
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_an_interval_of_one_seed_is_said_to_be_over_prompts_alone(num_seeds):
-    cells = [TableRun("A", "cps", "none", True, seed) for seed in range(num_seeds)]
-    text = as_markdown(make_table(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
+    cells = [Run(Cell("A", "cps", "none", True), seed) for seed in range(num_seeds)]
+    text = as_markdown(table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
     assert f"over {num_seeds} training seed(s), 95 % interval of Student's t over seeds and prompts" in text
     assert ("over prompts alone" in text) == ("| one seed |" in text) == (num_seeds == 1)
 
 
 def test_the_equalizer_is_a_column_only_where_it_differs():
-    table = make_table(evaluation([0.0]), SAGE, {})
+    table = table_of(evaluation([0.0]), SAGE, {})
     assert "Equalizer" not in as_markdown(table)
 
 
@@ -93,7 +95,7 @@ def test_latex_has_as_many_cells_in_a_row_as_columns(table):
 
 
 def test_the_files_hold_the_table(table, tmp_path):
-    write_table(table, tmp_path)
+    write_table(table, tmp_path / "table2")
     rows = list(csv.DictReader((tmp_path / "table2.csv").open()))
     assert [row["Method"] for row in rows] == ["Base model", "SAGE-GRPO", "FlowGRPO"]
     assert float(rows[1]["A VQ"]) == pytest.approx(0.7)

@@ -1,0 +1,68 @@
+"""Recipes of Table 2 and the figures: reward setting, sampler, trust region, with the equalizer or not, schedule."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hyvideo.config.command_line import parse
+from hyvideo.config.sections import TrustRegionSettings
+from hyvideo.evaluation.studies.runs import Run, runs_of
+
+SETTINGS = {"A": "averaged", "B": "alignment"}
+METHODS = {"dance_grpo": "DanceGRPO", "flow_grpo": "FlowGRPO", "cps": "CPS", "sage_grpo": "SAGE-GRPO"}
+# kl_weight 0 turns the term off whatever the flags of the strategy say.
+KL_FLAGS = {
+    "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
+    **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
+}
+SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; the last is `milder_schedule`
+OF_A_CELL = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe of the table, or of a figure."""
+
+    setting: str
+    method: str
+    kl: str
+    has_equalizer: bool
+    schedule: str = ""  # one of SCHEDULES; that of the config by default
+
+    @property
+    def name(self) -> str:
+        parts = [self.setting, self.method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
+        return "-".join(filter(None, parts))
+
+    def flags(self, before: list[str]) -> list[str]:
+        """Flags of the cell, the last of all: an extra kl_weight gives no trust region to cells without one."""
+        flags = ["--reward_weights", SETTINGS[self.setting], "--sde_type", self.method]
+        flags += ["--use_grad_balancing", str(self.has_equalizer).lower(), *KL_FLAGS[self.kl]]
+        if self.schedule and any(word.partition("=")[0] == "--kl_schedule" for word in before):
+            raise ValueError("--extra cannot set kl_schedule, which differs between the cells")
+        if self.schedule == "milder":
+            return flags + milder_schedule(parse(before + flags).config.trust_region)
+        return flags + (["--kl_schedule", self.schedule] if self.schedule else [])
+
+
+def grid(
+    settings: Iterable[str],
+    methods: Iterable[str],
+    kls: Iterable[str],
+    seeds: Iterable[int],
+    *,
+    no_equalizer: bool = False,
+    schedules: Iterable[str] = ("",),
+) -> list[Run]:
+    """All runs of the cells, seed by seed."""
+    equalizer = (True, False) if no_equalizer else (True,)
+    return runs_of(itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)), seeds)
+
+
+def milder_schedule(trust: TrustRegionSettings) -> list[str]:
+    """Flags of the adaptive rule with twice the warm-up and half the gain of the settings.
+
+    Its coefficient is at no update above that of ``two_stage``, which is at none above ``constant``.
+    """
+    warmup, gain = 2 * trust.kl_warmup_updates, trust.kl_gain / 2
+    return ["--kl_schedule", "adaptive", "--kl_warmup_updates", str(warmup), "--kl_gain", f"{gain:g}"]

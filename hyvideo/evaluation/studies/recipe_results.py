@@ -1,0 +1,134 @@
+"""What recipes reached with a budget: curves over what they spent, a Pareto picture, a table and verdicts.
+
+All is read from the runs' own validations, in metrics.jsonl and, of the base, in samples/000000. Between two of them a
+measure is taken to change evenly. Seconds are those of iterations, times the processes of a run: without its start,
+its validations and its checkpoints.
+"""
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from hyvideo.config.run_plan import make_plan
+from hyvideo.data.outside import parse_json
+from hyvideo.evaluation.scores_file import Evaluation
+from hyvideo.evaluation.studies.columns import FRECHET, Column, intervals
+from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, as_markdown, compare
+from hyvideo.evaluation.studies.intervals import Interval
+from hyvideo.evaluation.studies.recipes import AXES, Budget
+from hyvideo.evaluation.studies.runs import Run, Study
+from hyvideo.evaluation.studies.study_command import finished
+from hyvideo.evaluation.studies.table import Row, make_table, write_table
+from hyvideo.grpo.metrics import DIMENSIONS
+from hyvideo.records.metrics_file import whole_lines
+from hyvideo.records.run_files import or_none, write_text
+
+Trace = dict[str, np.ndarray]  # of a run: what it had spent and what was measured at each validation; (validations,)
+Point = dict[str, Interval]  # of a recipe: the same at one place, over its seeds
+
+REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
+COMPARED = (REWARD, TRUE_REWARD, FRECHET, Column("Diversity", of_set="held_out/diversity"))
+COLUMNS = (*COMPARED, *(Column(name, of_set=name) for name in DIMENSIONS))
+HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
+EVERYTHING = (*(Column(axis, of_set=axis) for axis in AXES), *COLUMNS)
+
+
+def read_trace(study: Study, run: Run) -> Trace:
+    """Validations of a run, as it left them; NaN where nothing was measured."""
+    config, folder, spent, points = study.config(run), study.folder(run), np.zeros(len(AXES)), []
+    rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
+    if base.is_file():
+        points.append(dict(zip(AXES, spent)) | parse_json(base.read_text(encoding="utf-8")))
+    for line in (json.loads(text) for _, text in whole_lines(folder / "metrics.jsonl")):
+        spent = spent + [rollouts, rollouts * line["cost/forwards"], line["time/iteration"] * study.world_size]
+        if "validation/reward" in line:
+            points.append(dict(zip(AXES, spent)) | {k.removeprefix("validation/"): v for k, v in line.items()})
+    for point in points:
+        truths = [point.get(f"true/{name}") for name in config.reward_weights]
+        if None not in truths:
+            point["true/reward"] = np.dot(truths, [*config.reward_weights.values()])
+    return {c.of_set: np.array([point.get(c.of_set) for point in points], dtype=float) for c in EVERYTHING}
+
+
+def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
+    """Measures of a run where it had spent so much; where it spent less in all, at its end."""
+    found = {name: np.interp(amount, trace[axis], values) for name, values in trace.items()}
+    return Evaluation([], {name: or_none(float(value)) for name, value in found.items()})
+
+
+def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
+    """Means and intervals over seeds, by column, at the validations of the first seed, as far as ``end`` and there."""
+    amounts = traces[0][axis]
+    amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
+    return [intervals([reading(trace, axis, amount) for trace in traces], EVERYTHING) for amount in amounts]
+
+
+def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
+    """Writes what the finished runs reached: recipes.md, .csv and .tex, verdicts.md, curves_<axis>.png, pareto.png."""
+    of_recipe: dict[str, dict[int, Trace]] = {}
+    trained = finished(study, runs)
+    for run in trained:
+        of_recipe.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
+    if not trained:
+        raise ValueError(f"{study.out} has no finished run yet")
+    for axis in AXES:
+        end = budget.amount if axis == budget.axis else np.inf
+        curves = {name: curve([*traces.values()], axis, end) for name, traces in of_recipe.items()}
+        draw(curves, [(axis, column.name) for column in COMPARED], study.out / f"curves_{axis}.png")
+        if axis == budget.axis:
+            reward = TRUE_REWARD if all(TRUE_REWARD.name in points[0] for points in curves.values()) else REWARD
+            draw(curves, [(c.name, reward.name) for c in COMPARED[2:]], study.out / "pareto.png", compares_ends=True)
+            rows = [_row(name, points[-1], len(of_recipe[name])) for name, points in curves.items()]
+    (against, firsts), *others = of_recipe.items()
+    base = curve([*firsts.values()][:1], budget.axis)[0]
+    rows = [*([] if base["rollouts"].mean else [_row("Base model", base, 0)]), *rows]
+    notes = [
+        f"At {budget.amount:,} {budget.axis} a run, or its end before that; measured by the runs' own validations, "
+        "on the same prompts and noise. 95 % interval of Student's t over training seeds, none for one seed.",
+    ]
+    if missing := [run.name for run in runs if run not in trained]:
+        notes.append(f"Without a finished run, and not in the means: {', '.join(missing)}.")
+    write_table(make_table(HEADS, {"": ""}, COLUMNS, rows, notes), study.out / "recipes")
+    ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in of_recipe.items()}
+    verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
+    said = ["Differences paired by training seed, 95 % interval of Student's t over seeds. " + EACH_BY_ITSELF]
+    write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, said))
+
+
+def _row(name: str, end: Point, num_seeds: int) -> Row:
+    rollouts, forwards, seconds = (end[axis].mean for axis in AXES)
+    spent = [f"{amount:.0f}" for amount in (rollouts, forwards, seconds)]
+    each = f"{forwards / rollouts:.4g}" if rollouts else ""
+    values = {("", column): value for column, value in end.items()}
+    return Row([name, *spent, each], values, {"": num_seeds} if num_seeds else {})
+
+
+def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Path, *, compares_ends: bool = False):
+    """A panel for each pair of columns that all have: the second over the first, with bands or intervals at the end."""
+    panels = [pair for pair in panels if all(point.keys() >= {*pair} for points in curves.values() for point in points)]
+    if not panels:
+        return
+    figure, all_axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 4), squeeze=False)
+    for axes, pair in zip(all_axes[0], panels):
+        for recipe, points in curves.items():
+            x, y = (
+                np.array([(p[c].mean, p[c].mean - p[c].low, p[c].high - p[c].mean) for p in points]).T for c in pair
+            )
+            (line,) = axes.plot(x[0], y[0], ".-", alpha=0.3 if compares_ends else 1, label=recipe)
+            if compares_ends:
+                ends = {"xerr": x[1:, -1:], "yerr": y[1:, -1:], "fmt": "o", "color": line.get_color()}
+                axes.errorbar(x[0, -1], y[0, -1], **ends, capsize=2)
+                axes.annotate(recipe, (x[0, -1], y[0, -1]), xytext=(4, 4), textcoords="offset points", fontsize="small")
+            else:
+                axes.fill_between(x[0], y[0] - y[1], y[0] + y[2], color=line.get_color(), alpha=0.15, linewidth=0)
+        axes.set(xlabel=pair[0], ylabel=pair[1], xmargin=0.25 if compares_ends else 0.05)
+        axes.grid(alpha=0.3)
+    all_axes[0][0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,123 @@
+"""A table of means and intervals as Markdown, CSV and LaTeX, the best trained row of each column in bold."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.evaluation.scores_file import write_csv
+from hyvideo.evaluation.studies.columns import Column
+from hyvideo.evaluation.studies.intervals import Interval
+from hyvideo.records.run_files import write_text
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers of a recipe, or of the base model."""
+
+    labels: list[str]
+    values: dict[tuple[str, str], Interval]  # by group and column
+    num_seeds: dict[str, int]  # training seeds by group; empty for the base model
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of labels and numbers; every group has all columns."""
+
+    heads: list[str]  # of the labels
+    groups: dict[str, str]  # a short and a long name each, empty where there is one group alone
+    columns: list[Column]
+    rows: list[Row]
+    notes: list[str]
+
+    @property
+    def places(self) -> list[tuple[str, Column]]:
+        return [(group, column) for group in self.groups for column in self.columns]
+
+    def best(self, group: str, column: Column) -> Row | None:
+        """The trained row with the best mean."""
+        having = [row for row in self.rows if row.num_seeds and (group, column.name) in row.values]
+        choose = max if column.higher_is_better else min
+        return choose(having, key=lambda row: row.values[group, column.name].mean, default=None)
+
+
+def make_table(
+    heads: list[str], groups: dict[str, str], columns: Iterable[Column], rows: list[Row], notes: list[str]
+) -> Table:
+    """A table of the columns that any row has a value of."""
+    present = {name for row in rows for _, name in row.values}
+    return Table(heads, groups, [column for column in columns if column.name in present], rows, notes)
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Writes <path>.md, .csv and .tex."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path.with_suffix(".md"), as_markdown(table))
+    write_csv(path.with_suffix(".csv"), [_csv_row(table, row) for row in table.rows])
+    write_text(path.with_suffix(".tex"), as_latex(table))
+
+
+def as_markdown(table: Table) -> str:
+    heads = [*table.heads, "Seeds", *(_title(*place, ": ") for place in table.places)]
+    return markdown_table(heads, [_cells(table, row, bold="**{}**") for row in table.rows], table.notes)
+
+
+def markdown_table(heads: list[str], rows: list[list[str]], below: Iterable[str]) -> str:
+    """A table of cells, and lines of text below it."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join([*lines, "", *below]) + "\n"
+
+
+def _csv_row(table: Table, row: Row) -> dict[str, object]:
+    """Number of seeds, then mean, low and high of each column; empty where there is nothing."""
+    cells: dict[str, object] = dict(zip(table.heads, row.labels))
+    for group in table.groups:
+        cells[f"{group} seeds".strip()] = row.num_seeds.get(group, "")
+        for column in table.columns:
+            value = row.values.get((group, column.name))
+            for end, number in zip(("", " low", " high"), value.as_json().values() if value else [None] * 3):
+                cells[f"{_title(group, column)}{end}"] = "" if number is None else f"{number:.6g}"
+    return cells
+
+
+def as_latex(table: Table) -> str:
+    """A tabular with the rules of booktabs."""
+    num_heads, num_columns = len(table.heads) + 1, len(table.columns)
+    groups = [rf"\multicolumn{{{num_columns}}}{{c}}{{{title}}}" for title in table.groups.values()]
+    lines = [
+        *[f"% {note}" for note in table.notes],
+        rf"\begin{{tabular}}{{{'l' * num_heads}{'c' * len(table.places)}}}",
+        r"\toprule",
+        " & ".join([""] * num_heads + groups) + r" \\",
+        " & ".join([*table.heads, "Seeds", *(column.name for _, column in table.places)]) + r" \\",
+        r"\midrule",
+    ]
+    for row in table.rows:
+        lines.append(" & ".join(_cells(table, row, bold=r"\textbf{{{}}}", minus="$-$")) + r" \\")
+        if not row.num_seeds:
+            lines.append(r"\midrule")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def seeds_in_words(count: int) -> str:
+    return "one seed" if count == 1 else str(count)
+
+
+def in_words(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:
+    """The mean, and the interval in brackets; empty for a mean of one value."""
+    mean, low, high = (f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high))
+    return mean, f" [{low}, {high}]" if math.isfinite(interval.low) else ""
+
+
+def _title(group: str, column: Column, between: str = " ") -> str:
+    return f"{group}{between}{column.name}" if group else column.name
+
+
+def _cells(table: Table, row: Row, *, bold: str, minus: str = "-") -> list[str]:
+    """Labels, number of training seeds (of each group where they differ), and numbers of a row."""
+    cells = [*row.labels, " / ".join(dict.fromkeys(map(seeds_in_words, row.num_seeds.values())))]
+    for group, column in table.places:
+        value = row.values.get((group, column.name))
+        mean, interval = in_words(value, minus=minus) if value else ("-", "")
+        cells.append((bold.format(mean) if value and table.best(group, column) is row else mean) + interval)
+    return cells

@@ -1,0 +1,151 @@
+"""Table 2 of finished runs and the base model: their evaluations, the table, and differences between its rows.
+
+<out>/cells/<run>/         runs of post_train.py         <out>/logs/<run>.log    their output
+<out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, .csv, .tex, comparisons.md
+
+Compared are rows that differ in one thing: SAGE-GRPO and each sampler, the equalizer on and off, two trust regions.
+"""
+
+import itertools
+from contextlib import closing
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from hyvideo.evaluation.contents import policy_identity, world_identity
+from hyvideo.evaluation.generation import Source
+from hyvideo.evaluation.policy_scores import Evaluator
+from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
+from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SETTINGS, Cell
+from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, Column, intervals
+from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, Comparison, as_markdown, compare
+from hyvideo.evaluation.studies.runs import Run, Study, progress
+from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
+from hyvideo.models.weight_files import shortened
+from hyvideo.records.run_files import write_json, write_text
+
+COLUMNS = (*map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore")), TRUE_REWARD, FRECHET)
+COMPARED = (REWARD, TRUE_REWARD, FRECHET)
+NOTES = (
+    "Differences are of the first named against the second, paired by training seed, prompt and noise, over the seeds "
+    "that both have; 95 % interval of Student's t over seeds and prompts (Frechet distance: over seeds).",
+    f'"Shows" is said of the reward, from two seeds on, where the interval excludes 0. {EACH_BY_ITSELF}',
+)
+
+
+def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, Evaluation]]:
+    """Evaluations of the base and of the finished runs, read where they are there, made where not."""
+    config = study.evaluation_config()
+    checkpoints: dict[str, Path | None] = {"base": None}
+    for run in runs:
+        if checkpoint := progress(study.folder(run), study.config(run)).checkpoint:
+            checkpoints[run.name] = checkpoint
+    world = world_identity(config.flat(), config.reward)
+    identities = {name: policy_identity(checkpoint=checkpoint) | world for name, checkpoint in checkpoints.items()}
+    files = {name: study.out / "scores" / f"{name}.json" for name in checkpoints}
+    evaluations = {name: read_evaluation(file, identities[name]) for name, file in files.items()}
+    missing = [name for name, evaluation in evaluations.items() if evaluation is None]
+    if missing:
+        with closing(Evaluator(config)) as evaluator:
+            for name in missing:
+                evaluations[name] = evaluator.policy(Source(checkpoints[name]))
+                write_evaluation(files[name], evaluations[name], identities[name])
+                print(f"evaluated {name}: {files[name]}", flush=True)
+    return evaluations["base"], {run: evaluations[run.name] for run in runs if run.name in evaluations}
+
+
+def write_results(study: Study, runs: list[Run]) -> None:
+    """Evaluates what is finished and writes the table, the comparisons and results.json."""
+    base, evaluations = evaluate_runs(study, runs)
+    comparisons = comparisons_of(evaluations)
+    write_table(table_of(base, runs, evaluations), study.out / "table2")
+    write_text(study.out / "comparisons.md", as_markdown(comparisons, COMPARED, NOTES))
+    results = {  # of every video; for programs
+        "config": study.config_file,
+        "extra": study.extra,
+        "comparisons": [
+            asdict(c) | {"differences": {name: value.as_json() for name, value in c.differences.items()}}
+            | {"reading": c.reading}
+            for c in comparisons
+        ],
+        "base": asdict(base),
+        "cells": {run.name: asdict(run.recipe) | {"seed": run.seed} | asdict(e) for run, e in evaluations.items()},
+        "unfinished": [run.name for run in runs if run not in evaluations],
+    }  # fmt: skip
+    write_json(study.out / "results.json", results)
+
+
+def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int, Evaluation]]]:
+    """Evaluations by row, which is a cell of no setting and schedule, then by setting and seed."""
+    rows: dict[Cell, dict[str, dict[int, Evaluation]]] = {}
+    for run, evaluation in evaluations.items():
+        cell = run.recipe
+        row = rows.setdefault(Cell("", cell.method, cell.kl, cell.has_equalizer), {})
+        row.setdefault(cell.setting, {})[run.seed] = evaluation
+    return rows
+
+
+def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluation]) -> Table:
+    """The table of all planned runs; those without an evaluation are named, and take no part in the means."""
+    settings, trained = list(dict.fromkeys(run.recipe.setting for run in runs)), by_row(evaluations)
+    equalizer = ["Equalizer"] if any(not row.has_equalizer for row in trained) else []
+
+    def row(labels: list[str], of_row: dict[str, list[Evaluation]], num_seeds: dict[str, int]) -> Row:
+        found = {setting: intervals(of_row.get(setting, []), COLUMNS, setting) for setting in settings}
+        values = {(setting, name): value for setting in settings for name, value in found[setting].items()}
+        return Row(labels[: 2 + len(equalizer)], values, num_seeds)
+
+    rows = [row(["Base model", "", ""], dict.fromkeys(settings, [base]), {})]
+    for cell, of_cell in trained.items():
+        labels = [METHODS[cell.method], cell.kl.replace("_", " "), "yes" if cell.has_equalizer else "no"]
+        seeds = {setting: len(of_cell.get(setting, ())) for setting in settings}
+        rows.append(row(labels, {setting: list(of_seed.values()) for setting, of_seed in of_cell.items()}, seeds))
+    groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
+    counts = {count for of_row in rows for count in of_row.num_seeds.values() if count}
+    said = notes(settings, len(base.videos), counts, [run.name for run in runs if run not in evaluations])
+    return make_table(["Method", "KL", *equalizer], groups, COLUMNS, rows, said)
+
+
+def notes(settings: list[str], num_videos: int, seeds: set[int], unfinished: list[str]) -> list[str]:
+    """Sentences on what the numbers are, and what is missing; ``seeds`` are the numbers of seeds of rows."""
+    trained = " to ".join(map(str, dict.fromkeys([min(seeds), max(seeds)]))) if seeds else "no"
+    lines = [
+        f"Reward settings: {', '.join(f'{s} = {SETTINGS[s]}' for s in settings)}. {num_videos} held-out videos a "
+        f"policy, same prompts and noise for all; means over {trained} training seed(s), 95 % interval of Student's t "
+        "over seeds and prompts. A prompt that lacks a score in one of a row's seeds is left out of the row. Measures "
+        "of a whole set (Frechet distance; lower is better): interval over seeds, none for one seed.",
+    ]
+    if 1 in seeds:
+        lines.append("One seed: the interval is over prompts alone; what another seed would change is not in it.")
+    if unfinished:
+        lines.append(f"Without a finished run, and not in the means: {', '.join(shortened(unfinished))}.")
+    return lines
+
+
+def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
+    """Comparisons of all rows that have evaluations. Raises ValueError where runs were measured on other videos."""
+    rows, found = by_row(evaluations), []
+    for setting in dict.fromkeys(run.recipe.setting for run in evaluations):
+        there = {row: of_row[setting] for row, of_row in rows.items() if setting in of_row}
+        for question, first, second in questions(list(there)):
+            found.append(compare(question, there[first], there[second], COMPARED, setting))
+    return found
+
+
+def questions(rows: list[Cell]) -> list[tuple[str, Cell, Cell]]:
+    """Pairs of rows that differ in one thing, with the question that they answer, kind by kind."""
+    by_kind: dict[str, list] = {"method": [], "has_equalizer": [], "kl": []}
+    strength = list(KL_FLAGS).index
+    for first, second in itertools.permutations(rows, 2):
+        differing = [f.name for f in fields(Cell) if getattr(first, f.name) != getattr(second, f.name)]
+        label, kl = METHODS[first.method], first.kl.replace("_", " ")
+        without = "" if first.has_equalizer else ", no equalizer"
+        if differing == ["method"] and first.method == "sage_grpo":
+            question = f"{label} against {METHODS[second.method]}, KL {kl}{without}"
+        elif differing == ["has_equalizer"] and first.has_equalizer:
+            question = f"equalizer on against off, {label}, KL {kl}"
+        elif differing == ["kl"] and strength(first.kl) > strength(second.kl):
+            question = f"KL {kl} against {second.kl.replace('_', ' ')}, {label}{without}"
+        else:
+            continue
+        by_kind[differing[0]].append((question, first, second))
+    return list(itertools.chain(*by_kind.values()))

@@ -1,0 +1,64 @@
+"""Our sampling beside diffusers' pipeline, on the weights of CHECK_MODEL_PATH, or on a tiny checkpoint without."""
+
+import gc
+import os
+
+import pytest
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
+from hyvideo.data.randomness import normal
+from hyvideo.evaluation.speed import relative_difference, seconds_of
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
+from tests.cuda.workload import DEVICE
+from tests.stock_pipeline import sample_diffusers, stock_pipeline
+from tests.tiny_checkpoint import write_image, write_original
+
+pytestmark = pytest.mark.cuda
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """Checkpoint folder and version."""
+    version = os.environ.get("CHECK_VERSION", "480p_t2v")
+    folder = os.environ.get("CHECK_MODEL_PATH")
+    return folder or str(write_original(tmp_path_factory.mktemp("tiny") / "ckpts", (version,))), version
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"] if DEVICE.type == "cuda" else ["fp32"])
+def test_samples_are_those_of_diffusers(gpu, released, tmp_path, record_property, dtype):
+    """In bf16 by as much as bf16 costs, which guidance multiplies: about 0.3 after a few steps of small models."""
+    gc.collect()  # models of the other precision
+    root, version = released
+    is_real, is_i2v = "CHECK_MODEL_PATH" in os.environ, "i2v" in version
+    frames, size = (33, (480, 848)) if is_real else (9, (64, 96))
+    settings = {"pretrained_model_root": root, "transformer_version": version, "dtype": dtype, "encoder_dtype": dtype}
+    settings |= {"vae_dtype": "fp32" if dtype == "fp32" else "fp16", "sample_n_frames": frames}
+    config = Config().with_settings(**settings, grpo_sampling_steps=STEPS).resolved()
+    image = write_image(tmp_path / "image.png") if is_i2v else None
+    request = Request('A cat walks past a sign that says "OPEN", realistic style.', image)
+    needs = check_checkpoint(config, {"this call": [request]}, [(frames, *size)])
+    encoder, vae = load_encoder(config, gpu)
+    pipeline = load_pipeline(config, gpu, encoder=encoder, vae=vae, trained=needs, weights_dtype=DTYPES[dtype])
+    noise = normal(pipeline.latent_shape(frames, *size), 0, "parity")[None]
+    conditions = encoder([request], height=size[0], width=size[1]).to(gpu)
+    encoder.release()
+    latents = {}
+
+    def ours():
+        latents["ours"] = pipeline.sample_ode(conditions, noise.to(gpu))
+
+    def theirs():
+        counts = {"num_frames": frames, "num_steps": STEPS, "negative_prompt": config.data.negative_prompt}
+        latents["diffusers"] = sample_diffusers(stock, request, noise, size, **counts)
+
+    ours()  # warms up
+    record_property("ours, s", seconds_of(ours, gpu))
+    gc.collect()  # diffusers' pipeline gets encoders of its own: both would not fit beside float32 weights
+    stock = stock_pipeline(config.model, pipeline, is_i2v=is_i2v)
+    record_property("diffusers with its text encoding, s", seconds_of(theirs, gpu))
+    difference = relative_difference(*latents.values())
+    record_property("difference", difference)
+    assert difference < (1e-4 if dtype == "fp32" else 1)

@@ -1,0 +1,215 @@
+"""How fast the released model is, at what peak: each test records its numbers. On a CPU, small, it is a rehearsal."""
+
+import importlib.util
+import math
+import platform
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+
+import pytest
+import torch
+from diffusers import AutoencoderKLHunyuanVideo15
+from torch.nn.functional import scaled_dot_product_attention
+
+from hyvideo.config.memory.phases import memory
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.sections import OptimizerSettings
+from hyvideo.config.settings import Config
+from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
+from hyvideo.models.attention import install_causal_mask
+from hyvideo.models.attention_kernels import profiled_attention_kernel
+from hyvideo.models.lora import start_lora, training_config
+from hyvideo.pipelines.conditions import Conditions
+from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer, set_tiling
+from hyvideo.training.optimizers import make_optimizers
+from tests.cuda.workload import (
+    DEVICE,
+    IS_TINY,
+    KERNELS,
+    TINY_MODEL,
+    WAYS,
+    arrange,
+    condition,
+    drawn,
+    median_seconds,
+    only,
+    sampler,
+)
+
+pytestmark = pytest.mark.cuda
+PACKAGES = ("torch", "triton", "transformers", "diffusers", "peft", "accelerate", "numpy")
+NUM_KERNELS = 20
+
+
+@pytest.fixture
+def record(record_property):
+    """Records numbers and words by name."""
+    return lambda numbers: [record_property(name, value) for name, value in numbers.items()]
+
+
+@pytest.fixture(scope="module")
+def rate(work):
+    """FLOP/s of a matrix product."""
+    return max(product_rates(work).values())
+
+
+@pytest.fixture(scope="module")
+def model(work):
+    return ours(work)
+
+
+@pytest.fixture(scope="module")
+def inputs(work):
+    return work.inputs()
+
+
+def ours(work):
+    transformer = work.transformer()
+    prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
+    return transformer
+
+
+@pytest.fixture(scope="module")
+def first_output():
+    """Under "velocity" the first forward's."""
+    return {}
+
+
+def speed(work, rate, call, forwards=1.0):
+    seconds = median_seconds(call, 2)
+    return {"s": seconds} | work.speed(seconds, rate, forwards=forwards) | {"peak GiB": peak_gib(call, DEVICE)}
+
+
+def test_machine(work, record):
+    """Versions, the device, and what its matrix products reach."""
+    versions = {name: version(name) if importlib.util.find_spec(name) else "absent" for name in PACKAGES}
+    record({"python": platform.python_version()} | versions)
+    if DEVICE.type == "cuda":
+        about = torch.cuda.get_device_properties(DEVICE)
+        capability = f"{about.major}.{about.minor}"
+        record({"device": about.name, "GiB": about.total_memory / 2**30, "capability": capability})
+        record({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()})
+    rates = product_rates(work)
+    record({f"TFLOP/s of {rows:,} rows": rate / 1e12 for rows, rate in rates.items()})
+    assert min(rates.values()) > 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention(work, record, kernel):
+    """Of the tokens of one video: the kernel that a profile shows, and its speed."""
+    sizes, tokens = work.architecture, work.tokens + work.text_tokens
+    heads, head_dim = sizes.num_attention_heads, sizes.attention_head_dim
+    query, key, value = torch.randn(
+        (3, 1, heads, tokens, head_dim), dtype=work.dtype, device=DEVICE, requires_grad=True
+    )
+    with only(kernel):
+        name = profiled_attention_kernel(DEVICE, work.dtype, heads, head_dim, tokens)
+        forward = torch.no_grad()(partial(scaled_dot_product_attention, query, key, value))
+        seconds = median_seconds(forward, 5)
+        both = median_seconds(lambda: scaled_dot_product_attention(query, key, value).sum().backward(), 3)
+    flops = 4 * tokens**2 * sizes.width / 1e12
+    record({"kernel": name, "TFLOP/s": flops / seconds, "with backward": 3.5 * flops / both})
+    assert "attention" in name or DEVICE.type == "cuda"
+
+
+@pytest.mark.parametrize("compiled, kernel", WAYS.values(), ids=WAYS)
+def test_forward(work, rate, model, inputs, first_output, record, compiled, kernel):
+    arrange(model, compile=compiled)
+    with only(kernel):
+        record(speed(work, rate, partial(sample, model, inputs["ours"])))
+        velocity = sample(model, inputs["ours"]).float()
+    difference = relative_difference(velocity, first_output.setdefault("velocity", velocity))
+    record({"difference": difference})
+    assert difference < 0.02
+
+
+def test_diffusers_forward(work, model, inputs, first_output, record):
+    """diffusers' own on the same weights and inputs, once."""
+    stock, velocities = work.transformer(), []
+    seconds = seconds_of(lambda: velocities.append(sample(stock, inputs["stock"]).float()), DEVICE)
+    expected = first_output.get("velocity")
+    difference = relative_difference(velocities[0], sample(model, inputs["ours"]) if expected is None else expected)
+    record({"s": seconds, "difference": difference})
+    assert difference < 0.02
+
+
+@pytest.mark.parametrize("recompute", ["selective"] if IS_TINY else ["full", "selective"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_training(work, rate, model, inputs, record, compiled, recompute):
+    """Forward and backward with gradients of all weights."""
+    arrange(model, recompute=recompute, compile=compiled)
+    linear = 1 - work.flops.attention / work.flops.total
+    forwards = 4 if recompute == "full" else 3 + linear
+    record(speed(work, rate, partial(train, model, inputs["ours"]), forwards))
+
+
+def test_lora(work, record):
+    """An update of rank 32: guided passes and the optimizer's step, and the peak beside the planner's."""
+    pipeline = sampler(work)
+    transformer, settings = pipeline.transformer, OptimizerSettings(lora_rank=32)
+    start_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
+    arrange(transformer, recompute="selective", compile=not IS_TINY)
+    trained = {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
+    optimizers = make_optimizers(settings, trained, work.dtype)
+    conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")
+
+    def a_pass():
+        step = pipeline.replay(latents, latents, pipeline.scheduler.timesteps[[3]], conditions)
+        step.log_prob.sum().backward()
+
+    def update():
+        for _ in range(2):  # the second has gradients while it keeps activations
+            a_pass()
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+        optimizers.step(settings.learning_rate)
+
+    update()
+    held = torch.cuda.memory_allocated(DEVICE) / 2**30 if DEVICE.type == "cuda" else 0.0
+    record({"peak GiB": held + peak_gib(update, DEVICE), "planned GiB": planned_gib(work)})
+    record({"s of a pass": median_seconds(a_pass, 2)})
+    assert all(parameter.isfinite().all() for parameter in trained.values())
+
+
+def planned_gib(work):
+    """GiB that the planner gives an update of the transformer alone."""
+    frames, height, width = (5, 64, 64) if IS_TINY else (81, 480, 864)
+    settings = {"sample_n_frames": frames, "height": height, "width": width, "lora_rank": 32, "batch_size": 4}
+    settings |= {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective", "kl_weight": 0.0}
+    run = PlannedRun(Config().with_settings(**settings).resolved(), 1, work.architecture, work.text_tokens)
+    others = ("EMA", "anchor", "encoders", "VAE", "reward models", "trajectories")
+    phases = {name: items for name, items in memory(run).phases.items() if name.startswith("backward")}
+    return max(sum(v for item, v in items.items() if item not in others) for items in phases.values()) / 2**30
+
+
+def test_decode(gpu, record):
+    """One video in tiles."""
+    work, sizes, tile = Workload(gpu, torch.float16), {}, 256
+    if IS_TINY:
+        work, tile = Workload(gpu, torch.float32, TINY_MODEL, (1, 4, 4)), 32
+        sizes = {"block_out_channels": (16,) * 5, "latent_channels": 4, "layers_per_block": 1}
+    with gpu:
+        vae = AutoencoderKLHunyuanVideo15(**sizes).to(work.dtype).eval()
+    install_causal_mask(vae)
+    set_tiling(vae, tile, 0.125)
+    latents = drawn(work, 1, "initial")[:, : vae.config.latent_channels].to(work.dtype)
+    decode = torch.no_grad()(partial(vae.decode, latents))
+    record({"s": median_seconds(decode, 1), "peak GiB": peak_gib(decode, DEVICE)})
+    assert decode().sample.isfinite().all()
+
+
+def test_profile(work, record):
+    """The slowest kernels of a compiled forward and backward of a few blocks."""
+    few = replace(work, sizes=work.sizes | {"num_layers": min(4, work.architecture.num_layers)})
+    transformer, inputs = ours(few), few.inputs()["ours"]
+    arrange(transformer, recompute="selective", compile=not IS_TINY)
+    train(transformer, inputs)
+    is_gpu, kinds = DEVICE.type == "cuda", torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CUDA if is_gpu else kinds.CPU]) as profiler:
+        train(transformer, inputs)
+    field = "self_device_time_total" if is_gpu else "self_cpu_time_total"
+    spent = {event.key: (getattr(event, field) / 1e3, event.count) for event in profiler.key_averages()}
+    total = math.fsum(ms for ms, _ in spent.values())
+    for name, (ms, count) in sorted(spent.items(), key=lambda item: item[1], reverse=True)[:NUM_KERNELS]:
+        record({name[:120]: f"{ms:.3g} ms, {count} calls, {ms / total:.1%}"})
+    assert total > 0

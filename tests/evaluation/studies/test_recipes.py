@@ -1,0 +1,171 @@
+"""Recipes at equal cost: their file, their budgets, what is read of their runs, and the way from nothing to files."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyvideo.evaluation.studies.recipe_results import curve, read_trace, reading
+from hyvideo.evaluation.studies.recipes import Budget, read_recipes, within
+from hyvideo.evaluation.studies.runs import Recipe, Run, Study
+from scripts import compare_recipes
+
+FILE = """
+base: configs/smoke.yaml
+common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
+         log_num_videos: 0, validate_at_step0: true}
+recipes:
+  one update: {num_updates_per_rollout: 1}
+  two.updates: {learning_rate: 1e-2}
+""".replace("one update", "one_update")
+
+
+@pytest.fixture
+def file(tmp_path, tiny_config):
+    def write(text=FILE):
+        (tmp_path / "recipes.yaml").write_text(text)
+        return str(tmp_path / "recipes.yaml")
+
+    return write
+
+
+@pytest.fixture
+def compare(monkeypatch, tmp_path, file, forked_programs, capfd):
+    def run(*flags, text=FILE):
+        words = [file(text), "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out", *flags]
+        monkeypatch.setattr("sys.argv", ["compare_recipes.py", *map(str, words)])
+        try:
+            code = compare_recipes.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, capfd.readouterr()
+
+    return run
+
+
+def test_recipes_are_trained_to_the_budget_compared_and_not_run_again(compare, tmp_path):
+    code, said = compare("--budget", "rollouts=17")
+    out = tmp_path / "out"
+    assert code == 0 and said.out.count(": trained") == 4, said
+    rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
+    assert list(rows) == ["Base model", "one_update", "two.updates"]
+    line = [json.loads(x) for x in (out / "cells/two.updates-seed1/metrics.jsonl").read_text().splitlines()]
+    other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
+    assert [x["iteration"] for x in line] == [1, 2]  # two of 8 rollouts each are within the budget
+    row = rows["two.updates"]
+    forwards = 8 * sum(x["cost/forwards"] for x in line)
+    assert (row["Rollouts"], row["Forwards"], row["seeds"]) == ("16", f"{forwards:.0f}", "2")
+    assert float(row["Reward"]) == pytest.approx((line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4)
+    assert float(rows["Base model"]["Reward"]) != float(row["Reward"]) and rows["Base model"]["Rollouts"] == "0"
+    assert (out / "recipes.md").read_text() in said.out and "| two.updates against one_update | 2 |" in said.out
+    gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
+    assert f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
+    for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
+        assert (out / f"{name}.png").stat().st_size > 10_000
+
+    code, said = compare("--budget", "rollouts=17")
+    assert code == 0 and "4 cells, 0 to run" in said.out and ": trained" not in said.out
+    code, said = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
+    assert code == 2 and "was begun with learning_rate 0.01 and not 0.02; take another --out" in said.err
+    code, said = compare("--budget", "rollouts=8")
+    assert code == 2 and "2 iterations, more than max_steps 1" in said.err
+
+
+def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_path):
+    code, said = compare("--budget", "forwards=1000", "--dry_run")
+    assert code == 0 and "4 cells, 4 to run" in said.out and not (tmp_path / "out").exists()
+    code, said = compare("--budget", "forwards=1000", "--only_table")
+    assert code == 2 and "has no finished run yet" in said.err
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("base: configs/smoke.yaml", "must hold base"),
+        (FILE + "receipts: {}\n", "must hold base"),
+        (FILE.replace("one_update", "../one"), "must be a name of letters"),
+        (FILE.replace("{num_updates_per_rollout: 1}", "7"), "must be a name of letters"),
+        (FILE.replace("learning_rate: 1e-2", "seed: 3"), "cannot set seed"),
+        (FILE.replace("learning_rate: 1e-2", "max_steps: 3"), "cannot set max_steps"),
+        (
+            FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
+            "two.updates must have the reward_weights of",
+        ),
+        (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
+        (FILE.replace("learning_rate: 1e-2", "batch_size: 24"), "17 rollouts must pay for an iteration of two.updates"),
+    ],
+)
+def test_a_file_that_cannot_be_compared_is_refused(compare, text, why):
+    code, said = compare("--budget", "rollouts=17", "--dry_run", text=text)
+    assert code == 2 and why in said.err
+
+
+def test_settings_of_a_file_become_flags_of_every_kind(file):
+    settings = (
+        'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: 1e-7, resume: ""}}'
+    )
+    _, common, (recipe,) = read_recipes(file(f"base: x.yaml\n{settings}"))
+    assert common == [] and recipe.flags([]) == [
+        *("--reward_model", "one", "two", "--use_muon=false", '--reward_weights={"VQ": 1}', "--eta=1e-07", "--resume=")
+    ]
+
+
+@pytest.mark.parametrize("text", ["rollouts", "rollouts=0", "rollouts=-3", "hours=3", "seconds=1e3"])
+def test_a_budget_is_a_number_of_what_is_counted(text):
+    with pytest.raises(ValueError, match="--budget must be rollouts=N, forwards=N, seconds=N, got"):
+        Budget.of(text)
+
+
+def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path, tiny_config):
+    study = Study("configs/miniature.yaml", tmp_path)
+    recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
+    full, window = (
+        study.config(Run(recipe, 0)).optimizer.max_steps
+        for recipe in within(Budget("forwards", 40_000), study, recipes)
+    )
+    # 8 steps, 7 of them trained at 3, and the anchor's 7; the window trains 2, and has no anchor elsewhere.
+    assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
+    (timed,) = within(Budget("seconds", 9), study, recipes[:1])
+    assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # its own
+
+
+def trace(seconds, reward):
+    values = {"seconds": seconds, "reward": reward, "true/reward": [math.nan] * len(reward)}
+    return {name: np.array(value, dtype=float) for name, value in values.items()}
+
+
+def test_a_measure_is_read_where_the_budget_was_spent_and_a_curve_ends_there():
+    slow, fast = trace([0, 10, 20], [1.0, 2.0, 4.0]), trace([0, 5, 10], [1.0, 3.0, 5.0])
+    assert reading(slow, "seconds", 15).measures == {"seconds": 15, "reward": 3.0, "true/reward": None}
+    assert reading(fast, "seconds", 15).measures["seconds"] == 10  # it ended before
+    points = curve([slow, fast], "seconds", 15)
+    assert [point["Reward"].mean for point in points] == [1.0, 3.5, 4.0]
+    assert [point["seconds"].mean for point in points] == [0, 10, 12.5]
+    half_width = 12.7062 * 1.0  # of two numbers, half their distance
+    assert points[-1]["Reward"].high - 4.0 == pytest.approx(half_width, rel=1e-4) and "True reward" not in points[-1]
+    assert len(curve([slow], "seconds")) == 3 and len(curve([slow], "seconds", 20)) == 3
+
+
+def test_what_a_run_spent_is_added_up_and_its_truth_is_weighted_as_its_reward(tmp_path, tiny_config):
+    study, run = Study("configs/miniature.yaml", tmp_path, num_gpus=2), Run(Recipe("a", ()), 0)
+    (study.folder(run) / "samples/000000").mkdir(parents=True)
+    (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0, "spreads": {}}')
+    line = {"cost/forwards": 36, "time/iteration": 2.0}
+    end = {"validation/reward": 2.0} | {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
+    lines = [line | {"iteration": 1}, line | {"iteration": 2} | end]
+    (study.folder(run) / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    values = read_trace(study, run)
+    assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
+    assert values["seconds"].tolist() == [0, 8] and values["reward"].tolist() == [1, 2]
+    assert values["true/reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["true/reward"][0])
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_recipes_that_ship_can_be_planned(path, tmp_path, monkeypatch, capfd):
+    words = ["compare_recipes.py", str(path), "--budget", "forwards=60000", "--out", str(tmp_path), "--dry_run"]
+    monkeypatch.setattr("sys.argv", words)
+    assert compare_recipes.main() == 0
+    assert f"{5 * len(read_recipes(str(path))[2])} cells, " in capfd.readouterr().out

@@ -204,8 +204,8 @@ def nft_problems(config: Config) -> Problems:
     version = version_defaults(config.model.transformer_version)
     if version and version.kind == "step_distilled":
         yield (
-            f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those of "
-            "its few steps alone; take a version that is not step-distilled, or objective grpo"
+            f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those "
+            "of its few steps alone; take a version that is not step-distilled, or objective grpo"
         )
     if config.rollout.sde_window:
         yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"

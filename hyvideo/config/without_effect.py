@@ -37,6 +37,8 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
     loss, settings = config.loss, config.trust_region
+    if loss.objective == "nft":  # what follows is of ratios
+        return
     if not plan.clip_can_bind:
         # Where samples go apart, rollout and update run the same shapes, and their ratios are 1 in bf16 too.
         is_default = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
@@ -51,8 +53,6 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             )
         elif config.measures_velocity:
             yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still is the last one"
-    if loss.objective == "nft":
-        return
     if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:
         yield "enable_timestep_permutation: an update has all steps, and their order changes rounding only"
     if config.anchor_moves and settings.update_ref_model_step == plan.updates == 1:

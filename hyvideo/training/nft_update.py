@@ -54,11 +54,12 @@ class NFTUpdate(PolicyUpdate):
     ) -> None:
         """Raises OffPolicyError, on all ranks alike, where the policy is not that of the rollouts, where it differs
         from the old one, or where its velocities say less of a rollout's noise than zeros do."""
-        rows, turn = next((a_pass for a_pass in passes if a_pass.rows), Pass([0], 0))
+        row = next((a_pass.rows[0] for a_pass in passes if a_pass.rows), 0)
+        noisiest = int(rollouts.trained_steps[row].argmax())  # where a velocity of another level is far off
         with torch.no_grad():
-            velocity, target = self._velocity(rollouts, rows[:1], turn)
+            velocity, target = self._velocity(rollouts, [row], noisiest)
             found = {
-                "a first step of the rollouts is off by": self._off_rollout(rollouts, rows[0]),
+                "a first step of the rollouts is off by": self._off_rollout(rollouts, row),
                 "the policy is off the old one, before any update, by": torch.stack(deviations).amax(),
                 "the error at noised rollouts is, in units of that of zeros,": (
                     mean_square(velocity - target) / mean_square(target)

@@ -26,6 +26,7 @@ from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS
+from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import SDE_TYPES
 
 
@@ -39,7 +40,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         noise_is_matched_or_has_a_window(config.rollout),
         trust_region_problems(config.trust_region, config.kl_strategy),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
-        some_step_is_stochastic(config.rollout),
+        some_step_is_stochastic(config.rollout) if config.loss.objective == "grpo" else nft_problems(config),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
@@ -197,6 +198,17 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
             f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
             f"{rollout.last_step} has none; raise eta or the number of steps"
         )
+
+
+def nft_problems(config: Config) -> Problems:
+    version = version_defaults(config.model.transformer_version)
+    if version and version.kind == "step_distilled":
+        yield (
+            f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those "
+            "of its few steps alone; take a version that is not step-distilled, or objective grpo"
+        )
+    if config.rollout.sde_window:
+        yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
 
 
 def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:

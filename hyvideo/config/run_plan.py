@@ -29,14 +29,15 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
+    is_nft = loss.objective == "nft"
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
         groups=rollouts // rollout.num_generations,
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
-        num_trained_steps=trained,
-        clip_can_bind=loss.num_updates_per_rollout > 1,
+        num_trained_steps=loss.nft_levels if is_nft else trained,
+        clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
     )
 
 
@@ -64,18 +65,23 @@ def describe(config: Config, plan: Plan) -> str:
     loss = config.loss
     by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio" and plan.clip_can_bind
     ratio = "1 in the first update of a round, then free" if plan.clip_can_bind else "1 for every rollout"
+    of_loss = [
+        f"ratios                 {ratio}",
+        f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
+    ]
+    if loss.objective == "nft":
+        of_loss = [f"objective              nft, {loss.nft_levels} noise levels of each rollout"]
     return "\n".join(
         [
             f"replicas               {plan.replicas} (sp_size {config.distributed.sp_size})",
             f"rollouts per iteration {plan.rollouts} = {plan.groups} prompts x {config.rollout.num_generations}",
             f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups",
-            f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic, "
-            f"{plan.num_trained_steps} trained",
+            f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
+            + (f", {plan.num_trained_steps} trained" if loss.objective == "grpo" else ""),
             f"exploration            {_exploration(config.rollout)}",
             f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient"
             f"{_part_of_the_kl(config.rollout) if by_ratio else ''}",
-            f"ratios                 {ratio}",
-            f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
+            *of_loss,
         ]
     )
 
@@ -93,6 +99,8 @@ def _part_of_the_kl(rollout: RolloutSettings) -> str:
 
 def _exploration(rollout: RolloutSettings) -> str:
     variances = [step.std**2 for step in stochastic_transitions(rollout)]
+    if not variances:
+        return "none after the initial noise: rollouts are those of the ODE"
     matched = f", matched with {rollout.match_noise}" if rollout.match_noise else ""
     words = f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: a variance of {sum(variances):.4g} over the steps"
     window = parse_window(rollout.sde_window, len(variances))

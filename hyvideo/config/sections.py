@@ -124,15 +124,24 @@ class RewardSettings:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """The clipped loss and the steps that it trains."""
+    """The loss and the steps, or levels, that it trains."""
 
-    clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this.", above=0)
-    use_grad_balancing: bool = learning(True, "Weight the steps by the temporal gradient equalizer.")
-    enable_timestep_permutation: bool = learning(True, "Visit the denoising steps of each rollout in a random order.")
+    objective: Literal["grpo", "nft"] = learning(
+        "grpo",
+        "The loss: of the clipped ratio of transitions, or DiffusionNFT's of velocities at rollouts with new noise, "
+        "which takes rollouts of any sampler, those of the ODE (eta 0) first of all.",
+    )
+    nft_levels: int = learning(4, "Noise levels at which nft trains each rollout.", no.NFT, at_least=1)
+    clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this.", no.RATIO, above=0)
+    use_grad_balancing: bool = learning(True, "Weight the steps by the temporal gradient equalizer.", no.RATIO)
+    enable_timestep_permutation: bool = learning(
+        True, "Visit the denoising steps of each rollout in a random order.", no.RATIO
+    )
     timestep_fraction: float = learning(
         1.0,
         "Fraction of the stochastic steps that an update trains: drawn for each rollout, or, without "
         "enable_timestep_permutation, the noisiest.",
+        no.RATIO,
         above=0,
         at_most=1,
     )
@@ -168,7 +177,10 @@ class TrustRegionSettings:
         no.DUAL,
     )
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio", "Velocity distance: mean log-ratio of drawn actions, or closed form of the means.", no.VELOCITY
+        "log_ratio",
+        "Velocity distance: mean log-ratio of drawn actions, or closed form of the means.",
+        no.VELOCITY,
+        no.RATIO,
     )
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
     kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE)

@@ -64,6 +64,8 @@ COMPILE = Unused("enable_compile false", lambda c, n: c.distributed.enable_compi
 OTHER_PROCESS = Unused("one process", lambda c, n: n == 1)
 SHARDING = Unused("no sharding", lambda c, n: n == 1 or not c.distributed.enable_fsdp)
 APART = Unused("batched_forward {batched_forward}: samples go one by one", lambda c, n: not c.is_batched)
+NFT = Unused("objective grpo", lambda c, n: c.loss.objective != "nft")
+RATIO = Unused("objective nft, which has no ratio", lambda c, n: c.loss.objective == "nft")
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)
 SERVICE = Unused("no remote_reward_url", lambda c, n: not c.reward.remote_reward_url)
 SCORERS = Unused(

@@ -37,6 +37,8 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
 
 def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
     loss, settings = config.loss, config.trust_region
+    if loss.objective == "nft":  # what follows is of ratios
+        return
     if not plan.clip_can_bind:
         # Where samples go apart, rollout and update run the same shapes, and their ratios are 1 in bf16 too.
         is_default = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0

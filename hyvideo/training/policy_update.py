@@ -111,14 +111,18 @@ class PolicyUpdate:
             return rollouts.trajectories.means
         if self.config.trust_region.kl_compute_mode == "training_phase":
             return None
+        with anchor.in_place():
+            return self._means(rollouts)
+
+    def _means(self, rollouts: RolloutBatch) -> Tensor:
+        """Means at all trained transitions under the weights in place; shape as of `anchor_means`."""
         latents = rollouts.trajectories.latents
         means = latents.new_empty(*rollouts.trained_steps.shape, *latents.shape[2:])
-        with anchor.in_place():
-            for rows in chunks(range(len(rollouts)), self.config.rows_per_pass):
-                for turn in range(rollouts.trained_steps.shape[1]):
-                    self.on_stage("anchor")
-                    self.check()
-                    means[rows[0] : rows[-1] + 1, turn] = self._mean(rollouts, Pass(rows, turn))
+        for rows in chunks(range(len(rollouts)), self.config.rows_per_pass):
+            for turn in range(rollouts.trained_steps.shape[1]):
+                self.on_stage("anchor")
+                self.check()
+                means[rows[0] : rows[-1] + 1, turn] = self._mean(rollouts, Pass(rows, turn))
         return means
 
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
@@ -209,10 +213,15 @@ class PolicyUpdate:
                 self._empty_pass(rollouts)
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
             if is_checked and number in (0, len(passes) - 1):  # soon, and before anything is changed
-                self.on_policy_check(rollouts, passes, deviations, iteration)
+                self._check_fresh(rollouts, passes, deviations, iteration)
         num_pairs = sum(len(rows) for rows, _ in passes)
         self.cost.forwards += num_pairs * self.config.num_branches * self.cost.of_training
         return sums, torch.stack(deviations)
+
+    def _check_fresh(
+        self, rollouts: RolloutBatch, passes: list[Pass], deviations: list[Tensor], iteration: int
+    ) -> None:
+        self.on_policy_check(rollouts, passes, deviations, iteration)
 
     def terms(self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None) -> LossTerms:
         """Terms of the loss of one training forward: each row at the ``turn``-th of its trained steps."""

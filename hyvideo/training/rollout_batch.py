@@ -1,17 +1,20 @@
 """The rollouts of an iteration on one replica: which they are, what became of them, and which steps are trained."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from hyvideo.config.sections import DataSettings, LossSettings, RolloutSettings
-from hyvideo.data.randomness import normal, permutation
+from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
 from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
+
+_LEVELS = 0.02, 0.999  # where a velocity is learnt: nearer to 0 it is of noise that nobody sees
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,12 @@ class RolloutBatch:
     prompts: list[str]
     conditions: Conditions
     trajectories: Trajectories
-    trained_steps: Tensor  # (rollouts, trained steps): places in the schedule, in the order of training, on the CPU
+    # Places in the schedule in the order of training, or noise levels (nft), on the CPU: (rollouts, trained steps).
+    trained_steps: Tensor
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, those that this rank has scored
     advantages: Tensor = torch.empty(0)  # NaN where the rollout is left out of the loss
+    # Noise for a finished rollout in the ``turn``-th of its trainings, on the CPU.
+    new_noise: Callable[[RolloutIndex, int], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -97,6 +103,21 @@ class RolloutNoise:
         """Latents that a rollout starts from. Shape: ``shape``."""
         member = 0 if self.is_shared else index.member
         return normal(self.shape, self.seed, "initial noise", iteration, index.group, member)
+
+    def renewed(self, iteration: int, index: RolloutIndex, turn: int) -> Tensor:
+        """Noise that is put on a finished rollout for its ``turn``-th training. Shape: ``shape``."""
+        return normal(self.shape, self.seed, "new noise", iteration, index.group, index.member, turn)
+
+    def levels(self, iteration: int, indices: list[RolloutIndex], count: int, shift: float) -> Tensor:
+        """Noise levels in (0, 1): a draw from each of ``count`` equal parts, shifted as the schedule is, in a random
+        order. Shape: (rollouts, count)."""
+
+        def of(index: RolloutIndex) -> list[float]:
+            random = generator(self.seed, "noise levels", iteration, index.group, index.member)
+            uniform = (random.permutation(count) + random.random(count)) / count
+            return (shift * uniform / (1 + (shift - 1) * uniform)).clip(*_LEVELS).tolist()
+
+        return torch.tensor([of(index) for index in indices])
 
     def of_step(self, iteration: int, index: RolloutIndex, step: int) -> Tensor:
         """Noise of one denoising step of a rollout. Shape: ``shape``."""

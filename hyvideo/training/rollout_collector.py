@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -87,12 +88,15 @@ class RolloutCollector:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
-        trained = timestep_permutations(
-            self.config.loss, self.config.data, iteration, indices, steps, self.plan.num_trained_steps
-        )
+        count = self.plan.num_trained_steps
+        if self.config.loss.objective == "nft":
+            trained = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
+        else:
+            trained = timestep_permutations(self.config.loss, self.config.data, iteration, indices, steps, count)
         kept = trained if keep_means else None
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
-        return RolloutBatch(indices, prompts, conditions, trajectories, trained), pending
+        draws = partial(self.noise.renewed, iteration)
+        return RolloutBatch(indices, prompts, conditions, trajectories, trained, new_noise=draws), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
         """Steps with noise in this iteration; a window makes the others steps of the ODE."""

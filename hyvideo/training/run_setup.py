@@ -30,6 +30,7 @@ from hyvideo.training.model_setup import (
     negative_condition,
     precompute_conditions,
 )
+from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
@@ -37,6 +38,8 @@ from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_scorer
 from hyvideo.training.rollout_collector import Cost, RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import Progress, RunState, contents
+
+UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ def build_parts(
     sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
     cost = Cost(training_forwards(run))
     signals = PreemptionSignals(mesh)
-    common = {"cost": cost, "check": signals.check}
-    update = PolicyUpdate(config, mesh, pipeline, policy, num_updates=plan.updates, on_stage=progress.enter, **common)
+    common = {"cost": cost, "check": signals.check, "num_updates": plan.updates, "on_stage": progress.enter}
+    update = UPDATES[config.loss.objective](config, mesh, pipeline, policy, **common)
     checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,

@@ -94,7 +94,8 @@ class PlannedRun:
     @property
     def forwards_without_gradient(self) -> int:
         """Forwards of a branch for one rollout: of its steps, and of the anchor's means."""
-        return self.settings.grpo_sampling_steps + (self.num_trained_steps if self.config.needs_anchor else 0)
+        has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
+        return self.settings.grpo_sampling_steps + (self.config.needs_anchor + has_old) * self.num_trained_steps
 
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""

@@ -40,7 +40,9 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         noise_is_matched_or_has_a_window(config.rollout),
         trust_region_problems(config.trust_region, config.kl_strategy),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
-        some_step_is_stochastic(config.rollout) if config.loss.objective == "grpo" else nft_problems(config),
+        some_step_is_stochastic(config.rollout)
+        if config.loss.objective == "grpo"
+        else nft_problems(config.model, config.rollout),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
@@ -200,14 +202,14 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def nft_problems(config: Config) -> Problems:
-    version = version_defaults(config.model.transformer_version)
+def nft_problems(model: sections.ModelSettings, rollout: sections.RolloutSettings) -> Problems:
+    version = version_defaults(model.transformer_version)
     if version and version.kind == "step_distilled":
         yield (
             f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those "
             "of its few steps alone; take a version that is not step-distilled, or objective grpo"
         )
-    if config.rollout.sde_window:
+    if rollout.sde_window:
         yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
 
 

@@ -8,12 +8,10 @@
 """
 
 import functools
-import io
 import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
 
 from torch.distributed import run
 from torch.distributed.elastic.agent.server import WorkerGroup, WorkerState
@@ -32,12 +30,11 @@ class Agent(LocalElasticAgent):
 
     Args:
         finished: Gives the last iteration that the run has finished.
-        furthest: That at the start.
     """
 
-    def __init__(self, *arguments, finished: Callable[[], int], furthest: int, **options):
+    def __init__(self, *arguments, finished: Callable[[], int], **options):
         super().__init__(*arguments, **options)
-        self._finished, self._furthest, self._allowed = finished, furthest, self._remaining_restarts
+        self._finished, self._furthest, self._allowed = finished, 0, self._remaining_restarts
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -77,10 +74,7 @@ def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
     # In a store that outlives a restart the words of the dead stay, and the new processes hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     flags = run.parse_args(arguments).training_script_args
-    furthest = 0
-    with suppress(SystemExit, ValueError), redirect_stderr(io.StringIO()):  # the processes say what is wrong
-        furthest = finished(flags)
-    api.LocalElasticAgent = functools.partial(Agent, finished=lambda: finished(flags), furthest=furthest)
+    api.LocalElasticAgent = functools.partial(Agent, finished=lambda: finished(flags))
     try:
         run.main(arguments)
     except ChildFailedError as error:

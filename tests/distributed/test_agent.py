@@ -117,14 +117,6 @@ def test_failures_count_since_the_run_last_got_further(start, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
 
 
-def test_what_a_run_had_before_its_agent_is_no_progress(start, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 7}\n')
-    agent = start("sys.exit(1)", 1, "--max-restarts=1")
-    told = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 1, told
-    assert (tmp_path / "lives").read_text() == "0 0\n0 1\n"
-
-
 def test_what_all_ranks_have_to_say_is_said_once(start):
     agent = start(FAILS_ALIKE)
     told = agent.communicate(timeout=60)[0]

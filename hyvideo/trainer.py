@@ -71,7 +71,8 @@ class Trainer:
             asked = self.progress.enter, self.signals.all_ready
             self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, *asked)
         wanted = config.record.resume_from_checkpoint
-        found = checkpoint.find_undamaged(self.output_dir, wanted, mesh) if wanted else None
+        self._damaged: list[Path] = []
+        found = checkpoint.find_undamaged(self.output_dir, wanted, mesh, self._damaged) if wanted else None
         self.resumed = self.state.resume(found)
 
     @property
@@ -190,7 +191,7 @@ class Trainer:
             resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else before_any_checkpoint,
         )
         if record.resume_from_checkpoint:
-            checkpoint.drop_after(self.output_dir, self.iteration)
+            checkpoint.drop_after(self.output_dir, self.iteration, self._damaged)
         write_config(self.output_dir, self.config.flat(), self.device, self.mesh.world_size)
         return writer
 

@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -99,6 +99,8 @@ def make_folder(folder: Path) -> None:
         raise ValueError(
             f"the output must be a folder that can be made, got {shown(folder)}: {error.strerror}"
         ) from error
+    with suppress(OSError):  # who may write in a folder may not always read it
+        sync(folder.parent)
 
 
 _LONGEST_NAME = 255  # bytes, of a file or folder on every common file system

@@ -13,7 +13,8 @@ The anchor is there only if it differs from the policy. Random state is not stor
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch.distributed as dist
@@ -94,16 +95,19 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
     return folder
 
 
-def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | None:
-    """The checkpoint of `find` whose contents are what was written; a damaged one is named and passed over.
+def find_undamaged(
+    output_dir: Path, resume_from: str, mesh: Mesh, passed_over: list[Path] | None = None
+) -> Path | None:
+    """The checkpoint of `find` whose contents are what was written; a damaged one is named and ``passed_over``.
 
     The main rank chooses, as a listing of another node may be stale. All ranks must call.
 
-    Raises: ValueError for a named checkpoint that is damaged, or where all of a run's are.
+    Raises: ValueError for a named checkpoint that is damaged, where all of a run's are, or one cannot be read now.
     """
     is_named, folders = resume_from not in (LATEST, AUTO), []
-    with failing_together(mesh):
+    with failing_together(mesh, errors=(ValueError, OSError)):
         if mesh.is_main:
+            _bring_back(output_dir)
             folders = [find(output_dir, resume_from)] if is_named else candidates(output_dir)
     folders = from_main(folders, mesh)
     for folder in folders:
@@ -112,6 +116,8 @@ def find_undamaged(output_dir: Path, resume_from: str, mesh: Mesh) -> Path | Non
             return folder
         if is_named:
             raise _damaged(folder, problem)
+        if passed_over is not None:
+            passed_over.append(folder)
         if mesh.is_main:
             print(f"checkpoint {folder} is damaged and passed over: {problem}", file=sys.stderr)
     if folders:
@@ -142,16 +148,44 @@ def candidates(output_dir: Path) -> list[Path]:
     return sorted(newest_first, key=lambda path: path.name != name)
 
 
-def drop_after(output_dir: Path, iteration: int) -> None:
-    """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done."""
+def _bring_back(output_dir: Path) -> None:
+    """Shows again a checkpoint that a kill left hidden, before that which replaces it was shown."""
+    for hidden in (output_dir / FOLDER).glob(".[0-9]*.replaced"):
+        folder = hidden.with_name(hidden.name.split(".")[1])
+        if not os.path.lexists(folder) and manifest.size_problem(hidden) is None:
+            os.rename(hidden, folder)
+            sync(folder.parent)
+
+
+def drop_after(output_dir: Path, iteration: int, damaged: Collection[Path] = ()) -> None:
+    """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done.
+
+    Checkpoints that were passed over as ``damaged`` stay under another name: 000004-damaged. What cannot be removed
+    is reported, and is no end.
+    """
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
     for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
-        partial.unlink(missing_ok=True)
+        # Not the heartbeat of another life, nor a folder that stays while a process has files of it open.
+        if not partial.name.startswith(".owner") and not partial.is_dir():
+            delete(partial, Path.unlink)
     for parent in (FOLDER, "samples", "rollouts"):
         for path in (output_dir / parent).glob("[0-9]*"):
             if path.name.isdigit() and int(path.name) > iteration:
-                remove(path)
+                delete(path, _put_aside if path in damaged else remove)
+
+
+def _put_aside(folder: Path) -> None:
+    aside = folder.rename(folder.with_name(f"{folder.name}-damaged"))
+    print(f"checkpoint {folder} is kept as {aside.name}; delete it by hand", file=sys.stderr)
+
+
+def delete(path: Path, how: Callable[[Path], object]) -> None:
+    """Deletes by `discard` or `remove`, or however; a failure is reported, and is no end."""
+    try:
+        how(path)
+    except OSError as error:
+        print(f"\n{path} NOT DELETED ({error}); training goes on", file=sys.stderr, flush=True)
 
 
 def complete(output_dir: Path) -> list[Path]:
@@ -159,8 +193,10 @@ def complete(output_dir: Path) -> list[Path]:
 
     Nor is what somebody has put aside under another name, as 000010-good: it is neither taken up nor removed.
     """
-    root = output_dir / FOLDER
-    return sorted(path for path in root.glob("[0-9]*") if path.name.isdigit() and (path / "state.json").is_file())
+    found: list[Path] = []
+    with suppress(FileNotFoundError):  # a glob would take a folder that cannot be read for an empty one
+        found = list((output_dir / FOLDER).iterdir())
+    return sorted(path for path in found if path.name.isdigit() and (path / "state.json").is_file())
 
 
 def remove(folder: Path) -> None:
@@ -168,9 +204,9 @@ def remove(folder: Path) -> None:
     discard(hide(folder))
 
 
-def hide(folder: Path) -> Path:
+def hide(folder: Path, why: str = "removed") -> Path:
     """Gives a folder the name under which it is not seen."""
-    hidden = folder.with_name(f".{folder.name}.removed")
+    hidden = folder.with_name(f".{folder.name}.{why}")
     if os.path.lexists(hidden):
         discard(hidden)
     os.rename(folder, hidden)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hyvideo.data.outside import replacing, sync
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, discard, hide, remove
+from hyvideo.distributed.checkpoint import FOLDER, LATEST, TENSORS, complete, delete, discard, hide, remove
 from hyvideo.distributed.checkpoint_reader import read_metadata
 from hyvideo.distributed.collectives import all_objects, failing_together
 from hyvideo.distributed.mesh import Mesh
@@ -145,7 +145,7 @@ class CheckpointWriter:
         for path in (*aside.rglob("*"), aside):
             sync(path)
         self._refuse_superseded()
-        replaced = [hide(target)] if os.path.lexists(target) else []
+        replaced = [hide(target, "replaced")] if os.path.lexists(target) else []
         os.rename(aside, target)
         sync(target.parent)
         sync(self.output_dir)  # in which the folder of checkpoints may be new
@@ -158,12 +158,9 @@ class CheckpointWriter:
             others = [p for p in complete(self.output_dir) if p != target and not (every and int(p.name) % every == 0)]
             too_many = others[: max(0, len(others) - (self.keep - 1))]
         self._refuse_superseded()
-        for delete, folders in ((discard, replaced), (remove, too_many)):
+        for how, folders in ((discard, replaced), (remove, too_many)):
             for old in folders:
-                try:
-                    delete(old)
-                except OSError as error:
-                    print(f"\nCHECKPOINT {old} NOT DELETED ({error}); training goes on", file=sys.stderr, flush=True)
+                delete(old, how)
 
     def _refuse_superseded(self) -> None:
         """Raises RuntimeError where a later life has the folder: what it goes on from must stay as it is."""

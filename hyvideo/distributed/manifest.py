@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hyvideo.distributed.collectives import share_reason
+from hyvideo.distributed.collectives import all_objects, failing_together, share_reason
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.rank_agreement import name_ranks
 
 NAME = "manifest.json"
 
@@ -34,24 +35,45 @@ def own_hash(folder: Path) -> str:
 
 
 def size_problem(folder: Path) -> str | None:
-    """Reason why a checkpoint cannot be whole, by names and sizes alone; None if nothing says so."""
+    """Reason why a checkpoint cannot be whole, by names and sizes alone; None if nothing says so.
+
+    Raises: ValueError for a file that is there and cannot be read now, which is no damage.
+    """
+    name = NAME
     try:
         files = json.loads((folder / NAME).read_text())
         for name, entry in files.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != entry["size"]:
-                return f"{name} has {path.stat().st_size} bytes and should have {entry['size']}"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            if (size := (folder / name).stat().st_size) != entry["size"]:
+                return f"{name} has {size} bytes and should have {entry['size']}"
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{name} is missing"
+    except OSError as error:
+        raise _unreadable(folder / name, error) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{NAME} cannot be read ({error})"
     return None
 
 
 def damage(folder: Path, mesh: Mesh) -> str | None:
-    """Reason why a checkpoint is not what was written, by sizes and hashes; all ranks must call."""
-    problem = size_problem(folder)
-    if not problem:
+    """Reason why a checkpoint is not what was written, by sizes and hashes; all ranks must call.
+
+    Raises: ValueError, on all ranks, where one cannot read a file now, or where they do not see the same files.
+    """
+    problem = None
+    with failing_together(mesh):
+        problem = size_problem(folder)
+    problems = all_objects(problem, mesh)
+    if all(problems):
+        return problems[0]
+    if any(problems):
+        whole, broken = (
+            name_ranks(rank for rank, found in enumerate(problems) if bool(found) is b) for b in (False, True)
+        )
+        raise ValueError(
+            f"all ranks must see the same checkpoint {folder}, got one that is whole on {whole}, and on {broken}: "
+            f"{next(filter(None, problems))}; start again when all nodes see the same output_dir"
+        )
+    with failing_together(mesh):
         files = json.loads((folder / NAME).read_text())
         share = sorted(files)[mesh.rank :: mesh.world_size]
         problem = next(filter(None, (_content_problem(folder / name, files[name], name) for name in share)), None)
@@ -95,8 +117,12 @@ def _describe_unless_known(file: Path) -> dict:
 def _content_problem(path: Path, entry: dict, name: str) -> str | None:
     try:
         return None if _describe(path) == entry else f"{name} is not what was written"
-    except OSError as error:  # on one rank: the others must hear of it
-        return f"{name} cannot be read ({error.strerror})"
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"{path} cannot be read ({error.strerror}), which does not say that it is damaged; start again")
 
 
 def _describe(path: Path) -> dict:

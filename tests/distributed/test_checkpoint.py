@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent, and give back what was saved."""
 
 import contextlib
+import errno
 import io
 import os
 import pickle
@@ -304,6 +305,26 @@ def test_a_checkpoint_that_is_written_again_replaces_the_old_one_when_it_is_on_t
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
+def test_a_kill_while_a_checkpoint_is_replaced_loses_none(tmp_path, monkeypatch):
+    save(tmp_path, 2)
+    rename = os.rename
+
+    def crash(source, target):
+        if str(source).endswith(".partial"):
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", crash)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 2, keep=1)
+    assert not checkpoint.complete(tmp_path)
+    hidden = tmp_path / "checkpoints" / ".000002.replaced"
+    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
+    checkpoint.drop_after(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
+
+
 def test_an_old_one_that_cannot_be_deleted_is_told_and_the_new_one_is_written(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
 
@@ -405,7 +426,7 @@ def flip(path):
         (lambda folder: flip(next((folder / "tensors").glob("*.distcp"))), "is not what was written"),
         (lambda folder: flip(folder / "state.json"), "state.json is not what was written"),
         (lambda folder: (folder / "tensors" / ".metadata").unlink(), "tensors/.metadata is missing"),
-        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json cannot be read"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
         (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes and should have"),
     ],
@@ -425,18 +446,81 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, break_i
         checkpoint.find_undamaged(tmp_path, "auto", ALONE)
 
 
-def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("owner, name", [(manifest, "_describe"), (Path, "read_text"), (Path, "stat")])
+def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage_and_stops_the_run(tmp_path, monkeypatch, owner, name):
     for iteration in (2, 4):
         save(tmp_path, iteration)
+    real = getattr(owner, name)
 
-    def describe(path, whole=manifest._describe):
-        if "000004" in str(path):
-            raise OSError(5, "Input/output error")
-        return whole(path)
+    def fail(path, **options):
+        if "000004/" in str(path):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, **options)
 
-    monkeypatch.setattr(manifest, "_describe", describe)
-    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002"
-    assert "cannot be read (Input/output error)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*start again"):
+            checkpoint.find_undamaged(tmp_path, "latest", ALONE)
+    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000004"
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
+    save(tmp_path, 2)
+
+    def fail(folder):
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(ValueError, match="Input/output error"):
+        checkpoint.find_undamaged(tmp_path, "latest", ALONE)
+
+
+def test_what_was_passed_over_is_put_aside_and_not_deleted(tmp_path, capsys):
+    for iteration in (2, 4, 6):
+        save(tmp_path, iteration)
+    flip(tmp_path / "checkpoints" / "000006" / "state.json")
+    flip(tmp_path / "checkpoints" / "000004" / "state.json")
+    damaged = []
+    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE, damaged).name == "000002"
+    (tmp_path / "checkpoints" / "000008").mkdir()
+    checkpoint.drop_after(tmp_path, 2, damaged)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["000002", "000004-damaged", "000006-damaged", "latest"]
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
+    assert "000006 is kept as 000006-damaged" in capsys.readouterr().err
+
+
+def look_with_a_fault(folder):
+    """What two ranks are told of a checkpoint of which the second does not see a file, and then cannot read one."""
+    from hyvideo.distributed import mesh as ranks
+
+    mesh, stat, said = ranks.start(1, torch.device("cpu"), timeout=30), Path.stat, []
+    for number, reason in ((errno.ENOENT, "No such file"), (errno.EIO, "Input/output error")):
+
+        def fail(path, number=number, reason=reason, **options):
+            if mesh.rank == 1 and path.name == ".metadata":
+                raise OSError(number, reason, str(path))
+            return stat(path, **options)
+
+        Path.stat = fail
+        try:
+            checkpoint.find_undamaged(Path(folder), "latest", mesh)
+        except ValueError as error:
+            said.append(str(error))
+        finally:
+            Path.stat = stat
+    return said
+
+
+def test_what_one_rank_does_not_see_or_cannot_read_stops_all(tmp_path):
+    for iteration in (2, 4):
+        save(tmp_path, iteration)
+    first, second = launch("tests.distributed.test_checkpoint:look_with_a_fault", 2, str(tmp_path))
+    unseen, unread = first
+    assert first == second
+    assert "000004, got one that is whole on rank 0, and on rank 1: tensors/.metadata is missing" in unseen
+    assert "000004/tensors/.metadata cannot be read (Input/output error)" in unread
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
@@ -455,6 +539,23 @@ def test_what_a_kill_left_half_written_or_half_removed_does_not_stay(tmp_path):
         (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
     checkpoint.drop_after(tmp_path, 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
+
+
+def test_what_a_process_has_open_or_nobody_may_delete_stays_and_is_no_end(tmp_path, monkeypatch, capsys):
+    save(tmp_path, 2)
+    newer = save(tmp_path, 4)
+    partial, owner = tmp_path / "checkpoints" / ".000006.ab.partial", tmp_path / ".owner.1.partial"
+    partial.mkdir()
+    owner.touch()
+
+    def refuse(folder, ignore_errors=False):  # as with files that a process on another node has open
+        if not ignore_errors:
+            raise PermissionError(1, "Operation not permitted", str(folder))
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
+    checkpoint.drop_after(tmp_path, 2)
+    assert partial.is_dir() and owner.is_file() and not newer.exists()
+    assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("remove", [lambda run: checkpoint.drop_after(run, 2), lambda run: save(run, 1, keep=1)])

@@ -16,6 +16,7 @@ from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.run_plan import num_stochastic_steps
 from hyvideo.config.sections import (
     DistributedSettings,
+    ModelSettings,
     OptimizerSettings,
     RecordSettings,
     RewardSettings,
@@ -202,7 +203,7 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def nft_problems(model: sections.ModelSettings, rollout: sections.RolloutSettings) -> Problems:
+def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
     version = version_defaults(model.transformer_version)
     if version and version.kind == "step_distilled":
         yield (

@@ -103,8 +103,9 @@ def build_parts(
     sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
     cost = Cost(training_forwards(run))
     signals = PreemptionSignals(mesh)
-    common = {"cost": cost, "check": signals.check, "num_updates": plan.updates, "on_stage": progress.enter}
-    update = UPDATES[config.loss.objective](config, mesh, pipeline, policy, **common)
+    common = {"cost": cost, "check": signals.check}
+    how = common | {"num_updates": plan.updates, "on_stage": progress.enter}
+    update = UPDATES[config.loss.objective](config, mesh, pipeline, policy, **how)
     checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
     return RunParts(
         plan=plan,

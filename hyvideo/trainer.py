@@ -13,14 +13,16 @@
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import torch
 
 from hyvideo.config.settings import Config
 from hyvideo.distributed import checkpoint
+from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.ownership import NotOwner, Ownership
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.records.metrics import MetricsWriter
@@ -43,7 +45,10 @@ class Trainer:
         scorers: The rewards by name; by default those that the settings name.
         on_stage: Is called with every stage that the run comes to, and every part of a long one, and the iteration.
 
-    Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read.
+    It has the folder of the run from here on, to the end of `train` or of the process.
+
+    Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read; NotOwner where
+        another life has the folder.
     """
 
     def __init__(
@@ -60,12 +65,20 @@ class Trainer:
         self.output_dir = Path(config.record.output_dir)
         self.progress = Progress(on_stage)
         self.progress.enter("load")
-        parts = build_parts(config, mesh, device, self.progress, scorers=scorers)
+        self.owner = Ownership(self.output_dir, mesh)
+        with ExitStack() as if_refused:
+            if_refused.enter_context(self.owner)  # before a checkpoint is chosen, which a life under way would outdate
+            self._build(scorers)
+            if_refused.pop_all()
+
+    def _build(self, scorers: dict[str, Scorer] | None) -> None:
+        config, mesh = self.config, self.mesh
+        parts = build_parts(config, mesh, self.device, self.progress, self.owner, scorers=scorers)
         self.plan, self.signals, self.cost = parts.plan, parts.signals, parts.cost
         self.policy, self.pipeline, self.encoder = parts.policy, parts.pipeline, parts.encoder
         self.collector, self.scorer, self.rewards = parts.collector, parts.scorer, parts.rewards
         self.recorder, self.update = parts.recorder, parts.update
-        self.checkpoints, self.state, self.owner = parts.checkpoints, parts.state, parts.owner
+        self.checkpoints, self.state = parts.checkpoints, parts.state
         self.validation = None
         if config.data.valid_video_csv:
             asked = self.progress.enter, self.signals.all_ready
@@ -92,7 +105,7 @@ class Trainer:
         Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run; Stopped after a
             signal; NotOwner where another life has the folder; TooManyMissingRewards; OffPolicyError.
         """
-        with self.owner:  # before anything is written or removed
+        with self.owner:  # which is asked again before anything is written or removed
             self._train()
         self.progress.enter("end")
         if self.checkpoints.last_failed:
@@ -100,7 +113,8 @@ class Trainer:
 
     def _train(self) -> None:
         max_steps = self.config.optimizer.max_steps
-        writer = self._open_records() if self.mesh.is_main else None
+        with failing_together(self.mesh, errors=(NotOwner, ValueError)):
+            writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
         with (

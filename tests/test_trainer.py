@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from hyvideo.config.run_plan import make_plan
+from hyvideo.distributed import checkpoint
+from hyvideo.distributed.ownership import NotOwner
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
 
@@ -406,6 +408,25 @@ def test_metrics_that_cannot_be_gone_on_with_cost_no_checkpoint(tiny_config, mes
     with pytest.raises(ValueError, match="line 1 of .*metrics.jsonl"):
         Trainer(config.with_settings(resume_from_checkpoint=first), mesh, CPU).train()
     assert files(run) == before
+
+
+def test_a_start_has_the_folder_before_it_chooses_a_checkpoint_and_one_overtaken_since_removes_nothing(
+    tiny_config, mesh, tmp_path, monkeypatch
+):
+    find, owned = checkpoint.find_undamaged, []
+
+    def find_owned(folder, *others):
+        owned.append((folder / ".owner").is_file())
+        return find(folder, *others)
+
+    monkeypatch.setattr(checkpoint, "find_undamaged", find_owned)
+    config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="auto")
+    overtaken = Trainer(config, mesh, CPU)
+    Trainer(config, mesh, CPU).train()
+    before = files(tmp_path)
+    with pytest.raises(NotOwner, match="another life"):
+        overtaken.train()
+    assert files(tmp_path) == before and owned == [True, True]
 
 
 def test_validation_survives_a_scorer_that_fails(tiny_config, mesh):

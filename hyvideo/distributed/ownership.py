@@ -1,12 +1,14 @@
 """One life of a run has its folder: a file says which, and a heartbeat that it lives.
 
-    output_dir/.owner    {"host": "node1", "namespace": "pid:[4026531836]", "pid": 4711, "life": "1f0c88ab"}
+    output_dir/.owner    {"host": "node1", "boot": "845b14d3-25fa-45fa-a811-d9ebc5e27e4d",
+                          "namespace": "pid:[4026531836]", "pid": 4711, "life": "1f0c88ab"}
 
 A life is over when its process is gone from this host, or no heartbeat is seen for a minute; then the next one takes
 the folder. Should it come back, as from a node that was out of reach, it finds another life's name, shows no more
 checkpoints and stops. No clocks are compared: the file's time must only change.
 """
 
+import atexit
 import json
 import os
 import secrets
@@ -18,10 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.outside import make_folder, parse_json, replacing, shown
-from hyvideo.distributed.collectives import anywhere, from_main, share_reason
+from hyvideo.distributed.collectives import anywhere, failing_together, from_main
 from hyvideo.distributed.mesh import Mesh
 
-_NAMESPACE = "/proc/self/ns/pid"  # containers on one host may share its name, and not its processes
+_NAMESPACE = Path("/proc/self/ns/pid")  # containers on one host may share its name, and not its processes
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # hosts may share a name, as localhost, and number namespaces alike
 
 
 class NotOwner(ValueError):
@@ -29,7 +32,9 @@ class NotOwner(ValueError):
 
 
 class Ownership:
-    """Context in which this life of a run has its folder. Every rank makes it; the main rank acts.
+    """Context in which this life of a run has its folder. Every rank makes it and enters it; the main rank acts.
+
+    It is taken by `take`, or as it is entered, and given back as it is left, at the latest when the process ends.
 
     Args:
         beat_s: Seconds between two heartbeats.
@@ -39,28 +44,33 @@ class Ownership:
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):
         self.path, self.mesh, self.beat_s, self.silence_s = folder / ".owner", mesh, beat_s, silence_s
         self.life = from_main(secrets.token_hex(4), mesh)
-        self._ended = threading.Event()
+        self._is_taken, self._ended = False, threading.Event()
+        self._seen: tuple[int | None, float] | None = None  # another life's last beat, and when its silence is over
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
 
-    def refuse_living(self) -> None:
-        """Raises NotOwner, on all ranks, where another life has the folder. Waits for its heartbeat if it must."""
-        if reason := share_reason(self._living() if self.mesh.is_main else None, self.mesh):
-            raise NotOwner(reason)
+    def take(self) -> None:
+        """Takes the folder. Raises NotOwner, on all ranks, where another life has it, after its silence if it must."""
+        waits = True
+        while waits:
+            with failing_together(self.mesh, errors=(NotOwner, ValueError)):
+                waits = self.mesh.is_main and self._take_or_wait()
+            waits = anywhere(waits, self.mesh)  # in step: a rank alone would wait for longer than its messages may
+            time.sleep(self.beat_s / 10 if waits else 0)
+        self._is_taken = True
 
     def __enter__(self) -> None:
-        self.refuse_living()
-        if self.mesh.is_main:
-            make_folder(self.path.parent)
-            with replacing(self.path) as aside:
-                aside.write_text(json.dumps(_this_process() | {"life": self.life}))
-            self._thread.start()
+        if self._is_taken:
+            self.check()
+        else:
+            self.take()
 
     def __exit__(self, *_exception) -> None:
-        if self.mesh.is_main:
+        if self._thread.is_alive():
             self._ended.set()
             self._thread.join()
-            if self.holds():
-                self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # what cannot be read may be another's
+                if (_read(self.path)[0] or {}).get("life") == self.life:
+                    self.path.unlink(missing_ok=True)
 
     def holds(self) -> bool:
         """Claims that no other life has taken the folder. Only the main rank asks."""
@@ -82,28 +92,46 @@ class Ownership:
                 if self.holds():
                     os.utime(self.path)
 
-    def _living(self) -> str | None:
-        """The sentence on another life that has the folder, None if there is none."""
-        (found, first), here = _read(self.path), _this_process()
+    def _take_or_wait(self) -> bool:
+        """Takes the folder, or claims that another life may still have it. Raises NotOwner where it has."""
+        try:
+            if self._must_wait():
+                return True
+            make_folder(self.path.parent)
+            with replacing(self.path) as aside:
+                aside.write_text(json.dumps(_this_process() | {"life": self.life}))
+        except OSError as error:
+            raise NotOwner(
+                f"{shown(self.path)} must be a file that can be read and written, as it says which run has the folder, "
+                f"got: {error.strerror}; mend or delete it, or name another output_dir"
+            ) from error
+        self._thread.start()
+        atexit.register(self.__exit__)
+        return False
+
+    def _must_wait(self) -> bool:
+        (found, beat), here = _read(self.path), _this_process()
         if found is None:
-            return None
-        is_here = all(found.get(name) == here[name] for name in ("host", "namespace"))
-        if is_here and (found["pid"] == here["pid"] or not os.path.exists(f"/proc/{found['pid']}")):
-            return None
-        who, end = f"process {found.get('pid')} on {found.get('host')}", time.monotonic() + self.silence_s
-        print(f"output_dir was left by {who}: waiting up to {self.silence_s:.0f} s for its heartbeat", file=sys.stderr)
-        while time.monotonic() < end:
-            time.sleep(self.beat_s / 10)
-            if _read(self.path)[1] not in (first, None):
-                return (
-                    f"output_dir {shown(self.path.parent)} is in use by {who}; end that run, or name another "
-                    f"output_dir; if it must not go on there, delete {self.path}, and it stops"
-                )
-        return None
+            return False
+        is_here = all(found.get(name) == here[name] for name in ("host", "boot", "namespace"))
+        if is_here and (found.get("pid") == here["pid"] or not os.path.exists(f"/proc/{found.get('pid')}")):
+            return False
+        who = f"process {found.get('pid')} on {found.get('host')}"
+        if self._seen is None:
+            self._seen = beat, time.monotonic() + self.silence_s
+            wait = f"waiting up to {self.silence_s:.0f} s for its heartbeat"
+            print(f"output_dir was left by {who}: {wait}", file=sys.stderr)
+        if beat != self._seen[0]:
+            raise NotOwner(
+                f"output_dir {shown(self.path.parent)} is in use by {who}; end that run, or name another "
+                f"output_dir; if it must not go on there, delete {self.path}, and it stops"
+            )
+        return time.monotonic() < self._seen[1]
 
 
 def _this_process() -> dict:
-    return {"host": socket.gethostname(), "namespace": os.readlink(_NAMESPACE), "pid": os.getpid()}
+    place = {"host": socket.gethostname(), "boot": _BOOT.read_text().strip(), "namespace": str(_NAMESPACE.readlink())}
+    return place | {"pid": os.getpid()}
 
 
 def _read(path: Path) -> tuple[dict | None, int | None]:

@@ -59,7 +59,6 @@ class RunParts:
     update: PolicyUpdate
     checkpoints: CheckpointWriter
     state: RunState
-    owner: Ownership
 
 
 def build_parts(
@@ -67,18 +66,18 @@ def build_parts(
     mesh: Mesh,
     device: torch.device,
     progress: Progress,
+    owner: Ownership,
     *,
     scorers: dict[str, Scorer] | None = None,
 ) -> RunParts:
     """Checks what a run needs, loads its models and joins them.
 
     Args:
+        owner: Says that the folder of the run is this life's.
         scorers: The rewards by name; by default those that the settings name.
 
     Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
     """
-    owner = Ownership(Path(config.record.output_dir), mesh)
-    owner.refuse_living()
     plan = make_plan(config, mesh.world_size)
     requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
     validated = read_requests(*config.data.valid_video_csv)
@@ -121,7 +120,6 @@ def build_parts(
         update=update,
         checkpoints=checkpoints,
         state=RunState(config, policy, update, checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes),
-        owner=owner,
     )
 
 

@@ -45,7 +45,7 @@ def other(tmp_path):
 def test_a_life_that_goes_on_is_named_and_one_that_was_killed_is_succeeded_at_once(tmp_path, other):
     lock = tmp_path / ".owner"
     with pytest.raises(NotOwner, match=f"in use by process .* end that run, or name another output_dir.*{lock}"):
-        own(tmp_path, silence_s=20).refuse_living()
+        own(tmp_path, silence_s=20).take()
     was = lock.read_text()
     os.kill(json.loads(was)["pid"], signal.SIGKILL)
     other.wait()
@@ -75,7 +75,7 @@ def test_a_process_of_another_container_is_not_taken_for_gone(tmp_path):
     beat = threading.Timer(0.1, os.utime, (lock,))
     beat.start()
     with pytest.raises(NotOwner, match="in use"):
-        own(tmp_path, silence_s=20).refuse_living()
+        own(tmp_path, silence_s=20).take()
     beat.join()
 
 
@@ -101,6 +101,38 @@ def test_a_lock_that_was_taken_away_by_hand_ends_the_run(tmp_path):
         (tmp_path / ".owner").unlink()
         with pytest.raises(NotOwner):
             owner.check()
+
+
+def test_a_later_start_that_loads_is_refused_and_what_lived_through_its_load_is_seen(tmp_path):
+    first, second = own(tmp_path), own(tmp_path)
+    first.take()
+    with second:
+        pass  # has taken the folder, and is done
+    with pytest.raises(NotOwner, match="another life"), first:
+        pass
+
+
+def test_hosts_of_one_name_and_namespace_are_told_apart_by_their_boot(tmp_path):
+    gone = ownership._this_process() | {"pid": 2**22 + 1, "life": "a"}
+    for boot, waits in ((gone["boot"], False), ("another", True)):
+        (tmp_path / ".owner").write_text(json.dumps(gone | {"boot": boot}))
+        assert own(tmp_path)._must_wait() is waits
+
+
+def test_a_lock_that_cannot_be_read_is_refused_and_stays(tmp_path):
+    lock = tmp_path / ".owner"
+    with own(tmp_path):
+        lock.unlink()
+        lock.symlink_to(lock)  # as a file of another that the disk does not give
+    assert lock.is_symlink()
+    with pytest.raises(NotOwner, match=".owner' must be a file that can be read and written"):
+        own(tmp_path).take()
+
+
+def test_a_process_that_never_trains_ends_and_gives_the_folder_back(tmp_path):
+    program = LIFE.replace("with ", "").replace("beat_s=0.05):", "beat_s=9).take()").split("    print")[0]
+    subprocess.run([python(), "-c", program, tmp_path], cwd=ROOT, check=True, timeout=60)
+    assert not any(tmp_path.iterdir())
 
 
 def state_and_weight(folder):

@@ -107,6 +107,8 @@ def play(folder, lost):
         "apart": resume_apart(folder / "unbroken", mesh),
         "unreadable": resume_unreadable(folder / "unbroken", mesh),
         "superseded": supersede(folder / "superseded", mesh),
+        "turns": turns_to_wait(folder / "silent", mesh),
+        "lines of another": refuse_records(folder / "lines", mesh),
         "signal": leave_and_go_on(folder / "signal", mesh),
         **{
             case: plant_nan(folder / case, mesh, case)
@@ -191,6 +193,34 @@ def supersede(folder, mesh):
         left = [path.name for path in sorted((folder / "checkpoints").iterdir())]
         lines = (folder / "metrics.jsonl").read_text().count("\n")
         return {"told": str(error), "left": left, "lines": lines, "owner": (folder / ".owner").read_text()}
+
+
+def turns_to_wait(folder, mesh):
+    """The messages between ranks while a life is silent that only the main rank knows of."""
+    from hyvideo.distributed import ownership
+
+    anywhere, turns = ownership.anywhere, []
+    ownership.anywhere = lambda *claim: (turns.append(1), anywhere(*claim))[1]
+    try:
+        folder.mkdir(exist_ok=True)
+        if mesh.is_main:
+            (folder / ".owner").write_text("{}")
+        with ownership.Ownership(folder, mesh, beat_s=0.5, silence_s=0.5):
+            return len(turns)
+    finally:
+        ownership.anywhere = anywhere
+
+
+def refuse_records(folder, mesh):
+    """What is said where the folder has another run's metrics when training begins, which only the main rank reads."""
+    from hyvideo.distributed.ownership import NotOwner
+
+    trainer = make(folder, mesh)
+    (folder / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    try:
+        trainer.train()
+    except NotOwner as error:  # whose exit code is 2
+        return str(error)
 
 
 def leave_and_go_on(folder, mesh):
@@ -327,6 +357,16 @@ def test_a_life_whose_folder_was_taken_stops_on_all_ranks_and_writes_no_more(pla
         seen = rank["superseded"]
         assert "another life of the run has taken" in seen["told"] and seen["owner"] == '{"life": "later"}'
         assert seen["left"] == ["000001", "latest"] and seen["lines"] == 1
+
+
+def test_ranks_wait_in_step_for_a_life_that_is_silent(played):
+    first, second = (rank["turns"] for rank in played)
+    assert first == second > 3
+
+
+def test_a_folder_with_the_metrics_of_another_run_is_refused_on_all_ranks(played):
+    for rank in played:
+        assert "holds the metrics of another run" in rank["lines of another"]
 
 
 def test_a_signal_to_one_rank_is_a_signal_to_all_and_its_iteration_is_made_again(played):

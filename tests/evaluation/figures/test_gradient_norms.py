@@ -61,10 +61,11 @@ def norms_on_several(settings):
 
 
 @pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
-def test_two_processes_measure_what_one_does(measured, mesh, enable_fsdp):
+def test_two_processes_measure_what_one_does(measured, mesh, tmp_path, enable_fsdp):
     trainer = Trainer(measured, mesh, CPU)
     alone = norms_per_visit(trainer.update, scored_round(trainer))
     shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
+    shared |= {"output_dir": str(tmp_path / "two")}
     settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()
     first, second = launch("tests.evaluation.figures.test_gradient_norms:norms_on_several", 2, settings)
     assert first == second == pytest.approx(alone, rel=1e-4)

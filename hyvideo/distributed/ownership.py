@@ -44,7 +44,7 @@ class Ownership:
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):
         self.path, self.mesh, self.beat_s, self.silence_s = folder / ".owner", mesh, beat_s, silence_s
         self.life = from_main(secrets.token_hex(4), mesh)
-        self._is_taken, self._ended = False, threading.Event()
+        self._is_taken, self._is_new, self._ended = False, False, threading.Event()
         self._seen: tuple[int | None, float] | None = None  # another life's last beat, and when its silence is over
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
 
@@ -71,6 +71,8 @@ class Ownership:
             with suppress(OSError):  # what cannot be read may be another's
                 if (_read(self.path)[0] or {}).get("life") == self.life:
                     self.path.unlink(missing_ok=True)
+                    if self._is_new:  # a start that was refused leaves nothing
+                        self.path.parent.rmdir()
 
     def holds(self) -> bool:
         """Claims that no other life has taken the folder. Only the main rank asks."""
@@ -97,6 +99,7 @@ class Ownership:
         try:
             if self._must_wait():
                 return True
+            self._is_new = not self.path.parent.exists()
             make_folder(self.path.parent)
             with replacing(self.path) as aside:
                 aside.write_text(json.dumps(_this_process() | {"life": self.life}))

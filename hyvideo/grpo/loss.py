@@ -68,17 +68,21 @@ def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, 
     position = torch.zeros_like(velocity)
     if inputs.anchor_mean is not None:
         position = position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
-    kl = kl_weights.position * position + kl_weights.velocity * velocity
     return LossTerms(
-        loss=policy + kl_coefficient * kl,
-        policy=policy,
-        position=position,
-        velocity=velocity,
-        kl=kl,
+        **in_trust_region(policy, position, velocity, kl_weights, kl_coefficient),
         ratio=ratio,
         is_clipped=(ratio - 1).abs() > clip_range,
         log_prob=inputs.log_prob,
     )
+
+
+def in_trust_region(
+    policy: Tensor, position: Tensor, velocity: Tensor, weights: KLWeights, coefficient: float
+) -> dict[str, Tensor]:
+    """The loss and its parts, by their names in `LossTerms`. Shape of each: (batch,)."""
+    kl = weights.position * position + weights.velocity * velocity
+    loss = policy + coefficient * kl
+    return {"loss": loss, "policy": policy, "position": position, "velocity": velocity, "kl": kl}
 
 
 def clipped_policy_loss(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.loss import LossTerms
+from hyvideo.grpo.loss import LossTerms, in_trust_region
 from hyvideo.grpo.trust_region import KLWeights
 
 
@@ -32,7 +32,8 @@ class NFTInputs:
 def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
     """The loss of each pair, and the trust region's distances: mean squares of differences of velocities.
 
-    ``ratio`` is 1 plus the distance to the old policy in units of its error, which is 0 before the first update.
+    ``ratio`` is 1 plus the distance to the old policy in units of its error, and 1 before the first update;
+    ``is_clipped`` counts advantages at the clip, and ``log_prob`` is the error with a minus.
     """
     weight = (1 + (inputs.advantages / advantage_clip).clamp(-1, 1)) / 2
     error = mean_square(inputs.velocity - inputs.target)
@@ -42,14 +43,9 @@ def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights
     position = torch.zeros_like(velocity)
     if inputs.anchor_velocity is not None:
         position = mean_square(inputs.velocity - inputs.anchor_velocity)
-    kl = kl_weights.position * position + kl_weights.velocity * velocity
     moved = (velocity / mean_square(inputs.old_velocity - inputs.target)).sqrt().detach()
     return LossTerms(
-        loss=policy + kl_coefficient * kl,
-        policy=policy,
-        position=position,
-        velocity=velocity,
-        kl=kl,
+        **in_trust_region(policy, position, velocity, kl_weights, kl_coefficient),
         ratio=1 + moved,
         is_clipped=inputs.advantages.abs() >= advantage_clip,
         log_prob=-error,

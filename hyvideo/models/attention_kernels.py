@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMES = {SDPBackend.CUDNN_ATTENTION: "cuDNN", SDPBackend.FLASH_ATTENTION: "FlashAttention"}
-# Before 9.15.1 its backward pass reads beyond lengths that 128 does not divide, and gives NaN.
+# Older ones may be wrong for lengths that 128 does not divide, by torch's sources; not tried here.
 _SOUND_CUDNN = 91501
 _MATH = "aten::_scaled_dot_product_attention_math"  # which torch takes apart into products and a softmax
 
@@ -18,7 +18,7 @@ _MATH = "aten::_scaled_dot_product_attention_math"  # which torch takes apart in
 def order_of_kernels(capability: tuple[int, int], cudnn: int, *, has_fa3: bool) -> list[SDPBackend]:
     """Kernels of attention from the one that torch shall try first; empty leaves the choice to torch.
 
-    On Hopper cuDNN's reaches 1.6 times the rate of FlashAttention 2, and FlashAttention 3 is as fast.
+    On Hopper cuDNN's is published at 1.6 times the rate of FlashAttention 2, and FlashAttention 3 near it.
 
     Args:
         capability: The GPU's compute capability.

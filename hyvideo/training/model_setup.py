@@ -203,7 +203,8 @@ def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> HunyuanVideoGRPOPipeline:
     """The ways to call a transformer, by the settings."""
-    use_fastest_kernels()
+    if vae.device.type == "cuda":
+        use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     return HunyuanVideoGRPOPipeline(

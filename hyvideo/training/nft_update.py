@@ -2,8 +2,8 @@
 
     old velocities, if a round has several updates -> anchor's -> loss, gradients and step as in `PolicyUpdate`
 
-Rollouts may come from any sampler; no log-probability is read. In the first update of a round the policy still is that
-of the rollouts, so its own velocity is the old one and no forward is made for it.
+Rollouts may come from any sampler; no log-probability is read. Where a round has one update, the policy still is that
+of the rollouts: its own velocity is the old one, and no forward is made for it.
 """
 
 import torch

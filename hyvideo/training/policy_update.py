@@ -265,7 +265,7 @@ class PolicyUpdate:
 
     def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
         """The anchor's means of a pass: made before, made now, or not needed."""
-        if means is not None or self.policy.anchor is None:
+        if means is not None or self.policy.anchor is None or self.policy.anchor.equals_policy:
             return None if means is None or not a_pass.rows else select(means[:, a_pass.turn], a_pass.rows)
         with self.policy.anchor.in_place():
             if a_pass.rows:

@@ -88,7 +88,7 @@ def decoding_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Bytes of float32 latents before, between and after the steps, means of the steps, and the anchor's means."""
+    """Bytes of float32 latents around the steps, means and the anchor's means, at most: means are of trained steps."""
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     states = 2 * run.settings.grpo_sampling_steps + 1
     if run.config.needs_anchor and run.settings.kl_compute_mode == "rollout_phase":

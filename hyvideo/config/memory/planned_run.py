@@ -93,7 +93,7 @@ class PlannedRun:
 
     @property
     def forwards_without_gradient(self) -> int:
-        """Forwards of a branch for one rollout: of its steps, and of the anchor's means."""
+        """Forwards of a branch for one rollout: of its steps, the anchor's means and, in nft, the old velocities."""
         has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
         return self.settings.grpo_sampling_steps + (self.config.needs_anchor + has_old) * self.num_trained_steps
 

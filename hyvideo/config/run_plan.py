@@ -19,6 +19,7 @@ class Plan:
     updates: int
     stochastic_steps: int
     num_trained_steps: int  # of each rollout, in one update
+    num_anchor_steps: int  # of those, where the distance to an anchor is measured
     clip_can_bind: bool  # else every ratio is 1
 
 
@@ -30,13 +31,16 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     stochastic = num_stochastic_steps(rollout)
     trained = max(1, round(stochastic * loss.timestep_fraction)) if stochastic else 0
     is_nft = loss.objective == "nft"
+    trained = loss.nft_levels if is_nft else trained
+    measured = max(1, round(trained * config.trust_region.anchor_fraction))
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
         groups=rollouts // rollout.num_generations,
         updates=loss.num_updates_per_rollout,
         stochastic_steps=stochastic,
-        num_trained_steps=loss.nft_levels if is_nft else trained,
+        num_trained_steps=trained,
+        num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
     )
 

@@ -193,6 +193,14 @@ class TrustRegionSettings:
     kl_window: int = learning(10, "Updates whose KL the feedback averages.", *no.FEEDBACK, at_least=1)
     kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK)
     kl_target: float | None = learning(None, "KL to aim at; kl_weight by default.", *no.FEEDBACK, above=0)
+    anchor_fraction: float = learning(
+        1.0,
+        "Fraction of the trained steps at which the distance to the anchor is measured: drawn in each iteration, with "
+        "a weight of 1 over the fraction. What the anchor costs falls with it, and the distance stays unbiased.",
+        no.ANCHOR,
+        above=0,
+        at_most=1,
+    )
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR
     )

@@ -19,6 +19,7 @@ class LossInputs:
     advantages: Tensor  # (batch,), finite
     step_weights: Tensor  # (batch,), of the equalizer
     anchor_mean: Tensor | None = None  # as ``mean``; None where the position distance is not measured or exactly 0
+    anchor_weight: float = 1.0  # of the position distance: 1 over the part of the pairs at which it is measured
     rollout_mean: Tensor | None = None  # as ``mean``, for the closed form of the velocity distance; None: log-ratio
 
 
@@ -67,7 +68,7 @@ def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, 
         velocity = position_kl(inputs.mean, inputs.rollout_mean, inputs.std)
     position = torch.zeros_like(velocity)
     if inputs.anchor_mean is not None:
-        position = position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
+        position = inputs.anchor_weight * position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
     return LossTerms(
         **in_trust_region(policy, position, velocity, kl_weights, kl_coefficient),
         ratio=ratio,

@@ -27,6 +27,7 @@ class NFTInputs:
     target: Tensor  # as ``velocity``: noise less the rollout
     advantages: Tensor  # (batch,), finite, within plus and minus the clip
     anchor_velocity: Tensor | None = None  # as ``velocity``; None where its distance is not measured
+    anchor_weight: float = 1.0  # of that distance: 1 over the part of the pairs at which it is measured
 
 
 def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
@@ -42,7 +43,7 @@ def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights
     velocity = mean_square(inputs.velocity - inputs.old_velocity)
     position = torch.zeros_like(velocity)
     if inputs.anchor_velocity is not None:
-        position = mean_square(inputs.velocity - inputs.anchor_velocity)
+        position = inputs.anchor_weight * mean_square(inputs.velocity - inputs.anchor_velocity)
     moved = (velocity / mean_square(inputs.old_velocity - inputs.target)).sqrt().detach()
     return LossTerms(
         **in_trust_region(policy, position, velocity, kl_weights, kl_coefficient),

@@ -32,16 +32,18 @@ class NFTUpdate(PolicyUpdate):
 
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
         """The anchor's velocities, as `PolicyUpdate.anchor_means`, and the old policy's for the updates to come."""
-        self.old_velocities = self._means(rollouts) if self.num_updates > 1 else None
+        self.old_velocities = self._means(rollouts, rollouts.turns) if self.num_updates > 1 else None
         if self.policy.anchor and self.policy.anchor.equals_policy:
             return self.old_velocities
         return super().anchor_means(rollouts)
 
-    def terms(self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None) -> LossTerms:
+    def terms(
+        self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None, anchor_weight: float = 1.0
+    ) -> LossTerms:
         """Terms of the loss of one training forward: each row at the ``turn``-th of its levels."""
         velocity, target = self._velocity(rollouts, rows, turn)
         old = velocity.detach() if self.old_velocities is None else select(self.old_velocities[:, turn], rows)
-        inputs = NFTInputs(velocity, old, target, select(rollouts.advantages, rows), anchor_mean)
+        inputs = NFTInputs(velocity, old, target, select(rollouts.advantages, rows), anchor_mean, anchor_weight)
         return nft_terms(
             inputs,
             advantage_clip=self.config.reward.advantage_clip,

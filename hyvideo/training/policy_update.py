@@ -102,7 +102,7 @@ class PolicyUpdate:
         """The anchor's means at the trained transitions, or None where they are not needed or not needed yet.
 
         An anchor that equals the rollout policy has the rollout's means: no forward is made for them.
-        Shape: (rollouts, trained steps, channels, frames, height, width).
+        Shape: (rollouts, ``anchor_turns``, channels, frames, height, width), or of all turns where they cost nothing.
         """
         anchor = self.policy.anchor
         if anchor is None:
@@ -112,17 +112,17 @@ class PolicyUpdate:
         if self.config.trust_region.kl_compute_mode == "training_phase":
             return None
         with anchor.in_place():
-            return self._means(rollouts)
+            return self._means(rollouts, rollouts.anchor_turns)
 
-    def _means(self, rollouts: RolloutBatch) -> Tensor:
-        """Means at all trained transitions under the weights in place; shape as of `anchor_means`."""
+    def _means(self, rollouts: RolloutBatch, turns: Sequence[int]) -> Tensor:
+        """Means at these turns under the weights in place. Shape: (rollouts, turns, channels, ...)."""
         latents = rollouts.trajectories.latents
-        means = latents.new_empty(*rollouts.trained_steps.shape, *latents.shape[2:])
+        means = latents.new_empty(len(rollouts), len(turns), *latents.shape[2:])
         for rows in chunks(range(len(rollouts)), self.config.rows_per_pass):
-            for turn in range(rollouts.trained_steps.shape[1]):
+            for place, turn in enumerate(turns):
                 self.on_stage("anchor")
                 self.check()
-                means[rows[0] : rows[-1] + 1, turn] = self._mean(rollouts, Pass(rows, turn))
+                means[rows[0] : rows[-1] + 1, place] = self._mean(rollouts, Pass(rows, turn))
         return means
 
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
@@ -137,8 +137,8 @@ class PolicyUpdate:
             if count == 0:  # every reward of its groups is missing, on all ranks
                 continue
             batches = batches + [[]] * (num_batches - len(batches))
-            passes = [Pass(rows, turn) for rows in batches for turn in range(rollouts.trained_steps.shape[1])]
-            num_terms = count * rollouts.trained_steps.shape[1]
+            passes = [Pass(rows, turn) for rows in batches for turn in rollouts.turns]
+            num_terms = count * len(rollouts.turns)
             is_fresh = not results  # the policy still is the one that made the rollouts
             results.append(self._one_update(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh))
         if self.policy.anchor:
@@ -198,14 +198,15 @@ class PolicyUpdate:
         sums = torch.zeros(len(LossTerms.SUMMED), dtype=torch.float64, device=self.pipeline.device)
         deviations: list[Tensor] = []
         is_checked = is_fresh and self.on_policy_check.is_due(iteration)
+        turns = self._anchor_turns(rollouts, anchor_means)
         for number, (rows, turn) in enumerate(passes):
             self.on_stage("update")
             if is_fresh:
                 self.check()
-            anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), anchor_means)
+            anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), anchor_means) if turn in turns else None
             self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
             if rows:
-                terms = self.terms(rollouts, rows, turn, anchor_mean)
+                terms = self.terms(rollouts, rows, turn, anchor_mean, len(rollouts.turns) / len(turns))
                 (terms.loss.sum() * self.mesh.num_replicas / num_terms).backward()
                 sums += terms.sums()
                 deviations.append(terms.largest_deviation())
@@ -223,7 +224,9 @@ class PolicyUpdate:
     ) -> None:
         self.on_policy_check(rollouts, passes, deviations, iteration)
 
-    def terms(self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None) -> LossTerms:
+    def terms(
+        self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None, anchor_weight: float = 1.0
+    ) -> LossTerms:
         """Terms of the loss of one training forward: each row at the ``turn``-th of its trained steps."""
         steps = rollouts.trained_steps[rows, turn]
         step = rollouts.replay(self.pipeline, rows, steps)
@@ -235,6 +238,7 @@ class PolicyUpdate:
             advantages=select(rollouts.advantages, rows),
             step_weights=select(self.step_weights, steps),
             anchor_mean=anchor_mean,
+            anchor_weight=anchor_weight,
             rollout_mean=select(rollouts.trajectories.means[:, turn], rows) if self._is_gaussian else None,
         )
         return grpo_terms(
@@ -263,10 +267,17 @@ class PolicyUpdate:
         self.nonfinite.bad(rollouts, ranks=ranks, iteration=iteration)
         return None
 
+    def _anchor_turns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:
+        """Turns at which the distance to the anchor is measured: the drawn ones, or all where ``means`` has all."""
+        has_all = means is not None and means.shape[1] == len(rollouts.turns)
+        return rollouts.turns if has_all else rollouts.anchor_turns
+
     def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
         """The anchor's means of a pass: made before, made now, or not needed."""
         if means is not None or self.policy.anchor is None or self.policy.anchor.equals_policy:
-            return None if means is None or not a_pass.rows else select(means[:, a_pass.turn], a_pass.rows)
+            if means is None or not a_pass.rows:
+                return None
+            return select(means[:, self._anchor_turns(rollouts, means).index(a_pass.turn)], a_pass.rows)
         with self.policy.anchor.in_place():
             if a_pass.rows:
                 return self._mean(rollouts, a_pass)

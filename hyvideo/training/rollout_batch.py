@@ -39,6 +39,7 @@ class RolloutBatch:
     trajectories: Trajectories
     # Places in the schedule in the order of training, or noise levels (nft), on the CPU: (rollouts, trained steps).
     trained_steps: Tensor
+    anchor_turns: list[int] = field(default_factory=list)  # places in that order where the anchor is compared with
     rewards: dict[int, Reward] = field(default_factory=dict)  # by row, those that this rank has scored
     advantages: Tensor = torch.empty(0)  # NaN where the rollout is left out of the loss
     # Noise for a finished rollout in the ``turn``-th of its trainings, on the CPU.
@@ -46,6 +47,11 @@ class RolloutBatch:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def turns(self) -> range:
+        """Places in the order of training."""
+        return range(self.trained_steps.shape[1])
 
     def scored(self, rewards: dict[int, Reward], advantages: Tensor) -> "RolloutBatch":
         """A copy with rewards and advantages."""
@@ -118,6 +124,14 @@ class RolloutNoise:
             return (shift * uniform / (1 + (shift - 1) * uniform)).clip(*_LEVELS).tolist()
 
         return torch.tensor([of(index) for index in indices])
+
+    def anchor_turns(self, iteration: int, num_turns: int, count: int) -> list[int]:
+        """Turns of an iteration at which the anchor is compared with, ``count`` of ``num_turns``, in order.
+
+        They are the same for all rollouts, so that all ranks make as many calls; the steps that rollouts have in a turn
+        differ.
+        """
+        return sorted(permutation(num_turns, self.seed, "anchor turns", iteration)[:count])
 
     def of_step(self, iteration: int, index: RolloutIndex, step: int) -> Tensor:
         """Noise of one denoising step of a rollout. Shape: ``shape``."""

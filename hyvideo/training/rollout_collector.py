@@ -96,7 +96,11 @@ class RolloutCollector:
         kept = trained if keep_means else None
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
         draws = partial(self.noise.renewed, iteration)
-        return RolloutBatch(indices, prompts, conditions, trajectories, trained, new_noise=draws), pending
+        turns = self.noise.anchor_turns(iteration, count, self.plan.num_anchor_steps)
+        rollouts = RolloutBatch(
+            indices, prompts, conditions, trajectories, trained, anchor_turns=turns, new_noise=draws
+        )
+        return rollouts, pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
         """Steps with noise in this iteration; a window makes the others steps of the ODE."""

@@ -19,6 +19,7 @@ SETTINGS = {
     "adam_epsilon": 1e-2,
     "log_video_interval": 0,
     "use_moving_KL": False,
+    "anchor_fraction": 0.5,  # 2 of 3 steps
     "kl_weight": 0.1,
     "kl_coef": 0.1,
     "kl_schedule": "constant",

@@ -1,8 +1,13 @@
 """The gradient of an update, built by hand from the equations; and what the coefficient is fed with."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from hyvideo.config.memory.cost import cost, training_forwards
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
@@ -26,6 +31,8 @@ SETTINGS = {
     "dual_kl_step_weight": 0.4,
     "clip_range": 2e-3,
 }
+
+NFT = {"objective": "nft", "nft_levels": 4, "eta": 0.0, "gate_interval": 0}
 
 
 @torch.no_grad()
@@ -97,6 +104,66 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
     assert (flat - expected_flat).norm() < 1e-4 * expected_flat.norm()
     assert metrics["grad/norm"] == pytest.approx(expected_flat.norm().item(), rel=1e-4)
     assert metrics["loss/total"] == pytest.approx(torch.stack(terms).mean().item(), rel=1e-4)
+
+
+def gradient_and_position(trainer, rollouts, turns):
+    """Gradient of an update that compares with the anchor at these turns, and the distance that it reports."""
+    applied = []
+    trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
+    rollouts = replace(rollouts, anchor_turns=turns)
+    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    trainer.policy.optimizers.drop_gradients()
+    return torch.cat([gradient.flatten().double() for gradient in applied]), metrics["kl/position"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kl_compute_mode": "training_phase"},
+        {"objective": "nft", "nft_levels": 3, "num_updates_per_rollout": 2, "update_ref_model_step": 2},
+    ],
+)
+def test_the_distance_at_drawn_steps_is_that_at_all_on_average(tiny_config, mesh, settings):
+    """The mean over all draws of one of three steps, all as likely, is what all three give together."""
+    config = tiny_config.with_settings(**SETTINGS | {"kl_weight": 3e3, "anchor_fraction": 0.34} | settings)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.iteration = 1
+    rollouts, pending = trainer.collector.collect(1, StageTimer(CPU))
+    assert len(rollouts.anchor_turns) == 1
+    rewards = trainer.rewards.wait(pending)
+    rollouts = rollouts.scored(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
+    with trainer.policy.anchor.in_place():
+        move(trainer.policy, 5e-3, seed=2)
+    trainer.policy.anchor.after_update()
+    full, distance = gradient_and_position(trainer, rollouts, [0, 1, 2])
+    parts, distances = zip(*(gradient_and_position(trainer, rollouts, [turn]) for turn in range(3)))
+    assert distance > 0 and sum(distances) / 3 == pytest.approx(distance, rel=1e-5)
+    assert (sum(parts) / 3 - full).norm() < 1e-5 * full.norm()
+    assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()  # no draw alone is the whole
+
+
+@pytest.mark.parametrize(
+    "settings, anchor",
+    [
+        ({"anchor_fraction": 0.5}, 2),
+        ({"anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}, 2),
+        (NFT, 4),
+        (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 4),
+    ],
+)
+def test_a_run_makes_the_forwards_that_the_planner_counts(tiny_config, mesh, settings, anchor):
+    """In the second iteration, where the anchor is another than the policy; nft with several updates makes old ones."""
+    recomputing = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
+    config = tiny_config.with_settings(**{"use_moving_KL": False} | recomputing | settings)
+    (_, metrics), trainer = run(config, mesh, iterations=2)
+    architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    planned = PlannedRun(config, 1, architecture)
+    trained = planned.num_trained_steps
+    assert planned.forwards_without_gradient == 4 + anchor
+    assert metrics["cost/forwards"] == pytest.approx(cost(planned).forwards_per_rollout)
+    assert metrics["cost/forwards"] == pytest.approx(4 + anchor + trained * training_forwards(planned))
+    assert 3 < training_forwards(planned) < 4
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,16 @@ def test_the_noise_of_a_step_is_its_own_even_with_one_start():
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
 
 
+def test_turns_of_the_anchor_are_drawn_alike_and_anew_in_each_iteration():
+    noise = RolloutNoise(42, SHAPE)
+    draws = [noise.anchor_turns(iteration, 5, 2) for iteration in range(1, 1001)]
+    assert all(len(set(draw)) == 2 and draw == sorted(draw) for draw in draws)
+    counts = [sum(turn in draw for draw in draws) for turn in range(5)]
+    assert all(abs(count - 400) < 5 * (1000 * 0.4 * 0.6) ** 0.5 for count in counts)
+    assert draws == [RolloutNoise(42, (9,)).anchor_turns(iteration, 5, 2) for iteration in range(1, 1001)]
+    assert noise.anchor_turns(1, 3, 3) == [0, 1, 2]
+
+
 def test_every_rollout_visits_every_stochastic_step_in_an_order_of_its_own():
     places = [RolloutIndex(0, member) for member in range(8)]
     orders = timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS))

@@ -44,7 +44,7 @@ class Traffic:
 
     shards: Group  # ranks that share one copy of the parameters
     replicas: Group
-    sampling: float  # weights, gathered for rollouts and anchor means
+    sampling: float  # weights, gathered for rollouts, the anchor's means and old velocities
     training: float  # weights, gathered for training
     reduced: float  # gradients, to their shards
     averaged: float  # gradients of a shard, between replicas: twice their size
@@ -74,7 +74,9 @@ def traffic(run: PlannedRun) -> Traffic:
     updates = settings.num_updates_per_rollout
     calls_of_pass = run.calls_of(settings.mini_batch_size_per_update)
     calls = updates * run.backwards_per_update * calls_of_pass
-    without_gradient = batches * run.calls_of(settings.batch_size) + (calls if run.config.needs_anchor else 0)
+    of_training = run.num_trained_steps
+    measured = calls * (run.anchor_forwards + run.old_forwards) // of_training if of_training else 0
+    without_gradient = batches * run.calls_of(settings.batch_size) + measured
     gathered = gathered_bytes(run)
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.rules import batch_problems, every_rank_has_a_head
-from hyvideo.config.run_plan import make_plan
+from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.config.settings import Config
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -87,15 +87,29 @@ class PlannedRun:
         return self.settings.batch_size * self.settings.gradient_accumulation_steps
 
     @cached_property
+    def plan(self) -> Plan:
+        return make_plan(self.config, self.world_size)
+
+    @property
     def num_trained_steps(self) -> int:
-        """Steps of each rollout that an update trains."""
-        return make_plan(self.config, self.world_size).num_trained_steps
+        """Steps of each rollout, or levels of nft, that an update trains."""
+        return self.plan.num_trained_steps
+
+    @property
+    def anchor_forwards(self) -> int:
+        """Forwards of a branch for one rollout under the anchor."""
+        return self.plan.num_anchor_steps if self.config.needs_anchor else 0
+
+    @property
+    def old_forwards(self) -> int:
+        """Forwards of a branch for one rollout for the old velocities of nft; of one update they are the policy's."""
+        has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
+        return self.num_trained_steps if has_old else 0
 
     @property
     def forwards_without_gradient(self) -> int:
         """Forwards of a branch for one rollout: of its steps, the anchor's means and, in nft, the old velocities."""
-        has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
-        return self.settings.grpo_sampling_steps + (self.config.needs_anchor + has_old) * self.num_trained_steps
+        return self.settings.grpo_sampling_steps + self.anchor_forwards + self.old_forwards
 
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""

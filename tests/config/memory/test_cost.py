@@ -15,6 +15,7 @@ from tests.config.memory.simulated import simulated
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"
 RELEASED = Architecture()
+NFT = {"activation_checkpointing": "full", "objective": "nft", "nft_levels": 4}
 
 
 def planned(rate=400.0, **changes):
@@ -59,6 +60,13 @@ def test_decoding_is_as_counted_by_torch(frames, height, width, tile, petaflops)
         ({"enable_gradient_checkpointing": False}, 2 * (20 + 3 * 20 + 20)),
         ({"activation_checkpointing": "full", "cfg_scale": 1.0}, 20 + 4 * 20 + 20),
         ({"activation_checkpointing": "full", "kl_weight": 0.0, "timestep_fraction": 0.5}, 2 * (20 + 4 * 10)),
+        ({"activation_checkpointing": "full", "anchor_fraction": 0.25}, 2 * (20 + 4 * 20 + 5)),
+        ({"activation_checkpointing": "full", "timestep_fraction": 0.1, "anchor_fraction": 0.01}, 2 * (20 + 4 * 2 + 1)),
+        (NFT, 2 * (20 + 5 * 4)),
+        (NFT | {"nft_levels": 2}, 2 * (20 + 5 * 2)),
+        (NFT | {"kl_weight": 0.0}, 2 * (20 + 4 * 4)),
+        (NFT | {"anchor_fraction": 0.25}, 2 * (20 + 4 * 4 + 1)),
+        (NFT | {"num_updates_per_rollout": 2}, 2 * (20 + 6 * 4)),
     ],
 )
 def test_forwards_count_guidance_training_and_anchor(changes, forwards):

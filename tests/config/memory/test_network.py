@@ -29,6 +29,14 @@ def test_64_shards_receive_3_6_terabytes_an_iteration_and_twice_that_with_branch
     assert (apart.sampling, apart.training, apart.reduced) == (160 * WEIGHTS, 160 * WEIGHTS, 160 * WEIGHTS)
 
 
+def test_a_drawn_part_of_the_anchor_and_the_levels_of_nft_gather_less():
+    assert sent(**TOGETHER, anchor_fraction=0.25).sampling == (20 + 10) * WEIGHTS
+    nft = TOGETHER | {"objective": "nft", "nft_levels": 4}
+    assert (sent(**nft).sampling, sent(**nft).training) == ((20 + 8) * WEIGHTS, 16 * WEIGHTS)
+    assert sent(**nft, num_updates_per_rollout=2).sampling == (20 + 8 + 8) * WEIGHTS  # and the old velocities
+    assert sent(**nft, kl_weight=0.0).sampling == 20 * WEIGHTS
+
+
 def test_shards_within_a_node_send_only_the_gradients_of_an_update_to_other_nodes():
     run = sent(dp_replicate=8, **TOGETHER)
     assert (run.shards, run.replicas) == (Group(8, 1), Group(8, 8))

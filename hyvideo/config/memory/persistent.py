@@ -88,9 +88,13 @@ def decoding_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Bytes of float32 latents around the steps, means and the anchor's means, at most: means are of trained steps."""
+    """Bytes of float32 latents around the steps, means and the anchor's means, at most: means are of trained steps.
+
+    nft has no means: its old and its anchor's velocities are of its levels.
+    """
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
-    states = 2 * run.settings.grpo_sampling_steps + 1
-    if run.config.needs_anchor and run.settings.kl_compute_mode == "rollout_phase":
-        states += run.num_trained_steps
+    num_steps = run.settings.grpo_sampling_steps
+    states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)
+    if run.settings.kl_compute_mode == "rollout_phase":
+        states += run.anchor_forwards
     return 4 * latent * states * run.rollouts_per_replica

@@ -126,6 +126,17 @@ def test_trajectories_are_float32_latents_means_and_anchor_means():
     run = simulated(batch_size=2, timestep_fraction=1.0, sp_size=8)
     latent = 32 * 31 * 30 * 53 * 4
     assert memory(run).phases["decode"]["trajectories"] == 2 * (21 + 20 + 20) * latent
+    less = run.with_settings(anchor_fraction=0.25)
+    assert memory(less).phases["decode"]["trajectories"] == 2 * (21 + 20 + 5) * latent
+
+
+def test_trajectories_of_nft_are_latents_and_the_velocities_of_its_levels():
+    run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
+    latent = 32 * 31 * 30 * 53 * 4
+    several = run.with_settings(num_updates_per_rollout=2)  # which need the old velocities
+    without = several.with_settings(kl_weight=0.0)
+    found = [memory(one).phases["decode"]["trajectories"] / 2 / latent for one in (run, several, without)]
+    assert found == [21 + 4, 21 + 4 + 4, 21 + 4]
 
 
 def test_precomputed_conditions_leave_no_encoder():

@@ -65,10 +65,13 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
         target = settings.kl_weight if settings.kl_target is None else settings.kl_target
         pull = strength * math.sqrt(2 * target)
         if pull < _WEAK:
+            rounding = ", which bf16 rounds away" if config.model.dtype == "bf16" else ""
+            forwards = config.num_branches * plan.num_anchor_steps if config.needs_anchor else 0
+            saving = f"; its anchor takes {forwards} forwards a rollout: kl_weight 0 saves them, anchor_fraction a part"
             yield (
                 f"kl_weight {settings.kl_weight:g}: at a distance of kl_target {target:g} the KL term pulls with at "
-                f"most {pull:.1g} of the force of an advantage of 1; it holds nothing before the distance is "
-                f"{(_WEAK / strength) ** 2 / 2:.1g}"
+                f"most {pull:.1g} of the force of an advantage of 1{rounding}; it holds nothing before the distance is "
+                f"{(_WEAK / strength) ** 2 / 2:.1g}{saving if forwards else ''}"
             )
     if loss.use_grad_balancing and plan.stochastic_steps == 1:
         yield "use_grad_balancing: one step is stochastic, and its weight is 1"

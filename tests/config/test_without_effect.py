@@ -118,7 +118,12 @@ def test_the_papers_own_constants_are_said_to_be_weak(tiny_config):
     paper = tiny_config.with_settings(**WEAK, grpo_sampling_steps=20, shift=5.0, eta=0.5, last_step="stochastic")
     (sentence,) = sentence_of_kl_weight(paper)
     # The equalizer weighs the last step's advantages by 0.06.
-    assert "at most 8e-07 of the force of an advantage of 1" in sentence
+    assert "at most 8e-07 of the force of an advantage of 1; it" in sentence
+    assert sentence.endswith("anchor takes 20 forwards a rollout: kl_weight 0 saves them, anchor_fraction a part")
+    (sentence,) = sentence_of_kl_weight(paper.with_settings(dtype="bf16", cfg_scale=6.0, anchor_fraction=0.25))
+    assert "of 1, which bf16 rounds away; it" in sentence and "anchor takes 10 forwards a rollout" in sentence
+    (sentence,) = sentence_of_kl_weight(paper.with_settings(kl_strategy="stepwise", kl_velocity="gaussian"))
+    assert "anchor takes" not in sentence
     (sentence,) = sentence_of_kl_weight(paper.with_settings(use_grad_balancing=False))
     assert "at most 4e-08 of the force of an advantage of 1" in sentence
 

@@ -8,7 +8,8 @@
 
 transformer: our forward pass beside diffusers' own on the same weights, and beside a matrix product. diffusers gets
 what its pipeline gives it: 1,000 + 256 + 729 slots of text, glyphs and vision with masks, of which --valid are used.
-Ours gets the valid tokens. FLOP are counted of useful tokens only, so diffusers' rate shows what padding costs.
+Ours gets the valid tokens. Both are compared before they are timed: velocities, and of a training step a gradient.
+FLOP are counted of useful tokens only, so diffusers' rate shows what padding costs.
 
 overhead: an iteration of the trainer beside the same transformer forwards, decode, training forwards with backward and
 optimizer step without it. The learning rate is 0, so both compute with the same weights throughout. Files, checkpoints
@@ -68,9 +69,6 @@ def benchmark_transformer(options: argparse.Namespace) -> dict:
     models, inputs, rates = build_models(work, options), work.inputs(), product_rates(work)
     numbers |= {"latents": grid, "valid text tokens": options.valid}
     numbers |= {f"matrix product of {rows:,} rows, TFLOP/s": rate / 1e12 for rows, rate in rates.items()}
-    if len(models) == 2:
-        velocities = (sample(model, inputs[name]).float() for name, model in models.items())
-        numbers["largest difference"] = relative_difference(*velocities)
     for stage, run, forwards in (("forward", sample, 1), ("training", train, 4)):
         if options.only not in (None, stage):
             continue
@@ -78,6 +76,9 @@ def benchmark_transformer(options: argparse.Namespace) -> dict:
             for model in models.values():
                 model.enable_gradient_checkpointing()
         calls = {f"{stage} {name}": partial(run, model, inputs[name]) for name, model in models.items()}
+        if len(calls) == 2:
+            results = [call().float() for call in calls.values()]
+            numbers[f"{stage}, largest difference"] = relative_difference(*results)
         numbers |= compare(calls, options.repeats, device)
         for name, call in calls.items():
             speeds = work.speed(numbers[f"{name}, s"], max(rates.values()), forwards=forwards)
@@ -123,12 +124,13 @@ def bare_calls(trainer) -> None:
     latents = torch.zeros(batch, *trainer.collector.noise.shape)
     timestep = torch.full((batch,), 500.0)
     passes = plan.num_trained_steps * batch // part
+    needs_old = config.loss.objective == "nft" and plan.updates > 1
     few = latents[:part], timestep[:part], conditions.select(list(range(part)))
     with torch.no_grad():
         for _ in range(config.rollout.grpo_sampling_steps):
             pipeline.velocity(latents, timestep, conditions)
         pipeline.vae.decode(latents)
-        for _ in range(passes if with_anchor else 0):
+        for _ in range(passes * needs_old + plan.num_anchor_steps * batch // part * with_anchor):
             pipeline.velocity(*few)
     for _ in range(plan.updates):
         for _ in range(passes // plan.updates):
@@ -140,7 +142,20 @@ def bare_calls(trainer) -> None:
 def benchmark_overhead(options: argparse.Namespace) -> dict:
     with cpu_trainer(options.config, learning_rate=0.0) as trainer:
         calls = {"iteration": partial(run_iteration, trainer), "bare calls": partial(bare_calls, trainer)}
-        return compare(calls, options.repeats, CPU) | {"threads": torch.get_num_threads()}
+        numbers = compare(calls, options.repeats, CPU) | {"threads": torch.get_num_threads()}
+        # The bare calls are those of the iteration to come.
+        return numbers | {f"{name}, evaluations": evaluations(trainer, calls[name]) for name in reversed(calls)}
+
+
+def evaluations(trainer, call: Callable) -> int:
+    """Samples and branches that the transformer evaluates in a call."""
+    counted = []
+    hook = trainer.pipeline.transformer.register_forward_pre_hook(
+        lambda _model, _inputs, named: counted.append(len(named["hidden_states"])), with_kwargs=True
+    )
+    call()
+    hook.remove()
+    return sum(counted)
 
 
 def benchmark_reward(options: argparse.Namespace) -> dict:

@@ -195,8 +195,7 @@ class TrustRegionSettings:
     kl_target: float | None = learning(None, "KL to aim at; kl_weight by default.", *no.FEEDBACK, above=0)
     anchor_fraction: float = learning(
         1.0,
-        "Fraction of the trained steps at which the distance to the anchor is measured: drawn in each iteration, with "
-        "a weight of 1 over the fraction. What the anchor costs falls with it, and the distance stays unbiased.",
+        "Part of the trained steps, drawn in each iteration, at which the distance to the anchor is measured.",
         no.ANCHOR,
         above=0,
         at_most=1,

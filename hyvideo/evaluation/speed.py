@@ -89,10 +89,13 @@ def forward(model: nn.Module, inputs: dict) -> Tensor:
 sample = torch.no_grad()(forward)
 
 
-def train(model: nn.Module, inputs: dict) -> None:
-    """Forward, recomputation and backward; without the optimizer, which is the same for all."""
+def train(model: nn.Module, inputs: dict) -> Tensor:
+    """Forward, recomputation and backward, without the optimizer, which is the same for all; a gradient of the first
+    layer, which all others lead to."""
     forward(model, inputs).float().square().mean().backward()
+    gradient = next(model.parameters()).grad
     model.zero_grad(set_to_none=True)
+    return gradient
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:

@@ -74,9 +74,8 @@ def traffic(run: PlannedRun) -> Traffic:
     updates = settings.num_updates_per_rollout
     calls_of_pass = run.calls_of(settings.mini_batch_size_per_update)
     calls = updates * run.backwards_per_update * calls_of_pass
-    of_training = run.num_trained_steps
-    measured = calls * (run.anchor_forwards + run.old_forwards) // of_training if of_training else 0
-    without_gradient = batches * run.calls_of(settings.batch_size) + measured
+    compared = calls * (run.anchor_forwards + run.old_forwards) // max(1, run.num_trained_steps)
+    without_gradient = batches * run.calls_of(settings.batch_size) + compared
     gathered = gathered_bytes(run)
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)

@@ -194,11 +194,7 @@ class TrustRegionSettings:
     kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK)
     kl_target: float | None = learning(None, "KL to aim at; kl_weight by default.", *no.FEEDBACK, above=0)
     anchor_fraction: float = learning(
-        1.0,
-        "Part of the trained steps, drawn in each iteration, at which the distance to the anchor is measured.",
-        no.ANCHOR,
-        above=0,
-        at_most=1,
+        1.0, "Part of the trained steps, drawn anew, whose KL to the anchor is measured.", no.ANCHOR, above=0, at_most=1
     )
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR

@@ -90,8 +90,7 @@ sample = torch.no_grad()(forward)
 
 
 def train(model: nn.Module, inputs: dict) -> Tensor:
-    """Forward, recomputation and backward, without the optimizer, which is the same for all; a gradient of the first
-    layer, which all others lead to."""
+    """Forward, recomputation and backward, without the optimizer, the same for all; gives a first gradient."""
     forward(model, inputs).float().square().mean().backward()
     gradient = next(model.parameters()).grad
     model.zero_grad(set_to_none=True)

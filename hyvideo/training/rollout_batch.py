@@ -126,11 +126,7 @@ class RolloutNoise:
         return torch.tensor([of(index) for index in indices])
 
     def anchor_turns(self, iteration: int, num_turns: int, count: int) -> list[int]:
-        """Turns of an iteration at which the anchor is compared with, ``count`` of ``num_turns``, in order.
-
-        They are the same for all rollouts, so that all ranks make as many calls; the steps that rollouts have in a turn
-        differ.
-        """
+        """Turns at which all rollouts of an iteration are compared with the anchor: all ranks make as many calls."""
         return sorted(permutation(num_turns, self.seed, "anchor turns", iteration)[:count])
 
     def of_step(self, iteration: int, index: RolloutIndex, step: int) -> Tensor:

@@ -97,10 +97,7 @@ class RolloutCollector:
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
         draws = partial(self.noise.renewed, iteration)
         turns = self.noise.anchor_turns(iteration, count, self.plan.num_anchor_steps)
-        rollouts = RolloutBatch(
-            indices, prompts, conditions, trajectories, trained, anchor_turns=turns, new_noise=draws
-        )
-        return rollouts, pending
+        return RolloutBatch(indices, prompts, conditions, trajectories, trained, turns, new_noise=draws), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
         """Steps with noise in this iteration; a window makes the others steps of the ODE."""

@@ -88,10 +88,7 @@ def decoding_bytes(run: PlannedRun) -> float:
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Bytes of float32 latents around the steps, means and the anchor's means, at most: means are of trained steps.
-
-    nft has no means: its old and its anchor's velocities are of its levels.
-    """
+    """Bytes of float32 latents around the steps, means, in nft old velocities, and the anchor's, at most."""
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
     states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)

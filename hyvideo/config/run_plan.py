@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
@@ -47,9 +48,12 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
     """The steps of the schedule that have noise where no window takes it away."""
+    return [step for step in _transitions(rollout) if step.is_stochastic]
+
+
+def _transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    steps = schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
-    return [step for step in steps if step.is_stochastic]
+    return schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:
@@ -57,6 +61,19 @@ def num_stochastic_steps(rollout: RolloutSettings) -> int:
     number = len(stochastic_transitions(rollout))
     window = parse_window(rollout.sde_window, number)
     return window.length if window else number
+
+
+def part_spared(rollout: RolloutSettings) -> float:
+    """Part of a rollout's forwards before the first noise that its group, as far as it is in the batch, has made."""
+    return 1 - 1 / min(rollout.batch_size, rollout.num_generations) if rollout.use_same_noise else 0.0
+
+
+def steps_before_noise(rollout: RolloutSettings) -> float:
+    """Steps of a rollout before the first noise, in the mean over the places of a window."""
+    stochastic = [place for place, step in enumerate(_transitions(rollout)) if step.is_stochastic]
+    window = parse_window(rollout.sde_window, len(stochastic))
+    starts = window.starts(len(stochastic)) if window else range(1)
+    return fmean(stochastic[start] for start in starts) if stochastic else rollout.grpo_sampling_steps
 
 
 def labelled(label: str, lines: Iterable[str]) -> list[str]:

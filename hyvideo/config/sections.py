@@ -85,7 +85,7 @@ class RolloutSettings:
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "Whether the last step leaves its noise in the video, or takes the mean and is not trained."
     )
-    use_same_noise: bool = learning(False, "Rollouts of a group share their initial noise.")
+    use_same_noise: bool = learning(False, "Rollouts of a group share their initial noise and steps before a window.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
 
 

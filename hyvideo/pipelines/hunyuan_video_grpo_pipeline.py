@@ -79,6 +79,12 @@ class HunyuanVideoGRPOPipeline:
     def device(self) -> torch.device:
         return self.vae.device
 
+    @property
+    def num_shared_steps(self) -> int:
+        """Steps before the first noise: those that rollouts with the same initial latents have in common."""
+        stochastic = self.scheduler.stochastic_steps(eta=self.sampling.eta, sde_type=self.sampling.sde_type)
+        return min(stochastic, default=len(self.scheduler.timesteps))
+
     def with_steps(self, num_steps: int, *, shift: float | None = None) -> "HunyuanVideoGRPOPipeline":
         """The same models under a schedule of its own, of another number of steps and perhaps another shift."""
         pipeline = copy.copy(self)
@@ -100,6 +106,7 @@ class HunyuanVideoGRPOPipeline:
         step_noise: Callable[[int], Tensor],
         *,
         mean_steps: Tensor | None = None,
+        origins: list[int] | None = None,
         with_progress=iter,
     ) -> Trajectories:
         """Draws one rollout per condition, without gradient.
@@ -108,12 +115,14 @@ class HunyuanVideoGRPOPipeline:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
             step_noise: Gives the noise of a stochastic step, of the same shape.
             mean_steps: Places in the schedule whose means are kept, in that order. On the CPU. Shape: (batch, kept).
+            origins: For each row the first that has its condition and its initial latents: what comes before their
+                first noise is computed once.
             with_progress: Wraps the loop over the steps, e.g. in a progress bar.
         """
         latents, log_probs, means = [noise.float()], [], None
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
-        for i, step in enumerate(self._walk(conditions, noise, step_noise, self.sampling.eta, with_progress)):
+        for i, step in enumerate(self._walk(conditions, noise, step_noise, self.sampling.eta, with_progress, origins)):
             latents.append(step.prev_sample)
             log_probs.append(step.log_prob)
             for row, place in [] if means is None else (mean_steps == i).nonzero().tolist():
@@ -127,13 +136,20 @@ class HunyuanVideoGRPOPipeline:
         return latents
 
     @torch.no_grad()
-    def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, with_progress):
+    def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, with_progress, origins=None):
         latents = noise.float()
         stochastic = set(self.scheduler.stochastic_steps(eta=eta, sde_type=self.sampling.sde_type))
         for i in with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
+            if origins and i < self.num_shared_steps:
+                rows = sorted(set(origins))
+                distinct = torch.stack([latents[row] for row in rows])
+                of_rows = self.velocity(distinct, timestep[: len(rows)], conditions.select(rows))
+                velocity = torch.stack([of_rows[rows.index(row)] for row in origins])
+            else:
+                velocity = self.velocity(latents, timestep, conditions)
             step = self.scheduler.sde_step_with_logprob(
-                self.velocity(latents, timestep, conditions),
+                velocity,
                 latents,
                 timestep,
                 eta=eta,

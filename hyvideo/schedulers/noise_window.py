@@ -8,6 +8,7 @@ A window counts the steps that are stochastic without it, so that each has as ma
 iteration share one: they are compared with each other.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,13 @@ class Window:
     length: int
     start: int = 0  # of a fixed one
     stride: int = 1  # of a sliding one
+
+    def starts(self, num_stochastic: int) -> range:
+        """Places among the stochastic steps where the window begins, each as often as the others."""
+        if self.kind == "fixed":
+            return range(self.start, self.start + 1)
+        num_starts = num_stochastic - self.length + 1
+        return range(0, num_starts, math.gcd(self.stride, num_starts))  # all, of a random one
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
         """Steps that have noise in an iteration, counted from 1, of the stochastic ones.

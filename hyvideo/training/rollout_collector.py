@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hyvideo.config.run_plan import Plan
+from hyvideo.config.run_plan import Plan, part_spared
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
@@ -121,7 +121,11 @@ class RolloutCollector:
     def sample(
         self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
-        """A batch of rollouts; noise is drawn for each rollout, never per batch."""
+        """A batch of rollouts; noise is drawn for each rollout, never per batch.
+
+        On all ranks it is as many whole groups, or a part of one: where they share, the calls are as many too.
+        """
+        groups = [index.group for index in indices]
 
         def stack(parts: list[Tensor]) -> Tensor:
             return to_device(torch.stack(parts), self.pipeline.device)
@@ -131,6 +135,7 @@ class RolloutCollector:
             stack([self.noise.initial(iteration, index) for index in indices]),
             lambda step: stack([self.noise.of_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
+            origins=[groups.index(group) for group in groups] if self.noise.is_shared else None,
         )
 
     def _sample_and_submit(
@@ -155,7 +160,8 @@ class RolloutCollector:
             with timer("rollout"):
                 batch = [indices[row] for row in rows]
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
-                self.cost.forwards += len(rows) * self.config.num_branches * rollout.grpo_sampling_steps
+                evaluations = rollout.grpo_sampling_steps - self.pipeline.num_shared_steps * part_spared(rollout)
+                self.cost.forwards += len(rows) * self.config.num_branches * evaluations
             share = self.mesh.own_share(rows)
             if not share:
                 continue

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.rules import batch_problems, every_rank_has_a_head
-from hyvideo.config.run_plan import Plan, make_plan
+from hyvideo.config.run_plan import Plan, make_plan, part_spared, steps_before_noise
 from hyvideo.config.settings import Config
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -107,9 +107,11 @@ class PlannedRun:
         return self.num_trained_steps if has_old else 0
 
     @property
-    def forwards_without_gradient(self) -> int:
-        """Forwards of a branch for one rollout: of its steps, the anchor's means and, in nft, the old velocities."""
-        return self.settings.grpo_sampling_steps + self.anchor_forwards + self.old_forwards
+    def forwards_without_gradient(self) -> float:
+        """Forwards of a branch for one rollout: of its steps, but for what its group shares, the anchor's means and,
+        in nft, the old velocities."""
+        spared = part_spared(self.config.rollout) * steps_before_noise(self.config.rollout)
+        return self.settings.grpo_sampling_steps - spared + self.anchor_forwards + self.old_forwards
 
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""

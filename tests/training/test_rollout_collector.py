@@ -1,0 +1,65 @@
+"""Rollouts of a batch: what those of a group have in common is computed once."""
+
+import pytest
+import torch
+
+from hyvideo.config.run_plan import make_plan, part_spared, steps_before_noise
+from hyvideo.trainer import Trainer
+
+CPU = torch.device("cpu")
+SHARED = {"use_same_noise": True, "sde_window": "fixed:2:2", "grpo_sampling_steps": 6, "num_generations": 4}
+
+
+def counted(trainer):
+    """Samples of each call of the transformer from now on."""
+    sizes = []
+    trainer.pipeline.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    return sizes
+
+
+@pytest.mark.parametrize("batched, calls", [("false", [1] * (2 * 2 + 4 * 8)), ("true", [2] * 2 + [8] * 4)])
+def test_steps_before_the_first_noise_are_computed_once_for_a_group(tiny_config, mesh, monkeypatch, batched, calls):
+    trainer = Trainer(tiny_config.with_settings(batch_size=8, batched_forward=batched, **SHARED), mesh, CPU)
+    collector, sizes = trainer.collector, counted(trainer)
+    collector.noisy_steps(1)
+    indices = collector.indices()
+    conditions, kept = trainer.encoder(collector.requests_of(1, indices)), torch.tensor([[3, 2]] * 8)
+    shared = collector.sample(1, indices, conditions, mean_steps=kept)
+    assert sizes == calls
+    monkeypatch.setattr(type(trainer.pipeline), "num_shared_steps", 0)
+    alone = collector.sample(1, indices, conditions, mean_steps=kept)
+    assert len({tuple(row.flatten().tolist()) for row in shared.final}) == 8
+    tolerance = {"rtol": 0, "atol": 0} if batched == "false" else {"rtol": 1e-5, "atol": 1e-5}
+    for one, other in ((shared.latents, alone.latents), (shared.log_probs, alone.log_probs)):
+        torch.testing.assert_close(one, other, **tolerance)
+    torch.testing.assert_close(shared.means, alone.means, **tolerance)
+
+
+def test_rollouts_with_noise_of_their_own_share_nothing(tiny_config, mesh):
+    trainer = Trainer(tiny_config.with_settings(**SHARED | {"use_same_noise": False}), mesh, CPU)
+    sizes, indices = counted(trainer), trainer.collector.indices()
+    trainer.collector.sample(1, indices, trainer.encoder(trainer.collector.requests_of(1, indices)))
+    assert sizes == [8] * 6 and part_spared(trainer.config.rollout) == 0
+
+
+@pytest.mark.parametrize("batch_size, spared", [(8, 2 * 3 / 4), (2, 2 * 1 / 2)])  # two groups, and half of one
+def test_the_plan_counts_the_forwards_that_an_iteration_makes(tiny_config, mesh, batch_size, spared):
+    """The first iteration has no forward of the anchor, which still is the policy."""
+    changes = {"batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size, "kl_strategy": "none"}
+    config = tiny_config.with_settings(**SHARED | changes, kl_weight=0.0)
+    assert part_spared(config.rollout) * steps_before_noise(config.rollout) == spared
+    trainer = Trainer(config, mesh, CPU)
+    trainer.iteration += 1
+    assert trainer.run_iteration()["cost/forwards"] == 6 - spared + 3 * make_plan(config).num_trained_steps
+
+
+def test_a_window_that_moves_spares_the_mean_of_its_places(tiny_config):
+    """Five steps are stochastic; at shift 9 and 40 steps the first is not, with a window or without."""
+
+    def before(window, **changes):
+        return steps_before_noise(tiny_config.with_settings(**SHARED | {"sde_window": window} | changes).rollout)
+
+    assert [before(text) for text in ("", "fixed:3:1", "random:2", "sliding:2:2")] == [0, 3, 1.5, 1]
+    assert [before(text, grpo_sampling_steps=40, shift=9.0) for text in ("", "fixed:3:1")] == [1, 4]

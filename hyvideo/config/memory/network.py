@@ -70,7 +70,9 @@ def traffic(run: PlannedRun) -> Traffic:
     settings = run.settings
     num_nodes = math.ceil(run.world_size / run.hardware.gpus_per_node)
     num_replicas = run.world_size // run.num_shards
-    batches = settings.gradient_accumulation_steps * settings.grpo_sampling_steps
+    is_apart = run.samples_at_once(2) == 1  # then what a group shares spares calls too
+    steps = run.sampling_forwards if is_apart else settings.grpo_sampling_steps
+    batches = settings.gradient_accumulation_steps * steps
     updates = settings.num_updates_per_rollout
     calls_of_pass = run.calls_of(settings.mini_batch_size_per_update)
     calls = updates * run.backwards_per_update * calls_of_pass

@@ -107,11 +107,15 @@ class PlannedRun:
         return self.num_trained_steps if has_old else 0
 
     @property
+    def sampling_forwards(self) -> float:
+        """Forwards of a branch for one rollout's steps, but for those that its group shares."""
+        rollout = self.config.rollout
+        return rollout.grpo_sampling_steps - part_spared(rollout) * steps_before_noise(rollout)
+
+    @property
     def forwards_without_gradient(self) -> float:
-        """Forwards of a branch for one rollout: of its steps, but for what its group shares, the anchor's means and,
-        in nft, the old velocities."""
-        spared = part_spared(self.config.rollout) * steps_before_noise(self.config.rollout)
-        return self.settings.grpo_sampling_steps - spared + self.anchor_forwards + self.old_forwards
+        """Forwards of a branch for one rollout: of its steps, the anchor's means and, in nft, the old velocities."""
+        return self.sampling_forwards + self.anchor_forwards + self.old_forwards
 
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""

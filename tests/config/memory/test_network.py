@@ -37,6 +37,14 @@ def test_a_drawn_part_of_the_anchor_and_the_levels_of_nft_gather_less():
     assert sent(**nft, kl_weight=0.0).sampling == 20 * WEIGHTS
 
 
+def test_steps_that_a_group_shares_spare_calls_where_samples_go_apart():
+    """Of two rollouts and two branches half of the first 10 steps' calls."""
+    window = {"sde_window": "fixed:10:4", "batch_size": 2}
+    for together, spared in (({}, 10 * 2), (TOGETHER, 0)):
+        alone, shared = (sent(use_same_noise=is_same, **window, **together).sampling for is_same in (False, True))
+        assert alone - shared == spared * WEIGHTS
+
+
 def test_shards_within_a_node_send_only_the_gradients_of_an_update_to_other_nodes():
     run = sent(dp_replicate=8, **TOGETHER)
     assert (run.shards, run.replicas) == (Group(8, 1), Group(8, 8))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from hyvideo.config.run_plan import make_plan, part_spared, steps_before_noise
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
+from hyvideo.training.rollout_batch import indices_of_replica
 
 CPU = torch.device("cpu")
 SHARED = {"use_same_noise": True, "sde_window": "fixed:2:2", "grpo_sampling_steps": 6, "num_generations": 4}
@@ -53,6 +55,19 @@ def test_the_plan_counts_the_forwards_that_an_iteration_makes(tiny_config, mesh,
     trainer = Trainer(config, mesh, CPU)
     trainer.iteration += 1
     assert trainer.run_iteration()["cost/forwards"] == 6 - spared + 3 * make_plan(config).num_trained_steps
+
+
+@pytest.mark.parametrize(
+    "batch_size, group_size, num_replicas", [(8, 4, 2), (2, 6, 3), (3, 6, 4), (1, 4, 8), (6, 6, 2)]
+)
+def test_every_batch_of_every_replica_stands_for_as_many_groups(tiny_config, batch_size, group_size, num_replicas):
+    """So all ranks make the same number of calls, and each spares the part that the plan says."""
+    changes = {"batch_size": batch_size, "num_generations": group_size, "use_same_noise": True}
+    settings = tiny_config.with_settings(**changes).rollout
+    meshes = [Mesh(rank, num_replicas, 1) for rank in range(num_replicas)]
+    batches = [indices_of_replica(settings, mesh, batch) for mesh in meshes for batch in range(3)]
+    (count,) = {len({index.group for index in batch}) for batch in batches}
+    assert count == pytest.approx(batch_size * (1 - part_spared(settings)))
 
 
 def test_a_window_that_moves_spares_the_mean_of_its_places(tiny_config):

@@ -38,7 +38,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     _raise(
         batch_problems(config.rollout, config.distributed, updates, world_size),
         process_problems(config.distributed, config.reward, world_size),
-        noise_is_matched_or_has_a_window(config.rollout),
+        noise_can_be_matched(config.rollout),
         trust_region_problems(config.trust_region, config.kl_strategy),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout)
@@ -59,7 +59,7 @@ def check_sampling(config: Config, *, output: Path) -> None:
     ranges = list(range_problems(config.flat()))
     _raise(
         ranges,
-        noise_is_matched_or_has_a_window(config.rollout) if not ranges else (),
+        noise_can_be_matched(config.rollout) if not ranges else (),
         machine.checkpoints_are_there(config.model.pretrained_model_root),
         machine.folders_can_be_written("the output", output),
     )
@@ -81,7 +81,7 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
 
 
 def _raise(*problems: Iterable[str]) -> None:
-    if message := "\n".join(chain.from_iterable(problems)):
+    if message := "\n".join(dict.fromkeys(chain.from_iterable(problems))):
         raise ValueError(message)
 
 
@@ -179,13 +179,8 @@ def process_problems(distributed: DistributedSettings, reward: RewardSettings, w
         )
 
 
-def noise_is_matched_or_has_a_window(rollout: RolloutSettings) -> Problems:
-    if rollout.match_noise and rollout.sde_window:
-        yield (
-            "match_noise chooses eta for the noise of all steps, and sde_window leaves noise on some: set eta, and "
-            "leave out match_noise"
-        )
-    elif rollout.match_noise:
+def noise_can_be_matched(rollout: RolloutSettings) -> Problems:
+    if rollout.match_noise:
         yield from problem_of(lambda: eta_of(rollout))
 
 

@@ -127,7 +127,7 @@ def _exploration(rollout: RolloutSettings) -> str:
     window = parse_window(rollout.sde_window, len(variances))
     if window is None:
         return words
-    firsts = [window.start] if window.kind == "fixed" else range(len(variances) - window.length + 1)
-    inside = [sum(variances[first : first + window.length]) for first in firsts]
+    inside = window.sums(variances)
     ends = dict.fromkeys(f"{end:.4g}" for end in (min(inside), max(inside)))
-    return f"{words} without a window, of {' to '.join(ends)} in sde_window {rollout.sde_window}"
+    mean = f", {fmean(inside):.4g} in the mean over its places" if len(ends) > 1 else ""
+    return f"{words} without a window, of {' to '.join(ends)} in sde_window {rollout.sde_window}{mean}"

@@ -179,6 +179,7 @@ def eta_of(rollout: sections.RolloutSettings) -> float:
         num_steps=rollout.grpo_sampling_steps,
         shift=rollout.shift,
         last_step=rollout.last_step,
+        sde_window=rollout.sde_window,
     )
 
 

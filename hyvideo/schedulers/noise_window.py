@@ -9,7 +9,7 @@ iteration share one: they are compared with each other.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -28,6 +28,10 @@ class Window:
             return range(self.start, self.start + 1)
         num_starts = num_stochastic - self.length + 1
         return range(0, num_starts, math.gcd(self.stride, num_starts))  # all, of a random one
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Sums of numbers of the stochastic steps over the window, at each of its places."""
+        return [sum(values[start : start + self.length]) for start in self.starts(len(values))]
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
         """Steps that have noise in an iteration, counted from 1, of the stochastic ones.

@@ -7,7 +7,8 @@ from hyvideo.config.command_line import load_config, parse
 from hyvideo.config.rules import check, check_sampling
 from hyvideo.config.run_plan import describe, make_plan
 from hyvideo.records.run_files import write_config
-from hyvideo.schedulers.noise_matching import matched_eta
+from hyvideo.schedulers.noise_matching import matched_eta, total_variance
+from hyvideo.schedulers.transitions import shifted_levels
 
 FLAGS = ["--config", "configs/smoke.yaml", "--sde_type", "flow_grpo", "--match_noise", "sage_grpo:0.5"]
 
@@ -122,7 +123,22 @@ def test_no_recipe_is_invented(tiny_config):
         check(tiny_config.with_settings(sde_type="cps", match_noise="recommended").resolved())
 
 
-def test_matching_all_steps_and_a_window_of_some_contradict_each_other(tiny_config):
-    config = tiny_config.with_settings(match_noise="sage_grpo:0.5", sde_window="fixed:0:2").resolved()
-    with pytest.raises(ValueError, match="match_noise chooses eta for the noise of all steps, and sde_window leaves"):
-        check(config)
+def test_the_noise_of_all_steps_is_matched_inside_a_window(tiny_config):
+    changes = {"sde_type": "dance_grpo", "match_noise": "sage_grpo:0.5", "sde_window": "random:2"}
+    config = tiny_config.with_settings(**changes).resolved()
+    check(config)
+    wanted = total_variance("sage_grpo", shifted_levels(4, 3.0), 0.5, "deterministic")
+    said = describe(config, make_plan(config))
+    assert f"of {wanted:.4g}" not in said and f", {wanted:.4g} in the mean over its places\n" in said
+
+
+def test_a_window_that_does_not_fit_is_told_once(tiny_config):
+    with pytest.raises(ValueError) as refusal:
+        check(tiny_config.with_settings(match_noise="sage_grpo:0.5", sde_window="fixed:3:2").resolved())
+    assert str(refusal.value).count("sde_window must lie within the 3 stochastic steps") == 1
+
+
+def test_more_noise_than_cps_has_in_a_window_is_refused(tiny_config):
+    changes = {"sde_type": "cps", "match_noise": "sage_grpo:0.9", "sde_window": "random:1"}
+    with pytest.raises(ValueError, match=r"cps at most 0\..* in sde_window random:1, at eta 1; lower the eta of sage"):
+        check(tiny_config.with_settings(**changes).resolved())

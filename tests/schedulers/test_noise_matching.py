@@ -3,8 +3,9 @@
 import pytest
 
 from hyvideo.schedulers.noise_matching import matched_eta, parse_target, total_variance
+from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SDE_TYPES, shifted_levels
+from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
 LEVELS = shifted_levels(20, 5.0)
 RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
@@ -22,6 +23,19 @@ def test_the_scheduler_injects_the_variance_of_the_target(sde_type, target, num_
     got = scheduler.std_devs(sde_type=sde_type, eta=eta).double().square().sum()
     wanted = scheduler.std_devs(sde_type=named, eta=named_eta).double().square().sum()
     assert got.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("text", ["fixed:4:6", "random:5", "sliding:3", "sliding:4:6"])
+def test_a_window_has_the_variance_of_the_target_in_the_mean_of_its_iterations(sde_type, text):
+    """Summed over a whole round of a sliding window, and over every start of a random one."""
+    eta = matched_eta("sage_grpo:0.3", sde_type, sde_window=text, **RUN)
+    stds = [step.std for step in schedule(sde_type, LEVELS, eta, "stochastic") if step.is_stochastic]
+    window, rounds = parse_window(text, len(stds)), range(1, 20 * 20)
+    period = next(n for n in rounds if n > 1 and (n - 1) * window.stride % (len(stds) - window.length + 1) == 0) - 1
+    placed = [window.steps(list(range(len(stds))), n, lambda count, n=n: (n - 1) % count) for n in range(1, period + 1)]
+    mean = sum(stds[step] ** 2 for steps in placed for step in steps) / period
+    assert mean == pytest.approx(total_variance("sage_grpo", LEVELS, 0.3, "stochastic"))
 
 
 @pytest.mark.parametrize("sde_type", SDE_TYPES)

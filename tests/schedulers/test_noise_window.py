@@ -71,7 +71,10 @@ def test_what_is_no_window_is_refused_at_the_start(tiny_config, text):
             {"sde_window": "fixed:1:2"},
             "a variance of 1 over the steps without a window, of 0.5 in sde_window fixed:1:2\n",
         ),
-        ({"sde_window": "random:1", "shift": 3.0}, "of 0.1 to 0.5 in sde_window random:1\n"),
+        (
+            {"sde_window": "random:1", "shift": 3.0},
+            "of 0.1 to 0.5 in sde_window random:1, 0.25 in the mean over",
+        ),
     ],
 )
 def test_the_noise_that_is_told_is_that_of_the_window(tiny_config, changes, told):

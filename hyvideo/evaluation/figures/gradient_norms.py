@@ -58,6 +58,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
         batch_size=batch_size,
         gradient_accumulation_steps=rollouts // (batch_size * replicas),
         sde_window="",
+        match_noise="",  # eta stays, though it was matched in a window
         use_grad_balancing=True,
         enable_timestep_permutation=False,
         timestep_fraction=1.0,

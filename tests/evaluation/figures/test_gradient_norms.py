@@ -72,10 +72,12 @@ def test_two_processes_measure_what_one_does(measured, mesh, tmp_path, enable_fs
 
 
 def test_the_settings_of_the_run_are_kept_but_for_what_is_not_measured(tiny_config, tmp_path):
-    run = tiny_config.with_settings(sde_window="fixed:0:1", kl_strategy="moving", num_updates_per_rollout=2)
+    run = tiny_config.with_settings(
+        sde_window="fixed:0:1", match_noise="sage_grpo:0.5", kl_strategy="moving", num_updates_per_rollout=2
+    )
     config = measurement(run, rollouts=16, replicas=1, folder=tmp_path)
     assert (config.rollout.batch_size, config.rollout.gradient_accumulation_steps) == (8, 2)
-    assert config.kl_strategy == "none" and config.rollout.sde_window == ""
+    assert config.kl_strategy == "none" and config.rollout.sde_window == config.rollout.match_noise == ""
     assert (config.rollout.eta, config.rollout.sde_type) == (run.rollout.eta, run.rollout.sde_type)
     with pytest.raises(ValueError, match="multiple of batch_size 8 x 1 replicas, got 12"):
         measurement(run, rollouts=12, replicas=1, folder=tmp_path)

@@ -91,10 +91,12 @@ class WeightCopy:
 
     @torch.no_grad()
     def move_towards(self, weight: float) -> None:
-        """``copy <- copy + weight * (policy - copy)``."""
+        """``copy <- copy + weight * (policy - copy)``; AssertionError where the last weight moves away from it."""
         for name, parameter in self.trained.items():
-            part = self._parts[name]
-            part.lerp_(local(parameter).to(part.device), weight)
+            part, policy = self._parts[name], local(parameter).to(self._parts[name].device)
+            before = policy - part
+            part.lerp_(policy, weight)
+        assert (before * (policy - part - before)).sum() <= 0, "the average moves away from the policy"
 
     @contextmanager
     def in_place(self) -> Iterator[nn.Module]:

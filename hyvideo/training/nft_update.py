@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.grpo.loss import LossTerms
+from hyvideo.grpo.metrics import UpdateResult
 from hyvideo.grpo.nft import NFTInputs, mean_square, nft_terms
 from hyvideo.pipelines.conditions import to_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
@@ -26,6 +27,7 @@ class NFTUpdate(PolicyUpdate):
     """Trains the policy on finished rollouts; arguments as of `PolicyUpdate`."""
 
     old_velocities: Tensor | None = None  # of all pairs of the round; None where it has one update
+    _has_moved = False  # the last update had a gradient
 
     def reads_means(self) -> bool:
         return False
@@ -43,7 +45,10 @@ class NFTUpdate(PolicyUpdate):
         """Terms of the loss of one training forward: each row at the ``turn``-th of its levels."""
         velocity, target = self._velocity(rollouts, rows, turn)
         old = velocity.detach() if self.old_velocities is None else select(self.old_velocities[:, turn], rows)
-        inputs = NFTInputs(velocity, old, target, select(rollouts.advantages, rows), anchor_mean, anchor_weight)
+        advantages = select(rollouts.advantages, rows)
+        return self._terms_of(NFTInputs(velocity, old, target, advantages, anchor_mean, anchor_weight))
+
+    def _terms_of(self, inputs: NFTInputs) -> LossTerms:
         return nft_terms(
             inputs,
             advantage_clip=self.config.reward.advantage_clip,
@@ -51,28 +56,61 @@ class NFTUpdate(PolicyUpdate):
             kl_coefficient=self.kl_coefficient.value,
         )
 
+    def _one_update(self, rollouts: RolloutBatch, *others, is_fresh: bool) -> UpdateResult | None:
+        result = super()._one_update(rollouts, *others, is_fresh=is_fresh)
+        if not is_fresh and self._has_moved and result:
+            assert result.metrics["policy/ratio_max_deviation"] > 0, (
+                "after an update the old policy still equals the policy, and branches have no contrast; where it is "
+                "that of the rollouts, the update was too small to change any velocity"
+            )
+        self._has_moved = result is not None and result.metrics["grad/norm"] > 0
+        return result
+
     def _check_fresh(
         self, rollouts: RolloutBatch, passes: list[Pass], deviations: list[Tensor], iteration: int
     ) -> None:
         """Raises OffPolicyError, on all ranks alike, where the policy is not that of the rollouts, where it differs
-        from the old one, or where its velocities say less of a rollout's noise than zeros do."""
-        row = next((a_pass.rows[0] for a_pass in passes if a_pass.rows), 0)
+        from the old one, where its velocities say less of a rollout's noise than zeros do, or where what is good and
+        what is bad has no contrast. What needs forwards is asked once, after the first pass."""
+        rows = [row for a_pass in passes for row in a_pass.rows]
+        found = self._findings(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
+        found["the policy is off the old one, before any update, by"] = torch.stack(deviations).amax(), self._tolerance
+        values = torch.stack([value.flatten()[0] for value, _ in found.values()])
+        # What a rollout without a reward holds may not be finite.
+        largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
+        for (words, (_, bound)), value in zip(found.items(), largest):
+            if not value <= bound:
+                raise OffPolicyError(f"iteration {iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
+
+    def _findings(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
+        """What can be wrong at a rollout: how much it is, and its bound."""
         noisiest = int(rollouts.trained_steps[row].argmax())  # where a velocity of another level is far off
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
-            found = {
-                "a first step of the rollouts is off by": self._off_rollout(rollouts, row),
-                "the policy is off the old one, before any update, by": torch.stack(deviations).amax(),
-                "the error at noised rollouts is, in units of that of zeros,": (
-                    mean_square(velocity - target) / mean_square(target)
-                ),
-            }
-        largest = (
-            gather_ranks(torch.stack([value.flatten()[0] for value in found.values()]), self.mesh).amax(0).tolist()
-        )
-        for words, value, bound in zip(found, largest, (self._tolerance, self._tolerance, 1.0)):
-            if not value <= bound:
-                raise OffPolicyError(f"iteration {iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
+            off_rollout, zeros = self._off_rollout(rollouts, row), mean_square(target)
+        scored = {(rollouts.indices[i].group, r.total) for i, r in rollouts.rewards.items() if not r.is_missing}
+        differ = len(scored) > len({group for group, _ in scored})
+        is_flat = zeros.new_tensor(differ and not rollouts.advantages.nan_to_num().any(), dtype=torch.float)
+        return {
+            "a first step of the rollouts is off by": (off_rollout, self._tolerance),
+            "the error at noised rollouts is, in units of that of zeros,": (
+                mean_square(velocity - target) / zeros,
+                1.0,
+            ),
+            "the pull of the worst rollouts is, in units of that of the best,": (
+                self._contrast(velocity, target),
+                -0.5,
+            ),
+            "rewards of a group differ, and advantages that are all 0 are": (is_flat, 0.0),
+        }
+
+    def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:
+        """Slope of the loss towards the target at the least advantage over that at the largest: -1. Shape: ()."""
+        probe, clip = velocity.clone().requires_grad_(), self.config.reward.advantage_clip
+        losses = [self._terms_of(NFTInputs(probe, velocity, target, target.new_tensor([a]))) for a in (-clip, clip)]
+        gradients = (torch.autograd.grad(terms.policy.sum(), probe)[0] for terms in losses)
+        worst, best = ((gradient * (velocity - target)).sum() for gradient in gradients)
+        return worst / best
 
     @property
     def _tolerance(self) -> float:

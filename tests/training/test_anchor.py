@@ -83,6 +83,15 @@ def test_the_average_keeps_its_decay_of_itself_and_takes_the_rest_of_the_policy(
         torch.testing.assert_close(tensor, start[name] + 0.1)
 
 
+def test_an_average_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch):
+    copy = WeightCopy(model, trained(model))
+    move(model, 1.0)
+    lerp = torch.Tensor.lerp_
+    monkeypatch.setattr(torch.Tensor, "lerp_", lambda part, policy, weight: lerp(part, policy, -weight))
+    with pytest.raises(AssertionError, match="away from the policy"):
+        copy.move_towards(0.1)
+
+
 def test_weights_that_are_not_finite_cannot_be_copied(model):
     copy = WeightCopy(model, trained(model))
     move(model, float("nan"))

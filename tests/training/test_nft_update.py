@@ -1,13 +1,18 @@
 """objective nft in the loop of a run: it trains, and stops where the old policy is not what it is taken for."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
 from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.policy_update import Pass
 
 CPU = torch.device("cpu")
 NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "random_weights": False, "num_updates_per_rollout": 2}
@@ -44,14 +49,31 @@ def test_an_iteration_trains_and_the_old_policy_stays_that_of_the_rollouts(train
     assert not torch.equal(now, trainer.update.old_velocities[:1, 0])
 
 
-def of_another_policy(trainer):
+def of_another_policy(trainer, rollouts):
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.mul_(1.05)
 
 
-def with_an_old_policy_of_its_own(trainer):
+def with_an_old_policy_of_its_own(trainer, rollouts):
     trainer.update.old_velocities = trainer.update.old_velocities * 1.1
+
+
+def change_inputs(trainer, change):
+    terms_of = trainer.update._terms_of
+    trainer.update._terms_of = lambda inputs: terms_of(change(inputs))
+
+
+def with_the_policy_in_the_mirrored_branch(trainer, rollouts):
+    change_inputs(trainer, lambda inputs: replace(inputs, old_velocity=inputs.velocity))  # 2 v - v is v
+
+
+def with_a_loss_that_knows_no_advantage(trainer, rollouts):
+    change_inputs(trainer, lambda inputs: replace(inputs, advantages=torch.ones_like(inputs.advantages)))
+
+
+def with_advantages_of_0(trainer, rollouts):
+    rollouts.advantages.zero_()
 
 
 @pytest.mark.parametrize(
@@ -59,12 +81,15 @@ def with_an_old_policy_of_its_own(trainer):
     [
         (of_another_policy, "first step of the rollouts"),
         (with_an_old_policy_of_its_own, "off the old one"),
+        (with_the_policy_in_the_mirrored_branch, "pull of the worst"),
+        (with_a_loss_that_knows_no_advantage, "pull of the worst"),
+        (with_advantages_of_0, "advantages that are all 0"),
     ],
 )
 def test_a_planted_fault_stops_the_run_before_the_first_update(trainer, plant, message):
     rollouts = rollouts_of(trainer)
     anchor = trainer.update.anchor_means(rollouts)
-    plant(trainer)
+    plant(trainer, rollouts)
     before = [parameter.clone() for parameter in trainer.policy.parameters]
     with pytest.raises(OffPolicyError, match=message):
         trainer.update(rollouts, anchor, 1)
@@ -84,6 +109,57 @@ def test_levels_in_other_units_stop_the_run(trainer, monkeypatch):
     anchor = trainer.update.anchor_means(rollouts)
     with pytest.raises(OffPolicyError, match="in units of that of zeros"):
         trainer.update(rollouts, anchor, 1)
+
+
+def test_an_old_policy_that_goes_along_with_the_policy_stops_the_run_at_the_second_update(trainer):
+    rollouts = rollouts_of(trainer)
+    anchor = trainer.update.anchor_means(rollouts)
+    trainer.update.old_velocities = None  # and so each pass takes the policy's own
+    with pytest.raises(AssertionError, match="still equals the policy"):
+        trainer.update(rollouts, anchor, 1)
+    assert trainer.update.update_count == 2
+
+
+def test_rewards_that_are_all_equal_train_nothing_and_stop_nothing(trainer):
+    trainer.iteration = 1
+    trainer.rewards.wait = lambda pending: {row: Reward(1.0, {}) for row in range(8)}
+    rollouts = rollouts_of(trainer)
+    metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
+    assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # of weight decay
+
+
+def test_a_replica_without_a_scored_rollout_is_not_asked_for_what_is_not_finite(trainer):
+    rollouts = rollouts_of(trainer)
+    trainer.update.anchor_means(rollouts)
+    rollouts.trajectories.latents.fill_(torch.nan)
+    trainer.update._check_fresh(rollouts, [Pass([], 0)], [torch.zeros(())], 1)
+    with pytest.raises(OffPolicyError, match="nan"):
+        trainer.update._check_fresh(rollouts, [Pass([0], 0)], [torch.zeros(())], 1)
+
+
+def metrics_of(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "memory/"))} for line in lines
+    ]
+
+
+def test_a_resumed_run_is_the_unbroken_one(tiny_config, mesh, tmp_path):
+    """A LoRA, its average, and an anchor that is between two refreshes where the run is taken up."""
+    settings = NFT | {"lora_rank": 2, "ema_decay": 0.5, "learning_rate": 1e-3, "update_ref_model_step": 4}
+    config = tiny_config.with_settings(**settings, max_steps=2, save_interval=1)
+    unbroken = Trainer(config, mesh, CPU)
+    unbroken.train()
+    broken = config.with_settings(output_dir=str(tmp_path / "broken"))
+    Trainer(broken.with_settings(max_steps=1), mesh, CPU).train()
+    resumed = Trainer(broken.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
+    assert resumed.iteration == 1 and resumed.policy.anchor.age == 2
+    resumed.train()
+    expected = metrics_of(tmp_path / "run")
+    assert metrics_of(tmp_path / "broken") == expected and expected[1]["kl/position"] > 0
+    found = resumed.policy.tensors()
+    for name, tensor in unbroken.policy.tensors().items():
+        assert torch.equal(tensor, found[name]), name
 
 
 def test_the_shipped_config_is_of_this_objective():

@@ -261,18 +261,19 @@ def test_no_image_for_an_image_to_video_version_is_refused(make):
 def test_a_checkpoint_brings_its_negative_prompt_and_a_file_of_a_run_its_validation(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     own = "validation_num_frames: 9\nvalidation_shift: 7\nvalidation_height: 32\nnegative_prompt: blurry\n"
+    own += "validation_cfg_scale: 3\n"
     (tmp_path / "run.yaml").write_text(Path("configs/smoke.yaml").read_text() + own)
     (tmp_path / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
 
     def of(*flags):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
         config = generate.config_of(generate.parse(), has_images=False)
-        return *config.rollout_size, config.rollout.shift, config.data.negative_prompt
+        return *config.rollout_size, config.rollout.shift, config.rollout.cfg_scale, config.data.negative_prompt
 
     run = ["--config", tmp_path / "run.yaml"]
-    assert of(*run, "--checkpoint_path", tmp_path) == (9, 32, 16, 7, "blurry")
-    assert of(*run, "--video_length", "13", "--shift", "2") == (13, 32, 16, 2, "blurry")
-    assert of(*run, "--stochastic", "cps") == (5, 16, 16, 3, "blurry")
+    assert of(*run, "--checkpoint_path", tmp_path) == (9, 32, 16, 7, 3, "blurry")
+    assert of(*run, "--video_length", "13", "--shift", "2") == (13, 32, 16, 2, 3, "blurry")
+    assert of(*run, "--stochastic", "cps") == (5, 16, 16, 3, 2, "blurry")
     assert of("--checkpoint_path", tmp_path)[-1] == "murky"
     assert of("--checkpoint_path", ROOT)[-1] == of()[-1] == ""
 

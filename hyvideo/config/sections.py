@@ -299,6 +299,9 @@ class RecordSettings:
     validation_shift: float | None = records(
         None, "Shift of the schedule in validation; that of the rollouts by default.", no.VALIDATION, above=0
     )
+    validation_cfg_scale: float | None = records(
+        None, "Guidance scale in validation; that of the rollouts by default.", no.VALIDATION, at_least=None
+    )
     validate_at_step0: bool = records(
         True, "Validate the base policy before the first iteration; else there is no before and after.", no.VALIDATION
     )

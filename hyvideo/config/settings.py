@@ -97,10 +97,17 @@ class Config:
         own = self.record.validation_shift
         return self.rollout.shift if own is None else own
 
+    @property
+    def validation_cfg_scale(self) -> float:
+        """Guidance scale of a validation: its own where it is set, else the rollouts'."""
+        own = self.record.validation_cfg_scale
+        return self.rollout.cfg_scale if own is None else own
+
     def sampled_as_validation(self) -> "Config":
-        """A copy whose rollouts have the frames, size and shift of a validation."""
+        """A copy whose rollouts have the frames, size, shift and guidance of a validation."""
         frames, height, width = self.validation_size
-        return self.with_settings(sample_n_frames=frames, height=height, width=width, shift=self.validation_shift)
+        how = {"shift": self.validation_shift, "cfg_scale": self.validation_cfg_scale, "validation_cfg_scale": None}
+        return self.with_settings(sample_n_frames=frames, height=height, width=width, **how)
 
     @property
     def kl_strategy(self) -> str:
@@ -131,13 +138,14 @@ class Config:
 
     @property
     def num_branches(self) -> int:
-        """Forward passes of one velocity: 2 with guidance, 1 without."""
+        """Most forward passes of one velocity of training: 2 with guidance, 1 without."""
         return 2 if self.rollout.cfg_scale > 1 else 1
 
     @property
     def negative_requests(self) -> list[Request]:
-        """The one request of the branch that guidance leads away from; none without guidance."""
-        return [Request(self.data.negative_prompt)] if self.num_branches == 2 else []
+        """The one request of the branch that guidance leads away from; none where nothing is guided."""
+        is_guided = max(self.rollout.cfg_scale, self.validation_cfg_scale) > 1
+        return [Request(self.data.negative_prompt)] if is_guided else []
 
     @property
     def num_updates(self) -> int:

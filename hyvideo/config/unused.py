@@ -73,7 +73,7 @@ SCORERS = Unused(
 )
 VIDEOALIGN = (SCORERS, Unused("no videoalign", lambda c, n: "videoalign" not in c.reward.reward_model))
 TILES = Unused("vae_tile_size 0", lambda c, n: c.model.vae_tile_size == 0)
-GUIDANCE = Unused("cfg_scale {cfg_scale:g}", lambda c, n: c.num_branches == 1)
+GUIDANCE = Unused("cfg_scale {cfg_scale:g}", lambda c, n: not c.negative_requests)
 LIMIT = Unused("save_total_limit 0", lambda c, n: c.record.save_total_limit == 0)
 VALIDATION = Unused("no valid_video_csv", lambda c, n: not c.data.valid_video_csv)
 FEW_VIDEOS = Unused(

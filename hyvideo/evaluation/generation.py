@@ -127,8 +127,8 @@ def sampling_config(
 ) -> Config:
     """Settings of a YAML file, or of the version that is named or goes with the resolution, changed by ``settings``.
 
-    A run's file gives the frames, size and shift of its validation, or with ``sde_type`` in ``settings`` those of its
-    rollouts. Without a file a checkpoint of a run gives its negative prompt, which is part of the policy.
+    A run's file gives the frames, size, shift and guidance of its validation, or with ``sde_type`` in ``settings``
+    those of its rollouts. Without a file a checkpoint of a run gives its negative prompt, which is part of the policy.
 
     Args:
         kinds: Claims by kind whether the version is ``cfg_distilled``, ``step_distilled``; None where nothing is said.

@@ -53,7 +53,8 @@ class Validation:
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
-        self.pipeline = pipeline.with_steps(self.settings.validation_steps, shift=config.validation_shift)
+        how = {"shift": config.validation_shift, "guidance_scale": config.validation_cfg_scale}
+        self.pipeline = pipeline.with_steps(self.settings.validation_steps, **how)
         requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
@@ -68,7 +69,7 @@ class Validation:
             "repeats": self.settings.validation_repeats,
             "size": list(self.size),
             "shift": config.validation_shift,
-            "guidance": [config.rollout.cfg_scale, config.data.negative_prompt],
+            "guidance": [config.validation_cfg_scale, config.data.negative_prompt],
         }
         action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
         self.watch = HackingWatch(action, threshold, mesh, self.output, self.made_with)

@@ -7,7 +7,7 @@ the anchor alike. Latents stay float32 whatever the model's precision.
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -85,9 +85,13 @@ class HunyuanVideoGRPOPipeline:
         stochastic = self.scheduler.stochastic_steps(eta=self.sampling.eta, sde_type=self.sampling.sde_type)
         return min(stochastic, default=len(self.scheduler.timesteps))
 
-    def with_steps(self, num_steps: int, *, shift: float | None = None) -> "HunyuanVideoGRPOPipeline":
-        """The same models under a schedule of its own, of another number of steps and perhaps another shift."""
+    def with_steps(
+        self, num_steps: int, *, shift: float | None = None, guidance_scale: float | None = None
+    ) -> "HunyuanVideoGRPOPipeline":
+        """The same models under a schedule of its own, of other steps and perhaps another shift and guidance."""
         pipeline = copy.copy(self)
+        if guidance_scale is not None:
+            pipeline.sampling = replace(self.sampling, guidance_scale=guidance_scale)
         changes = {} if shift is None else {"shift": shift}
         pipeline.scheduler = FlowMatchDiscreteScheduler.from_config(self.scheduler.config, **changes)
         pipeline.scheduler.set_timesteps(num_steps)

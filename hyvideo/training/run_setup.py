@@ -97,7 +97,8 @@ def build_parts(
     if config.model.precompute_conditions:
         precompute_conditions(encoder, [(encoded, config.rollout_size), (validated, config.validation_size)], mesh)
     negative = negative_condition(config.negative_requests, encoder, device)
-    policy = Policy(config, mesh, device, RequiredEncoders.of(encoded))
+    trained = encoded if config.num_branches == 2 else requests
+    policy = Policy(config, mesh, device, RequiredEncoders.of(trained))
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
     cost = Cost(training_forwards(run))

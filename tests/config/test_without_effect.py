@@ -48,7 +48,7 @@ def mentions(sentences, words):
         ({"dtype": "bf16"}, {"dtype": "bf16", "batched_forward": False}, "the on-policy check's tolerance only"),
         (
             {"negative_prompt": "blurry"},
-            {"negative_prompt": "blurry", "cfg_scale": 2.0},
+            {"negative_prompt": "blurry", "validation_cfg_scale": 2.0},
             "negative_prompt: cfg_scale 1",
         ),
         ({"sde_window": "fixed:1:1"}, {}, "use_grad_balancing"),

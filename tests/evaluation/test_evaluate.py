@@ -95,7 +95,10 @@ def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
     with pytest.raises(ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; give --negative_p"):
         of_run.check(guided.model, guided.negative_requests)
     of_run.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
-    of_run.check(guided.model, guided.with_settings(cfg_scale=1.0).negative_requests)
+    unguided = guided.with_settings(cfg_scale=1.0)
+    of_run.check(guided.model, unguided.negative_requests)
+    with pytest.raises(ValueError, match="was trained with negative_prompt"):
+        of_run.check(guided.model, unguided.with_settings(validation_cfg_scale=2.0).negative_requests)
     (trained / "state.json").unlink()  # as scripts.export leaves a policy
     of_run.check(guided.model, guided.negative_requests)
 

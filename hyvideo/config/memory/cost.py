@@ -133,7 +133,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     steps = sampling.settings.grpo_sampling_steps
     videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
     decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
-    computing = videos * steps * run.config.num_branches * spent.forward.of_rank(sp_size) / rate
+    computing = videos * steps * sampling.config.num_branches * spent.forward.of_rank(sp_size) / rate
     calls = math.ceil(videos / batch) * steps * sampling.calls_of(batch)
     gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
     return max(computing, gathering) + decoded * spent.video_flops / rate

@@ -45,7 +45,7 @@ def whole_run(run: PlannedRun) -> WholeRun:
         videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
         validations = num_validations(run.config.record, settings.max_steps)
     spent = cost(run)
-    validation_forwards = videos * settings.validation_steps * run.config.num_branches
+    validation_forwards = videos * settings.validation_steps * (run.validation or run).config.num_branches
     return WholeRun(
         iterations=settings.max_steps,
         iteration_seconds=duration(run).total,

@@ -75,6 +75,13 @@ def test_the_whole_run_is_its_iterations_and_its_validations():
     assert whole_run(without).seconds == 100 * seconds(without)
 
 
+def test_a_validation_is_guided_at_its_own_scale():
+    guided, unguided = (whole_run(planned(cfg_scale=1.0, validation_cfg_scale=scale)) for scale in (2.0, None))
+    assert guided.forwards - unguided.forwards == 11 * 64 * 40
+    assert guided.validation_seconds > unguided.validation_seconds
+    assert guided.iteration_seconds == unguided.iteration_seconds
+
+
 def test_hours_are_told_with_their_source():
     first, source = length_lines(planned())
     assert first.startswith("whole run              100 iterations x 559 s + 11 validations of 64 videos x 2,312 s = ")

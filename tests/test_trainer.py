@@ -7,6 +7,9 @@ import time
 import pytest
 import torch
 
+from hyvideo.config.memory.cost import cost
+from hyvideo.config.memory.model_sizes import read_architecture
+from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
@@ -181,6 +184,18 @@ def test_the_anchor_costs_no_forward_while_it_equals_the_policy(tiny_config, mes
     assert [line["cost/forwards"] for line in history] == [rollout_and_training] * 2
     assert all(line["kl/position"] == 0 for line in history)
     assert trainer.policy.anchor.age == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"batched_forward": False, "kl_compute_mode": "training_phase"}])
+def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_and_anchor(tiny_config, mesh, settings):
+    guided = {"cfg_scale": 2.0, "guidance_interval": "0.6:0.95", "use_moving_KL": False, "learning_rate": 1e-3}
+    config = tiny_config.with_settings(**guided, **settings)
+    history, trainer = run(config, mesh, iterations=2)
+    rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2  # levels 1, 0.9, 0.75 and 0.5, of which the last is not trained
+    assert [line["cost/forwards"] for line in history] == [rollout + 3 * trained, rollout + 3 * trained + trained]
+    planned = cost(PlannedRun(trainer.config, 1, read_architecture("assets/miniature", "miniature")))
+    assert planned.forwards_per_rollout == pytest.approx(history[1]["cost/forwards"])
+    assert history[0]["policy/ratio_max_deviation"] < 1e-6
 
 
 def test_a_fixed_anchor_measures_the_distance_from_the_start(tiny_config, mesh):

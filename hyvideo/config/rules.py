@@ -13,7 +13,7 @@ from typing import Any
 from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import nearest, reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
-from hyvideo.config.run_plan import num_stochastic_steps
+from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval
 from hyvideo.config.sections import (
     DistributedSettings,
     ModelSettings,
@@ -44,6 +44,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
         else nft_problems(config.model, config.rollout),
+        some_step_is_guided(config),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
@@ -100,6 +101,7 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
         yield f"validation_height and validation_width go together, got {height} and {width}; set both, or neither"
+    yield from problem_of(lambda: parse_interval(values["guidance_interval"]))
     if negative_prompt := values["negative_prompt"]:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
     version = values["transformer_version"]
@@ -195,6 +197,14 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
             f"the sampler must have at least one stochastic step, or there is nothing to train: sde_type "
             f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
             f"{rollout.last_step} has none; raise eta or the number of steps"
+        )
+
+
+def some_step_is_guided(config: Config) -> Problems:
+    if max(branches_of_steps(config)) < config.num_branches:
+        yield (
+            f"guidance_interval must have a step of the schedule, got {config.rollout.guidance_interval} and "
+            f"{config.rollout.grpo_sampling_steps} steps with shift {config.rollout.shift:g}; make it wider"
         )
 
 

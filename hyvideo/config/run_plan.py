@@ -22,6 +22,8 @@ class Plan:
     num_trained_steps: int  # of each rollout, in one update
     num_anchor_steps: int  # of those, where the distance to an anchor is measured
     clip_can_bind: bool  # else every ratio is 1
+    sampled_branches: float  # transformer evaluations of a step, the mean over the steps of a rollout
+    trained_branches: float  # over those that can be trained; nft's levels are drawn as the steps lie
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
@@ -34,6 +36,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     is_nft = loss.objective == "nft"
     trained = loss.nft_levels if is_nft else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
+    branches = branches_of_steps(config)
+    of_noisy = [number for number, step in zip(branches, _transitions(rollout)) if step.is_stochastic]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -43,6 +47,8 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         num_trained_steps=trained,
         num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
+        sampled_branches=fmean(branches),
+        trained_branches=fmean(branches if is_nft or not of_noisy else of_noisy),
     )
 
 
@@ -54,6 +60,24 @@ def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
 def _transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
     return schedule(rollout.sde_type, levels, rollout.eta, rollout.last_step)
+
+
+def parse_interval(text: str) -> tuple[float, float]:
+    """Noise levels that a guidance_interval is from and to. Raises ValueError for a text that is none."""
+    try:
+        low, high = map(float, (text or "0:1").split(":"))
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not 0 <= low < high <= 1:
+        raise ValueError(f"guidance_interval must be LOW:HIGH with 0 <= LOW < HIGH <= 1, got {text!r}")
+    return low - 1e-6, high + 1e-6  # levels in float32 are rounded
+
+
+def branches_of_steps(config: Config) -> list[int]:
+    """Transformer evaluations of each step of a rollout."""
+    low, high = parse_interval(config.rollout.guidance_interval)
+    levels = shifted_levels(config.rollout.grpo_sampling_steps, config.rollout.shift)[:-1]
+    return [config.num_branches if low <= level <= high else 1 for level in levels]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:

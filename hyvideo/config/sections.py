@@ -75,6 +75,12 @@ class RolloutSettings:
         at_least=None,
         measured=True,
     )
+    guidance_interval: str = learning(
+        "",
+        "Noise levels LOW:HIGH, of 0 to 1, where guidance is applied; steps outside run one branch. By default all.",
+        no.GUIDANCE,
+        measured=True,
+    )
     batched_forward: Switch = machine(
         "auto",
         "Samples and guidance branches go through the transformer together; auto: one by one on a GPU.",

@@ -267,6 +267,7 @@ def _settings(config: Config, video: Video, source: Source, seed: int, is_stocha
         "steps": config.record.validation_steps,
         "shift": config.rollout.shift,
         "guidance_scale": config.rollout.cfg_scale,
+        "guidance_interval": config.rollout.guidance_interval,
         "negative_prompt": config.data.negative_prompt if config.num_branches == 2 else None,
         "sde_type": config.rollout.sde_type if is_stochastic else None,
         "eta": config.rollout.eta if is_stochastic else 0.0,

@@ -71,6 +71,8 @@ class Validation:
             "shift": config.validation_shift,
             "guidance": [config.validation_cfg_scale, config.data.negative_prompt],
         }
+        if config.rollout.guidance_interval:
+            self.made_with["guidance"].append(config.rollout.guidance_interval)
         action, threshold = self.settings.on_reward_hacking, self.settings.hacking_threshold
         self.watch = HackingWatch(action, threshold, mesh, self.output, self.made_with)
 

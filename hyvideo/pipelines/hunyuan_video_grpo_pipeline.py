@@ -47,6 +47,12 @@ class SamplerSettings:
     eta: float = 0.5
     guidance_scale: float = 6.0
     batched_forward: bool = True  # samples and branches in one call of the transformer, else one by one
+    guidance_interval: tuple[float, float] = (0.0, 1.0)  # noise levels that are guided
+
+    def guides(self, timestep: float) -> bool:
+        """Claims that a velocity there has two branches."""
+        low, high = self.guidance_interval
+        return self.guidance_scale > 1 and low <= timestep / 1000 <= high
 
 
 class HunyuanVideoGRPOPipeline:
@@ -179,23 +185,26 @@ class HunyuanVideoGRPOPipeline:
         )
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """The guided velocity, float32: ``v_negative + scale (v - v_negative)``; one branch for a scale up to 1.
+        """The guided velocity, float32: ``v_negative + scale (v - v_negative)``; one branch where nothing guides.
 
         Shapes: latents (batch, channels, frames, height, width); timesteps, ``1000 sigma``, on the CPU, (batch,).
         """
-        scale, times = self.sampling.guidance_scale, timestep.tolist()
-        if scale <= 1:
-            return self._forwards(latents, times, conditions)
-        opposite = conditions.with_text_of(self.negative)
-        if self.sampling.batched_forward:
-            both = self._forward(latents.repeat(2, 1, 1, 1, 1), times * 2, opposite + conditions)
-            negative, positive = both.chunk(2)
-        else:
-            negative, positive = (self._forwards(latents, times, branch) for branch in (opposite, conditions))
-        return negative + scale * (positive - negative)
+        times = timestep.tolist()
+        rows = [row for row, time in enumerate(times) if self.sampling.guides(time)]
+        opposite = conditions.select(rows).with_text_of(self.negative)
+        both = torch.stack([*(latents[row] for row in rows), *latents])
+        both = self._forwards(both, [times[row] for row in rows] + times, opposite + conditions)
+        negative, velocities = both[: len(rows)], list(both[len(rows) :])
+        for row, away in zip(rows, negative):
+            velocities[row] = away + self.sampling.guidance_scale * (velocities[row] - away)
+        return torch.stack(velocities)
+
+    def num_forwards(self, timestep: Tensor) -> int:
+        """Transformer evaluations that give the velocities of samples at these timesteps."""
+        return sum(1 + self.sampling.guides(time) for time in timestep.tolist())
 
     def _forwards(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
-        """The velocity of one branch, by one forward of the transformer or by one for each sample."""
+        """The velocity of each sample, by one forward of the transformer or by one for each."""
         if self.sampling.batched_forward or len(latents) == 1:
             return self._forward(latents, times, conditions)
         rows = range(len(latents))

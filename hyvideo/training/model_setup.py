@@ -14,6 +14,7 @@ from torch import nn
 from hyvideo.config.identity import named_files
 from hyvideo.config.machine_rules import images_fit_the_task
 from hyvideo.config.rules import every_rank_has_a_head
+from hyvideo.config.run_plan import parse_interval
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
@@ -207,13 +208,12 @@ def make_pipeline(
         use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
     return HunyuanVideoGRPOPipeline(
         transformer,
         vae,
         scheduler,
-        sampling=SamplerSettings(
-            rollout.sde_type, rollout.eta, rollout.cfg_scale, batched_forward=rollout.batched_forward == "true"
-        ),
+        sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval),
         negative=negative,
         compute_dtype=DTYPES[dtype],
     )

@@ -128,7 +128,7 @@ class NFTUpdate(PolicyUpdate):
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
-        self.cost.forwards += self.config.num_branches * len(a_pass.rows)
+        self.cost.forwards += self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass))
         return self._velocity(rollouts, *a_pass)[0]
 
     def _velocity(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> tuple[Tensor, Tensor]:
@@ -138,9 +138,9 @@ class NFTUpdate(PolicyUpdate):
         noise, levels = to_device(noise, final.device), rollouts.trained_steps[rows, turn]
         level = filled(levels.tolist(), final.device).view(-1, 1, 1, 1, 1)
         noised = (1 - level) * final + level * noise
-        velocity = self.pipeline.velocity(noised, 1000 * levels, rollouts.conditions.select(rows))
+        timesteps = self._timesteps(rollouts, rows, turn)
+        velocity = self.pipeline.velocity(noised, timesteps, rollouts.conditions.select(rows))
         return velocity, noise - final
 
-    def _velocity_of_nothing(self, rollouts: RolloutBatch) -> Tensor:
-        nothing = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
-        return self.pipeline.velocity(nothing, 1000 * rollouts.trained_steps[0, :1], rollouts.conditions.select([0]))
+    def _timesteps(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> Tensor:
+        return 1000 * rollouts.trained_steps[rows, turn]

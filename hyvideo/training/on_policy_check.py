@@ -58,15 +58,15 @@ class OnPolicyCheck:
 
         Of the passes, each its rows and its turn, those made so far have the largest ``deviations`` of a ratio from 1.
         """
-        shapes = [self._shapes(rollouts, rows) for rows, _ in passes[: len(deviations)]]
+        shapes = [self._shapes(rollouts, *a_pass) for a_pass in passes[: len(deviations)]]
         bounds = [self.tolerances[differ is not None] for differ in shapes]
         local = torch.stack(deviations) / filled(bounds, deviations[0].device)
-        of_ranks = gather_ranks(local.amax(), self.mesh)
+        of_ranks = gather_ranks(local, self.mesh)
         if not (of_ranks > 1).any():
             return
-        number = int(local.argmax())
+        number = int(of_ranks.amax(0).argmax())  # one turn on all ranks, and so calls of as many branches
         message = self._diagnosis(rollouts, passes[number], iteration, bounds[number], shapes[number])
-        worst = int(of_ranks.argmax())
+        worst = int(of_ranks.amax(1).argmax())
         raise OffPolicyError(
             message if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {message}"
         )
@@ -95,17 +95,19 @@ class OnPolicyCheck:
         )
         return explain(transitions, self.pipeline, tolerance=tolerance, rank=self.mesh.rank, iteration=iteration)
 
-    def _shapes(self, rollouts: RolloutBatch, rows: list[int]) -> str | None:
+    def _shapes(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> str | None:
         """Shapes of the transformer's calls in the rollout and in a pass over ``rows``; None where they are equal."""
         lengths = [sample.lengths for sample in rollouts.conditions.samples]
         for batch in (self._sampled_with(rollouts, row) for row in rows if self.pipeline.sampling.batched_forward):
             if [lengths[row] for row in batch] != [lengths[row] for row in rows]:
-                return f"{self._shape(rollouts, batch)} in the rollout, {self._shape(rollouts, rows)} in the update"
+                of_both = [self._shape(rollouts, calls, turn) for calls in (batch, rows)]
+                return f"{of_both[0]} in the rollout, {of_both[1]} in the update"
         return None
 
-    def _shape(self, rollouts: RolloutBatch, rows: list[int]) -> str:
-        """Samples, guidance branches and tokens, those of the longest conditions, of a call."""
-        config, guided = self.pipeline.transformer.config, self.pipeline.sampling.guidance_scale > 1
+    def _shape(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> str:
+        """Samples, guidance branches and tokens, those of the longest conditions, of a call at a turn's step."""
+        config, timesteps = self.pipeline.transformer.config, self.pipeline.scheduler.timesteps
+        guided = self.pipeline.sampling.guides(timesteps[rollouts.trained_steps[rows[0], turn]].item())
         sizes, patch = rollouts.trajectories.latents.shape[3:], (config.patch_size_t, *[config.patch_size] * 2)
         video = math.prod(size // p for size, p in zip(sizes, patch))
         conditions = rollouts.conditions.select(rows)

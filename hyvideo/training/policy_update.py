@@ -211,12 +211,12 @@ class PolicyUpdate:
                 sums += terms.sums()
                 deviations.append(terms.largest_deviation())
             else:
-                self._empty_pass(rollouts)
+                self._empty_pass(rollouts, turn)
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
             if is_checked and number in (0, len(passes) - 1):  # soon, and before anything is changed
                 self._check_fresh(rollouts, passes, deviations, iteration)
-        num_pairs = sum(len(rows) for rows, _ in passes)
-        self.cost.forwards += num_pairs * self.config.num_branches * self.cost.of_training
+        num_forwards = sum(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)) for a_pass in passes)
+        self.cost.forwards += num_forwards * self.cost.of_training
         return sums, torch.stack(deviations)
 
     def _check_fresh(
@@ -283,26 +283,29 @@ class PolicyUpdate:
                 return self._mean(rollouts, a_pass)
             if self.policy.is_sharded:
                 with torch.no_grad():
-                    self._velocity_of_nothing(rollouts)
+                    self._velocity_of_nothing(rollouts, a_pass.turn)
         return None
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
         """Means of a pass under the weights in place. Shape: (rows, channels, frames, height, width)."""
         rows, turn = a_pass
-        self.cost.forwards += self.config.num_branches * len(rows)
+        self.cost.forwards += self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass))
         return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, turn]).prev_sample_mean
 
-    def _empty_pass(self, rollouts: RolloutBatch) -> None:
+    def _timesteps(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> Tensor:
+        """Timesteps that the rows of a pass are at. On the CPU. Shape: (rows,)."""
+        return self.pipeline.scheduler.timesteps[rollouts.trained_steps[rows, turn]]
+
+    def _empty_pass(self, rollouts: RolloutBatch, turn: int) -> None:
         """A forward and a backward pass that add nothing, beside ranks whose passes do, if they are made together."""
         if self.policy.is_sharded:
-            (self._velocity_of_nothing(rollouts).sum() * 0.0).backward()
+            (self._velocity_of_nothing(rollouts, turn).sum() * 0.0).backward()
 
-    def _velocity_of_nothing(self, rollouts: RolloutBatch) -> Tensor:
-        """Velocity of zeros: what a rollout without a reward holds may not be finite."""
+    def _velocity_of_nothing(self, rollouts: RolloutBatch, turn: int) -> Tensor:
+        """Velocity of zeros, in the branches of that turn: what a rollout without a reward holds may not be finite."""
         nothing = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
-        timestep = self.pipeline.scheduler.timesteps[rollouts.trained_steps[0, :1]]
-        return self.pipeline.velocity(nothing, timestep, rollouts.conditions.select([0]))
+        return self.pipeline.velocity(nothing, self._timesteps(rollouts, [0], turn), rollouts.conditions.select([0]))
 
 
 def chunks(values: Sequence[T], size: int) -> list[list[T]]:

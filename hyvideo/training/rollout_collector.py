@@ -88,11 +88,14 @@ class RolloutCollector:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
+        # Guided in an interval, ranks with shards make equal calls only if all train the same level at a time.
+        is_shared = self.config.rollout.guidance_interval and self.config.num_branches == 2
+        drawn = [RolloutIndex(0, 0)] * len(indices) if is_shared else indices
         count = self.plan.num_trained_steps
         if self.config.loss.objective == "nft":
-            trained = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
+            trained = self.noise.levels(iteration, drawn, count, self.config.rollout.shift)
         else:
-            trained = timestep_permutations(self.config.loss, self.config.data, iteration, indices, steps, count)
+            trained = timestep_permutations(self.config.loss, self.config.data, iteration, drawn, steps, count)
         kept = trained if keep_means else None
         trajectories, pending = self._sample_and_submit(iteration, indices, conditions, prompts, kept, timer)
         draws = partial(self.noise.renewed, iteration)
@@ -160,8 +163,9 @@ class RolloutCollector:
             with timer("rollout"):
                 batch = [indices[row] for row in rows]
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
-                evaluations = rollout.grpo_sampling_steps - self.pipeline.num_shared_steps * part_spared(rollout)
-                self.cost.forwards += len(rows) * self.config.num_branches * evaluations
+                timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
+                spared = part_spared(rollout) * self.pipeline.num_forwards(timesteps[:shared])
+                self.cost.forwards += len(rows) * (self.pipeline.num_forwards(timesteps) - spared)
             share = self.mesh.own_share(rows)
             if not share:
                 continue

@@ -25,6 +25,10 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"sample_n_frames": 6}, "must be 4n \\+ 1, got 6"),
         ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, got 6"),
         ({"validation_height": 32}, "validation_height and validation_width go together, got 32 and 0; set both"),
+        ({"guidance_interval": "0.5"}, "must be LOW:HIGH with 0 <= LOW < HIGH <= 1, got '0.5'"),
+        ({"guidance_interval": "0.7:0.7"}, "LOW < HIGH <= 1, got '0.7:0.7'"),
+        ({"guidance_interval": "0:nan"}, "LOW < HIGH <= 1, got '0:nan'"),
+        ({"guidance_interval": "0.3:0.45", "cfg_scale": 2.0}, "a step of the schedule, got 0.3:0.45 and 4 steps with"),
         ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
         (
             {"negative_prompt": " "},

@@ -47,9 +47,9 @@ def mentions(sentences, words):
         ),
         ({"dtype": "bf16"}, {"dtype": "bf16", "batched_forward": False}, "the on-policy check's tolerance only"),
         (
-            {"negative_prompt": "blurry"},
-            {"negative_prompt": "blurry", "validation_cfg_scale": 2.0},
-            "negative_prompt: cfg_scale 1",
+            {"negative_prompt": "blurry", "guidance_interval": "0.2:0.9"},
+            {"negative_prompt": "blurry", "guidance_interval": "0.2:0.9", "validation_cfg_scale": 2.0},
+            "negative_prompt, guidance_interval: cfg_scale 1",
         ),
         ({"sde_window": "fixed:1:1"}, {}, "use_grad_balancing"),
         ({"update_ref_model_step": 1}, {"num_updates_per_rollout": 2, "update_ref_model_step": 2}, "the position KL"),

@@ -34,6 +34,14 @@ SETTINGS = {
     "learning_rate": 1e-3,
     "log_video_interval": 0,
 }
+INTERVAL = {
+    "num_updates_per_rollout": 2,
+    "cfg_scale": 2.0,
+    "guidance_interval": "0.6:0.95",
+    "batched_forward": False,
+    "use_moving_KL": False,
+    "kl_compute_mode": "training_phase",
+}
 COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/log_prob", "weights")
 
 
@@ -64,6 +72,8 @@ def metrics_of(folder, num_processes, **settings):
         ),
         # each update trains one of two groups, so that one rank has nothing to do
         (4, {"batch_size": 8, "num_updates_per_rollout": 2}, {"batch_size": 4, "num_updates_per_rollout": 2}),
+        # and makes as many calls as the other, with one branch or two
+        (4, {"batch_size": 8, **INTERVAL}, {"batch_size": 4, "enable_fsdp": True, **INTERVAL}),
     ],
 )
 def test_two_processes_train_what_one_does(tmp_path, num_generations, one, two):

@@ -58,6 +58,25 @@ def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_wit
         assert trained.requires_grad and torch.equal(trained[0], sampled[row])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("batched, batches", [(True, [3]), (False, [1, 1, 1])])
+def test_rows_outside_the_interval_have_one_branch_and_those_inside_are_guided_as_they_are_alone(
+    parts, batched, batches
+):
+    pipeline, conditions, noise = parts
+    timestep, plain = torch.tensor([900.0, 400.0]), []
+    for row, scale in ((0, 1.0), (1, 3.0)):
+        one = with_sampling(pipeline, guidance_scale=scale)
+        plain.append(one.velocity(noise[[row]], timestep[[row]], conditions.select([row])))
+    calls = []
+    pipeline.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    inside = with_sampling(pipeline, guidance_interval=(0.2, 0.4), batched_forward=batched)
+    torch.testing.assert_close(inside.velocity(noise, timestep, conditions), torch.cat(plain), rtol=1e-5, atol=1e-5)
+    assert calls == batches and inside.num_forwards(timestep) == sum(batches)
+
+
 def test_no_guidance_runs_one_branch(parts):
     pipeline, conditions, noise = parts
     batches = []

@@ -37,6 +37,17 @@ def test_rollouts_have_levels_of_their_own_in_every_part_of_the_range(trainer):
     assert len(levels.unique()) == levels.numel()
 
 
+def test_guided_in_an_interval_all_rollouts_train_the_same_levels_and_the_cost_is_of_their_branches(trainer):
+    config = trainer.config.with_settings(cfg_scale=2.0, guidance_interval="0.5:1")
+    trainer = Trainer(config, trainer.mesh, CPU)
+    rollouts = rollouts_of(trainer)
+    levels = rollouts.trained_steps
+    assert levels.shape == (8, 2) and torch.equal(levels, levels[:1].expand_as(levels))
+    trainer.cost.forwards = 0
+    trainer.update.anchor_means(rollouts)
+    assert trainer.cost.forwards == 8 * (2 + (levels[0] >= 0.5).sum().item())
+
+
 def test_an_iteration_trains_and_the_old_policy_stays_that_of_the_rollouts(trainer):
     assert isinstance(trainer.update, NFTUpdate)
     rollouts = rollouts_of(trainer)

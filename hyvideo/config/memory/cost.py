@@ -84,9 +84,9 @@ def training_forwards(run: PlannedRun) -> float:
 def cost(run: PlannedRun) -> Cost:
     """FLOPs of an iteration of this run."""
     forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
-    forwards = run.forwards_without_gradient + training_forwards(run) * run.num_trained_steps
+    forwards = run.forwards_without_gradient + training_forwards(run) * run.forwards_with_gradient
     of_video = decode_flops(run) + scoring_flops(run)
-    return Cost(forward, run.config.num_branches * forwards, run.replicas * run.rollouts_per_replica, of_video)
+    return Cost(forward, forwards, run.replicas * run.rollouts_per_replica, of_video)
 
 
 def decode_flops(run: PlannedRun) -> float:
@@ -111,9 +111,9 @@ def duration(run: PlannedRun) -> Duration:
     """Seconds of one iteration. The ranks of a sequence-parallel group share its decoding and scoring."""
     hardware, spent, sent, sp_size = run.hardware, cost(run), traffic(run), run.settings.sp_size
     rate = hardware.rate * 1e12
-    forwards = run.rollouts_per_replica * run.config.num_branches * spent.forward.of_rank(sp_size) / rate
+    forwards = run.rollouts_per_replica * spent.forward.of_rank(sp_size) / rate
     sampling = forwards * run.forwards_without_gradient
-    training = forwards * training_forwards(run) * run.num_trained_steps
+    training = forwards * training_forwards(run) * run.forwards_with_gradient
     videos = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
     of_videos = videos * spent.video_flops / rate
     gathering = sent.shards.seconds(sent.sampling, hardware)
@@ -133,8 +133,8 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     steps = sampling.settings.grpo_sampling_steps
     videos, batch = math.ceil(num_videos / run.replicas), sampling.settings.batch_size
     decoded = sum(math.ceil(min(batch, videos - done) / sp_size) for done in range(0, videos, batch))
-    computing = videos * steps * sampling.config.num_branches * spent.forward.of_rank(sp_size) / rate
-    calls = math.ceil(videos / batch) * steps * sampling.calls_of(batch)
+    computing = videos * steps * sampling.plan.sampled_branches * spent.forward.of_rank(sp_size) / rate
+    calls = math.ceil(videos / batch) * steps * sampling.calls_of(batch, sampling.plan.sampled_branches)
     gathering = traffic(run).shards.seconds(calls * gathered_bytes(run), run.hardware)
     return max(computing, gathering) + decoded * spent.video_flops / rate
 

@@ -74,10 +74,10 @@ def traffic(run: PlannedRun) -> Traffic:
     steps = run.sampling_forwards if is_apart else settings.grpo_sampling_steps
     batches = settings.gradient_accumulation_steps * steps
     updates = settings.num_updates_per_rollout
-    calls_of_pass = run.calls_of(settings.mini_batch_size_per_update)
+    calls_of_pass = run.calls_of(settings.mini_batch_size_per_update, run.plan.trained_branches)
     calls = updates * run.backwards_per_update * calls_of_pass
     compared = calls * (run.anchor_forwards + run.old_forwards) // max(1, run.num_trained_steps)
-    without_gradient = batches * run.calls_of(settings.batch_size) + compared
+    without_gradient = batches * run.calls_of(settings.batch_size, run.plan.sampled_branches) + compared
     gathered = gathered_bytes(run)
     gradients = trained_parameters(run) * 4
     only_last = settings.gradient_sync == "last" or (settings.gradient_sync == "auto" and settings.lora_rank)
@@ -103,5 +103,5 @@ def _exchanged_bytes(run: PlannedRun) -> float:
     sp_size, model = run.settings.sp_size, run.architecture
     forward = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size * model.width * model.num_layers
     passes = 2 if settled(run).checkpointing == "none" else 3  # forward, backward, and again where it is recomputed
-    forwards = run.forwards_without_gradient + passes * run.num_trained_steps
-    return run.rollouts_per_replica * run.config.num_branches * forwards * forward * run.compute_bytes
+    forwards = run.forwards_without_gradient + passes * run.forwards_with_gradient
+    return run.rollouts_per_replica * forwards * forward * run.compute_bytes

@@ -114,16 +114,22 @@ class PlannedRun:
 
     @property
     def forwards_without_gradient(self) -> float:
-        """Forwards of a branch for one rollout: of its steps, the anchor's means and, in nft, the old velocities."""
-        return self.sampling_forwards + self.anchor_forwards + self.old_forwards
+        """Forwards for one rollout, in all branches: of its steps, the anchor's means and nft's old velocities."""
+        compared = self.plan.trained_branches * (self.anchor_forwards + self.old_forwards)
+        return self.plan.sampled_branches * self.sampling_forwards + compared
+
+    @property
+    def forwards_with_gradient(self) -> float:
+        """Forwards that train one rollout, in all branches, each with its backward pass."""
+        return self.plan.trained_branches * self.num_trained_steps
 
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""
         return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
 
-    def calls_of(self, samples: int) -> int:
-        """Forwards of the transformer that give the velocity of ``samples`` videos."""
-        return samples * self.config.num_branches // self.samples_at_once(samples)
+    def calls_of(self, samples: int, branches: float) -> float:
+        """Calls of the transformer that give the velocity of ``samples`` videos in so many branches."""
+        return 1 if self.settings.batched_forward == "true" else samples * branches
 
     @property
     def backwards_per_update(self) -> int:

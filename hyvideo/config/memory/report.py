@@ -63,7 +63,7 @@ def cost_lines(run: PlannedRun) -> list[str]:
         f"forward                {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
         "attention",
         f"rollout                {_number(spent.forwards_per_rollout)} forward-equivalents "
-        f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.config.num_branches} "
+        f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.plan.sampled_branches:.3g} "
         f"branches), decoding and scoring {_number(spent.video_flops / 1e15)} PFLOP",
         f"iteration              {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP: "
         f"{_number(time.computing)} s to compute, {_number(time.waiting)} s more for communication",

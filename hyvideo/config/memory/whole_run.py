@@ -45,7 +45,7 @@ def whole_run(run: PlannedRun) -> WholeRun:
         videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
         validations = num_validations(run.config.record, settings.max_steps)
     spent = cost(run)
-    validation_forwards = videos * settings.validation_steps * (run.validation or run).config.num_branches
+    of_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(
         iterations=settings.max_steps,
         iteration_seconds=duration(run).total,
@@ -53,7 +53,7 @@ def whole_run(run: PlannedRun) -> WholeRun:
         validation_videos=videos,
         validation_seconds=validation_seconds(run, videos),
         num_gpus=run.world_size,
-        forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * validation_forwards,
+        forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * videos * of_video,
     )
 
 

@@ -67,6 +67,8 @@ def test_decoding_is_as_counted_by_torch(frames, height, width, tile, petaflops)
         (NFT | {"kl_weight": 0.0}, 2 * (20 + 4 * 4)),
         (NFT | {"anchor_fraction": 0.25}, 2 * (20 + 4 * 4 + 1)),
         (NFT | {"num_updates_per_rollout": 2}, 2 * (20 + 6 * 4)),
+        # With shift 5 the first 12 of 20 steps begin above 0.8.
+        ({"activation_checkpointing": "full", "guidance_interval": "0.8:1"}, 32 + 4 * 32 + 32),
     ],
 )
 def test_forwards_count_guidance_training_and_anchor(changes, forwards):

@@ -32,9 +32,9 @@ def test_what_follows_from_the_settings_of_the_shipped_run():
 
 def test_samples_and_branches_go_through_the_transformer_apart_or_together():
     apart, together = run_of(8), run_of(8, batched_forward=True)
-    assert (apart.samples_at_once(3), apart.calls_of(3)) == (1, 6)
-    assert (together.samples_at_once(3), together.calls_of(3)) == (6, 1)
-    assert run_of(8, device="cpu").calls_of(3) == 1
+    assert (apart.samples_at_once(3), apart.calls_of(3, 2)) == (1, 6)
+    assert (together.samples_at_once(3), together.calls_of(3, 2)) == (6, 1)
+    assert run_of(8, device="cpu").calls_of(3, 2) == 1
 
 
 @pytest.mark.parametrize(

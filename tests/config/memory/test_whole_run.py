@@ -75,11 +75,13 @@ def test_the_whole_run_is_its_iterations_and_its_validations():
     assert whole_run(without).seconds == 100 * seconds(without)
 
 
-def test_a_validation_is_guided_at_its_own_scale():
+def test_a_validation_is_guided_at_its_own_scale_and_in_the_interval():
     guided, unguided = (whole_run(planned(cfg_scale=1.0, validation_cfg_scale=scale)) for scale in (2.0, None))
     assert guided.forwards - unguided.forwards == 11 * 64 * 40
     assert guided.validation_seconds > unguided.validation_seconds
     assert guided.iteration_seconds == unguided.iteration_seconds
+    inside = whole_run(planned(cfg_scale=1.0, validation_cfg_scale=2.0, guidance_interval="0.5:1"))
+    assert unguided.forwards < inside.forwards < guided.forwards
 
 
 def test_hours_are_told_with_their_source():

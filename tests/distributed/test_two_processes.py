@@ -21,8 +21,9 @@ trainer = Trainer(load_config("configs/smoke.yaml", **json.loads(sys.argv[1])), 
 for _ in range(2):
     trainer.iteration += 1
     metrics = trainer.run_iteration()
+whole = (getattr(p, "full_tensor", p.detach)() for p in trainer.policy.parameters)
+metrics["weights"] = sum(p.double().square().sum().item() for p in whole)
 if mesh.is_main:
-    metrics["weights"] = sum(p.double().square().sum().item() for p in trainer.policy.parameters)
     print(json.dumps(metrics))
 ranks.stop()
 """
@@ -73,7 +74,12 @@ def metrics_of(folder, num_processes, **settings):
         # each update trains one of two groups, so that one rank has nothing to do
         (4, {"batch_size": 8, "num_updates_per_rollout": 2}, {"batch_size": 4, "num_updates_per_rollout": 2}),
         # and makes as many calls as the other, with one branch or two
-        (4, {"batch_size": 8, **INTERVAL}, {"batch_size": 4, "enable_fsdp": True, **INTERVAL}),
+        pytest.param(
+            4,
+            {"batch_size": 8, **INTERVAL},
+            {"batch_size": 4, "enable_fsdp": True, **INTERVAL},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_processes_train_what_one_does(tmp_path, num_generations, one, two):

@@ -24,7 +24,7 @@ from hyvideo.evaluation.studies.recipes import AXES, Budget
 from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import finished
 from hyvideo.evaluation.studies.table import Row, make_table, write_table
-from hyvideo.grpo.metrics import DIMENSIONS
+from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.records.run_files import or_none, write_text
 
@@ -33,9 +33,7 @@ Point = dict[str, Interval]  # of a recipe: the same at one place, over its seed
 
 REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
 COMPARED = (REWARD, TRUE_REWARD, FRECHET, Column("Diversity", of_set="held_out/diversity"))
-COLUMNS = (*COMPARED, *(Column(name, of_set=name) for name in DIMENSIONS))
 HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
-EVERYTHING = (*(Column(axis, of_set=axis) for axis in AXES), *COLUMNS)
 
 
 def read_trace(study: Study, run: Run) -> Trace:
@@ -52,7 +50,13 @@ def read_trace(study: Study, run: Run) -> Trace:
         truths = [point.get(f"true/{name}") for name in config.reward_weights]
         if None not in truths:
             point["true/reward"] = np.dot(truths, [*config.reward_weights.values()])
-    return {c.of_set: np.array([point.get(c.of_set) for point in points], dtype=float) for c in EVERYTHING}
+    names = dict.fromkeys([*AXES, *(column.of_set for column in COMPARED), *DIMENSIONS, *config.reward_weights])
+    return {name: np.array([point.get(name) for point in points], dtype=float) for name in names}
+
+
+def columns_of(trace: Trace) -> list[Column]:
+    titled = {column.of_set: column for column in COMPARED}
+    return [titled.get(name, Column(name, of_set=name)) for name in trace]
 
 
 def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
@@ -65,7 +69,7 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
     """Means and intervals over seeds, by column, at the validations of the first seed, as far as ``end`` and there."""
     amounts = traces[0][axis]
     amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
-    return [intervals([reading(trace, axis, amount) for trace in traces], EVERYTHING) for amount in amounts]
+    return [intervals([reading(trace, axis, amount) for trace in traces], columns_of(traces[0])) for amount in amounts]
 
 
 def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
@@ -93,7 +97,8 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
     ]
     if missing := [run.name for run in runs if run not in trained]:
         notes.append(f"Without a finished run, and not in the means: {', '.join(missing)}.")
-    write_table(make_table(HEADS, {"": ""}, COLUMNS, rows, notes), study.out / "recipes")
+    columns = columns_of(firsts[min(firsts)])[len(AXES) :]
+    write_table(make_table(HEADS, {"": ""}, columns, rows, notes), study.out / "recipes")
     ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in of_recipe.items()}
     verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
     said = ["Differences paired by training seed, 95 % interval of Student's t over seeds. " + EACH_BY_ITSELF]

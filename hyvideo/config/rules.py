@@ -26,7 +26,7 @@ from hyvideo.config.sections import (
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS
+from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import SDE_TYPES
 
@@ -246,11 +246,13 @@ def reward_problems(reward: RewardSettings) -> Problems:
     """Scorers that there are, their options, and their weights."""
     if not reward.reward_model:
         yield f"reward_model must name a scorer, of {', '.join(SCORERS)}, got nothing"
-    if unknown := [name for name in reward.reward_model if name not in SCORERS]:
+    if unknown := [name for name in reward.reward_model if name not in SCORERS and ":" not in name]:
         hint = nearest(unknown[0], SCORERS)
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
+    for name in () if reward.remote_reward_url else reward.reward_model:
+        yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
     yield from problem_of(lambda: reward_options(reward))
     yield from weights_are_numbers(reward.reward_weights)
 

@@ -100,7 +100,7 @@ class RewardSettings:
     """Scorers, their weights, and the advantages."""
 
     reward_model: list[str] = learning(
-        ["videoalign"], "Which scorers give the reward; their dimensions are added.", no.SCORERS, measured=True
+        ["videoalign"], "Scorers, by name or FILE.py:CLASS; their dimensions are added.", no.SCORERS, measured=True
     )
     reward_weights: str = learning(
         "alignment",

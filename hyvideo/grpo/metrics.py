@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-DIMENSIONS = ("VQ", "MQ", "TA")
-
 
 @dataclass(frozen=True)
 class UpdateResult:
@@ -17,9 +15,7 @@ class UpdateResult:
     num_terms: int  # (rollout, step) pairs
 
 
-def reward_metrics(
-    rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str] = DIMENSIONS
-) -> dict[str, float]:
+def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str]) -> dict[str, float]:
     """Means and spreads over the scored rollouts of an iteration.
 
     Shapes: rewards, the total and each dimension, (rollouts, 1 + dimensions); advantages (rollouts,).
@@ -31,11 +27,9 @@ def reward_metrics(
     can_differ = groups.isfinite().sum(1) >= 2
     by_group = advantages.view(-1, group_size)
     is_zero = ((by_group == 0) | by_group.isnan()).all(1) & (by_group == 0).any(1)
-    return {
+    return {f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])} | {
         "reward/mean": means[0],
         "reward/std": deviations[can_differ].mean().item(),
-        **{f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])},
-        "reward/overall": sum(mean for name, mean in zip(dimensions, means[1:]) if name in DIMENSIONS),
         "reward/missing": float((~scored).sum()),
         "advantage/zero_groups": float(is_zero.sum()),
     }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hyvideo.data.outside import replacing
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward
+from hyvideo.models.reward_models.rewards import Reward, overall
 
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
@@ -37,8 +37,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
 def score_entry(
     prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
 ) -> dict:
-    """One object of scores.json; ``number`` is the video's among all. A number that is not there is null."""
-    scores = dict.fromkeys(DIMENSIONS) | {name: or_none(value) for name, value in reward.scores.items()}
+    """One object of scores.json; ``number`` is the video's among all. A number that is not finite is null."""
     return {
         "number": number,
         "prompt": prompt,
@@ -46,8 +45,7 @@ def score_entry(
         "group": group,
         "file": file,
         "reward": or_none(reward.total),
-        **scores,
-        "Overall": or_none(reward.overall),
+        **{name: or_none(value) for name, value in (reward.scores | overall(reward.scores, "Overall")).items()},
         "advantage": or_none(advantage),
         "missing": reward.is_missing,
         "reason": reward.reason,

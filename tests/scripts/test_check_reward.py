@@ -42,6 +42,17 @@ def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
     assert "no finite number for beauty" in capsys.readouterr().out
 
 
+def test_a_scorer_of_a_file_of_ones_own_is_checked(monkeypatch, tmp_path, capsys):
+    code = "class Frames:\n    def __init__(self, scale=1.0): self.scale = scale\n"
+    code += "    def score(self, v, p, *, fps): return [{'frames': self.scale * len(video)} for video in v]\n"
+    code += "    def check_prompts(self, p): ...\n    def held_out(self, v, p): return {}\n"
+    (tmp_path / "own.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    words = ["--reward_model", "own.py:Frames", "--clip", "miniature", "--dimensions", "frames", "--quick"]
+    assert run(monkeypatch, *words, "--options", '{"scale": 0.5}') == 0
+    assert "frames 4" in capsys.readouterr().out
+
+
 def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
     trial = miniature_trial()
     write_video(tmp_path / "clip.mp4", trial.video, trial.fps)
@@ -58,6 +69,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
         (["--reward_model", "taste"], "reward_model must be one of"),
         (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
         (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
+        (["--reward_model", "nowhere.py:Own"], "No such file"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
         ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
         ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),

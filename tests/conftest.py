@@ -63,7 +63,7 @@ def _one_thread():
 
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # imageio collects garbage twice for every video; what is imported by now is none
+    gc.freeze()  # what is imported by now is no garbage
 
 
 @pytest.fixture

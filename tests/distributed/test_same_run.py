@@ -54,6 +54,18 @@ LAYOUTS = {
         "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
     },
+    "fsdp 2 x sp 2, two copies, one by one, reduced once, kept gathered, anchor in training, selective": {
+        "batch_size": 4,
+        "sp_size": 2,
+        **FSDP,
+        "dp_replicate": 2,
+        "batched_forward": False,
+        "gradient_sync": "last",
+        "reshard_after_forward": False,
+        "kl_compute_mode": "training_phase",
+        "enable_gradient_checkpointing": True,
+        "activation_checkpointing": "selective",
+    },
     "fsdp 4, anchor in training, selective": {
         "batch_size": 2,
         **FSDP,
@@ -62,11 +74,10 @@ LAYOUTS = {
         "activation_checkpointing": "selective",
     },
 }
-# The others are combinations of what these have.
+# The others have parts of what this has; forwards of several rows are LoRA's below.
 ESSENTIAL = (
-    "fsdp 2 x sp 2, two copies",
     # Ranks lack a reward or two: with passes of several rows they would make unequal numbers of calls.
-    "fsdp 4, one by one, reduced once, kept gathered, anchor in training, selective",
+    "fsdp 2 x sp 2, two copies, one by one, reduced once, kept gathered, anchor in training, selective",
 )
 COMPARED = (
     "reward/mean",

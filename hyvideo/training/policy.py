@@ -115,7 +115,7 @@ class Policy:
         if self.average:
             self.average.move_towards(1 - self.config.optimizer.ema_decay)
         if self.anchor:
-            self.anchor.after_update()
+            self.anchor.age += 1
 
     def as_average(self) -> AbstractContextManager:
         """Context in which the model computes with the running average, where the run keeps one."""
@@ -136,10 +136,8 @@ class Policy:
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
                 tensors[f"optimizer.{name}.{key}"] = value
-        if self.anchor and not self.anchor.equals_policy:
-            tensors |= {f"anchor.{name}": tensor for name, tensor in self.anchor.copy.tensors().items()}
-        if self.average:
-            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
+        for kind, copy in self._copies(self.anchor and self.anchor.age).items():
+            tensors |= {f"{kind}.{name}": tensor for name, tensor in copy.tensors().items()}
         return tensors
 
     def load(self, folder: Path, anchor_age: int) -> None:
@@ -147,19 +145,26 @@ class Policy:
         policy = self._policy_tensors()
         with failing_together(self.mesh):  # before the others wait for this rank as they load
             optimizer = dict(self._optimizer_targets(folder))
-        anchor = self._copy_targets("anchor", self.anchor.copy) if self.anchor and anchor_age else {}
-        average = self._copy_targets("average", self.average) if self.average else {}
-        checkpoint.load_tensors(folder, policy | optimizer | anchor | average, self.mesh)
+        copies = self._copies(anchor_age)
+        saved = {kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies}
+        copied = {f"{kind}.{name}": tensor for kind, tensors in saved.items() for name, tensor in tensors.items()}
+        checkpoint.load_tensors(folder, policy | optimizer | copied, self.mesh)
         for name, parameter in self.trained.items():
             prefix = f"optimizer.{name}."
             state = {key.removeprefix(prefix): value for key, value in optimizer.items() if key.startswith(prefix)}
             if state:
                 self.optimizers.restore(parameter, state)
+        for kind, copy in copies.items():
+            copy.load(saved[kind])
         if self.anchor:
-            saved = {name.removeprefix("anchor."): tensor for name, tensor in anchor.items()}
-            self.anchor.load(saved or None, anchor_age)
-        if self.average:
-            self.average.load({name.removeprefix("average."): tensor for name, tensor in average.items()})
+            self.anchor.age = anchor_age
+            if not anchor_age:
+                self.anchor.take()
+
+    def _copies(self, anchor_age: int | None) -> dict[str, WeightCopy]:
+        """Copies of the weights by their names in a checkpoint; not an anchor that is the policy still."""
+        anchor = {"anchor": self.anchor} if self.anchor and anchor_age else {}
+        return anchor | ({"average": self.average} if self.average else {})
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         """Trained weights of a LoRA, or all weights, as a checkpoint names them."""
@@ -175,9 +180,6 @@ class Policy:
                 yield key, torch.zeros_like(parameter, dtype=dtype)
             elif parameter is not None:
                 yield key, torch.zeros(shape, dtype=dtype, device=parameter.device)
-
-    def _copy_targets(self, kind: str, copy: WeightCopy) -> dict[str, Tensor]:
-        return {f"{kind}.{name}": tensor for name, tensor in copy.targets().items()}
 
 
 @torch.no_grad()

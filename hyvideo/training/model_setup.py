@@ -104,13 +104,15 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+    by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    folder = model.conditions_dir or by_default
     encoder = ConditionEncoder(
         lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
         lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
         lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
         dtype=DTYPES[model.dtype],
         identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
-        store=conditions_store(model, config.record.output_dir),
+        store=PartStore(folder) if folder else None,
     )
     return encoder, vae
 
@@ -276,13 +278,6 @@ def check_checkpoint(
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return needs
-
-
-def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:
-    """Store of encoded prompts, if the settings name one."""
-    by_default = Path(output_dir) / "conditions" if model.precompute_conditions else ""
-    folder = model.conditions_dir or by_default
-    return PartStore(folder) if folder else None
 
 
 # Where the files lie that conditions depend on, in either layout.

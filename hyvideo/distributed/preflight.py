@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 import torch
 import torch.distributed as dist
 
+from hyvideo.data.outside import align_columns
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.node_report import ABSENT, GIB, NodeExpectations, NodeReport, inspect_node
-from hyvideo.distributed.rank_agreement import agree, align_columns, name_ranks, open_store
+from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store
 
 
 def preflight(

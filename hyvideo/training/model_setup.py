@@ -135,8 +135,15 @@ def load_pipeline(
         is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
     negative = negative_condition(config.negative_requests, encoder, device)
-    transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
-    prepare_transformer(transformer, trained)
+    root, version = config.model.pretrained_model_root, config.model.transformer_version
+    if is_overwritten:
+        transformer = loading.transformer_without_memory(root, version).type(weights_dtype).to_empty(device=device)
+    else:
+        seed = weights_seed(config.model)
+        transformer = loading.load_transformer(
+            root, version, dtype=weights_dtype, device=device, random_weights_seed=seed
+        )
+    prepare_transformer(transformer.eval(), trained)
     rollout = config.settled(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
@@ -145,31 +152,6 @@ def negative_condition(requests: list[Request], encoder: ConditionEncoder, devic
     """Condition of `Config.negative_requests`; None without guidance."""
     samples = encoder(requests).to(device).samples
     return samples[0] if samples else None
-
-
-def load_transformer(
-    model: ModelSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    has_values: bool = True,
-    lora: Lora | None = None,
-) -> nn.Module:
-    """The transformer of the settings, whole, as diffusers has it, with a LoRA in its weights if there is one.
-
-    Without values there is anything in its weights.
-    """
-    if not has_values:
-        empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
-        return empty.type(dtype).to_empty(device=device).eval()
-    return loading.load_transformer(
-        model.pretrained_model_root,
-        model.transformer_version,
-        dtype=dtype,
-        device=device,
-        random_weights_seed=weights_seed(model),
-        lora=lora,
-    )
 
 
 def read_start(optimizer: OptimizerSettings) -> Lora | None:

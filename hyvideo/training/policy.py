@@ -25,7 +25,6 @@ from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import (
     RequiredEncoders,
     adapter_config,
-    load_transformer,
     prepare_transformer,
     read_start,
     weights_seed,
@@ -72,22 +71,16 @@ class Policy:
         """The transformer on this rank, made ready to be trained."""
         model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
         start = read_start(optimizer)
-        merged = None if self.is_lora else start
+        transformer, weights = loading.stream_transformer(
+            model.pretrained_model_root,
+            model.transformer_version,
+            read=self.mesh.is_main,  # the others receive
+            device=device,
+            random_weights_seed=weights_seed(model),
+            lora=None if self.is_lora else start,
+        )
         # Frozen weights need no more precision than they compute in.
-        dtype = DTYPES[model.dtype if self.is_lora else model.master_weight_type]
-        weights = None
-        if self.mesh.world_size > 1:  # one reads, the others receive
-            transformer, weights = loading.stream_transformer(
-                model.pretrained_model_root,
-                model.transformer_version,
-                read=self.mesh.is_main,
-                device=device,
-                random_weights_seed=weights_seed(model),
-                lora=merged,
-            )
-            transformer.to(dtype)
-        else:
-            transformer = load_transformer(model, device, dtype, lora=merged)
+        transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
         prepare_transformer(transformer, needs)
         if self.is_lora:
             start_lora(transformer, adapter_config(transformer, optimizer, start))
@@ -100,8 +93,7 @@ class Policy:
             compute_dtype=DTYPES[model.dtype],
         )
         parallelize(transformer, self.mesh, how)
-        if weights is not None:
-            fill_shards(transformer, weights, device=device)
+        fill_shards(transformer, weights, device=device)
         if self.is_lora:
             _fill_adapter(transformer, start, self.config.data.seed)
         return transformer

@@ -33,21 +33,23 @@ _IMAGE_PARTS = {
 def load_policy(
     root: Path, version: str | None, *, checkpoint: Path | None, lora: Path | None, dtype: torch.dtype
 ) -> nn.Module:
-    """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one.
+    """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one, of either.
 
     Merging is done in float32, which takes 33 GB of memory at full size, and rounded once. Weights that are bf16
     already would swallow most of a LoRA's change: it is smaller than the distance between two bf16 numbers.
 
     Raises: ValueError for what is missing or does not fit.
     """
-    given = None if lora is None else read_lora(lora)
-    loaded_dtype = dtype if given is None else torch.float32
-    if checkpoint is None:
+    has_adapter_alone = checkpoint is not None and saved_policy.is_lora(checkpoint)
+    paths = [*([checkpoint / saved_policy.LORA_FOLDER] if has_adapter_alone else []), *([lora] if lora else [])]
+    loras = [read_lora(path) for path in paths]
+    loaded_dtype = torch.float32 if loras else dtype
+    if checkpoint is None or has_adapter_alone:
         transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
     else:
-        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=loaded_dtype)
-    if given is not None:
-        add_lora(transformer, given)
+        transformer = saved_policy.load(checkpoint, loaded_dtype)
+    for one in loras:
+        add_lora(transformer, one)
         merge(transformer)
     return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
 

@@ -11,6 +11,7 @@ import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
+from hyvideo.config.identity import named_files
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import batch_problems, check, check_ranges
@@ -117,7 +118,7 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
-    from hyvideo.training.model_setup import choose_device, make_deterministic, node_expectations
+    from hyvideo.training.model_setup import choose_device, make_deterministic
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
@@ -127,7 +128,7 @@ def build(config: Config, at_end: ExitStack):
     device = choose_device(config.model.device, processes.local_rank())
     if processes.world_size() > 1:  # before a rank that hangs would let the others wait
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(node_expectations(config.flat()), place, device, collective_timeout=settings.collective_timeout)
+        preflight(config.flat(), named_files(config.flat()), place, device)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

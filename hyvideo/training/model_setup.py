@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from hyvideo.config.identity import named_files
 from hyvideo.config.machine_rules import images_fit_the_task
 from hyvideo.config.rules import every_rank_has_a_head
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
@@ -19,7 +18,6 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import NodeExpectations
 from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters
@@ -77,23 +75,6 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)  # for attention's backward pass and inductor's choices too
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.utils.deterministic.fill_uninitialized_memory = False  # shows mistakes, at a pass over every new tensor
-
-
-def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
-    """Expectations of a run on every node, by its settings, for the preflight."""
-    root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
-    files = {
-        f"{name} {number}" if number > 1 else name: str(path)
-        for name, paths in named_files(settings).items()
-        for number, path in enumerate(paths, start=1)
-    }
-    return NodeExpectations(
-        settings=settings,
-        files=files,
-        transformer_folder=loading.find_transformer(root, version) or root / "transformer" / version,
-        output_dir=Path(settings["output_dir"]),
-        resume_from=settings["resume_from_checkpoint"],
-    )
 
 
 def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:

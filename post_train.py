@@ -50,7 +50,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.training.preemption import EXIT_CODE, Stopped
 
     if trainer.mesh.is_main:
-        print_start(config, trainer)
+        print_start(command, trainer)
     code = 0
     try:
         trainer.train()
@@ -94,12 +94,13 @@ def print_plan(config: Config, world_size: int, about: list[str]) -> None:
     print("\n".join([describe(config, plan), *about, *idle]))
 
 
-def print_start(config: Config, trainer) -> None:
+def print_start(command: CommandLine, trainer) -> None:
     """Prints the plan of the run, what it trains and by what, and where it begins."""
     from hyvideo.evaluation.run_summary import attention_kernel
     from hyvideo.training.machine import gpu_memory
 
-    world_size, device, trained = trainer.mesh.world_size, trainer.device, trainer.policy.parameters
+    config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
+    trained = trainer.policy.parameters
     print_plan(config, world_size, start_lines(trainer.config, world_size, device.type, gpu_memory(device)))
     print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
     kernel = attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)

@@ -76,8 +76,9 @@ def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
     for name, target in targets.items():
         if name not in shapes:
             raise ValueError(f"checkpoint {folder} has no tensor {name}")
-        if tuple(target.shape) != shapes[name].shape:
-            raise ValueError(f"{name} has shape {tuple(target.shape)}, in checkpoint {folder} {shapes[name].shape}")
+        shape, stored = tuple(target.shape), tuple(shapes[name].size)
+        if shape != stored:
+            raise ValueError(f"{name} has shape {shape}, in checkpoint {folder} {stored}")
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:

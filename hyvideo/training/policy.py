@@ -166,7 +166,8 @@ class Policy:
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
         shapes = read_shapes(folder / checkpoint.TENSORS)
         by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
-        for key, (shape, dtype) in shapes.items():
+        for key, stored in shapes.items():
+            shape, dtype = tuple(stored.size), stored.properties.dtype
             parameter = by_name.get(key.rpartition(".")[0])
             if parameter is not None and shape == tuple(parameter.shape):
                 yield key, torch.zeros_like(parameter, dtype=dtype)

@@ -33,7 +33,7 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     if is_lora(folder):
         check_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
-        shapes = {name: stored.shape for name, stored in read_shapes(folder / TENSORS).items()}
+        shapes = {name: tuple(stored.size) for name, stored in read_shapes(folder / TENSORS).items()}
         problems = [
             f"{name} has shape {tuple(tensor.shape)} in the model and {shapes.get(name)} in the checkpoint"
             for name, tensor in _by_stored_name(transformer, shapes).items()

@@ -133,7 +133,10 @@ class Trainer(RunParts):
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
                 self.state.unvalidated = {}
-                self._end_if_hacked()
+                if self.validation and self.validation.watch.ends_run:  # on all ranks alike
+                    saved = self.state.save()
+                    self.checkpoints.wait()
+                    self.validation.watch.end(saved)
                 if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
             self.checkpoints.wait()
@@ -176,14 +179,6 @@ class Trainer(RunParts):
             measures = self.validation.run(self.iteration)
         self.scorer.take_seconds()  # belong to no iteration
         return measures
-
-    def _end_if_hacked(self) -> None:
-        """Raises RewardHacking, on all ranks alike, where the last validation showed it and the settings say so."""
-        if not self.validation or not self.validation.watch.ends_run:
-            return
-        saved = self.state.save()
-        self.checkpoints.wait()
-        self.validation.watch.end(saved)
 
     def _open_records(self) -> MetricsWriter:
         """The writer of the metrics, which refuses a folder that it cannot go on in; then settings are written."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.distributed.checkpoint import TENSORS, load_tensors, read_state
+from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
@@ -33,14 +33,7 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     if is_lora(folder):
         check_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
-        shapes = {name: tuple(stored.size) for name, stored in read_shapes(folder / TENSORS).items()}
-        problems = [
-            f"{name} has shape {tuple(tensor.shape)} in the model and {shapes.get(name)} in the checkpoint"
-            for name, tensor in _by_stored_name(transformer, shapes).items()
-            if shapes.get(name) != tuple(tensor.shape)
-        ]
-        if problems:
-            raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
+        check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
     else:
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
 

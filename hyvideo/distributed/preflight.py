@@ -43,21 +43,17 @@ def preflight(
             most = settings["collective_timeout"]
             limit = min(most, 5 * timeout_s)  # the first collective sets all connections up
             failure = try_all_reduce(mesh, device, limit, collective_timeout=most)
-            outcome = replace(report, problems=[failure] if failure else [])
-            agree(store, mesh, "all-reduce", asdict(outcome), lambda sent: problems_of(reports_of(sent)), limit)
+            outcome = asdict(replace(report, problems=[failure] if failure else []))
+            agree(store, mesh, "all-reduce", outcome, lambda sent: problems_of([NodeReport(**r) for r in sent]), limit)
     except dist.DistError as error:
         raise ValueError(f"rank 0 did not answer within {timeout_s:g} s; see the log of its node") from error
 
 
 def judge(answers: list[dict]) -> list[str]:
     """Problems that keep the ranks of these reports from one run; prints the table of the nodes."""
-    reports = reports_of(answers)
+    reports = [NodeReport(**answer) for answer in answers]
     print(table(reports), flush=True)
     return problems_of(reports)
-
-
-def reports_of(answers: list[dict]) -> list[NodeReport]:
-    return [NodeReport(**answer) for answer in answers]
 
 
 def problems_of(reports: list[NodeReport]) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.distributed.collectives import all_objects, merge_rows, union_of_names
+from hyvideo.distributed.collectives import all_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
@@ -97,7 +97,7 @@ def measure_all(
         | _without_weight(rewards[row], scorer.weights)
         for (row, video), of_video in zip(decoded.items(), scores)
     }
-    names = union_of_names((name for values in measured.values() for name in values), mesh)
+    names = sorted(set().union(*all_objects({name for values in measured.values() for name in values}, mesh)))
     local = {
         row: [*(values.get(name, math.nan) for name in names), *thumbnail(decoded[row]).tolist()]
         for row, values in measured.items()

@@ -33,11 +33,11 @@ from hyvideo.training.machine import settled
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
-from hyvideo.training.run_setup import build_parts
+from hyvideo.training.run_setup import RunParts
 from hyvideo.training.run_state import Progress
 
 
-class Trainer:
+class Trainer(RunParts):
     """Trains the policy on this process's share of the rollouts.
 
     Args:
@@ -68,24 +68,17 @@ class Trainer:
         self.owner = Ownership(self.output_dir, mesh)
         with ExitStack() as if_refused:
             if_refused.enter_context(self.owner)  # before a checkpoint is chosen, which a life under way would outdate
-            self._build(scorers)
+            super().__init__(config, mesh, device, self.progress, self.owner, scorers)
+            self._take_up(config.record.resume_from_checkpoint)
             if_refused.pop_all()
 
-    def _build(self, scorers: dict[str, Scorer] | None) -> None:
-        config, mesh = self.config, self.mesh
-        parts = build_parts(config, mesh, self.device, self.progress, self.owner, scorers=scorers)
-        self.plan, self.signals, self.cost = parts.plan, parts.signals, parts.cost
-        self.policy, self.pipeline, self.encoder = parts.policy, parts.pipeline, parts.encoder
-        self.collector, self.scorer, self.rewards = parts.collector, parts.scorer, parts.rewards
-        self.recorder, self.update = parts.recorder, parts.update
-        self.checkpoints, self.state = parts.checkpoints, parts.state
+    def _take_up(self, wanted: str) -> None:
         self.validation = None
-        if config.data.valid_video_csv:
+        if self.config.data.valid_video_csv:
             asked = self.progress.enter, self.signals.all_ready
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, *asked)
-        wanted = config.record.resume_from_checkpoint
+            self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *asked)
         self._damaged: list[Path] = []
-        found = checkpoint.find_undamaged(self.output_dir, wanted, mesh, self._damaged) if wanted else None
+        found = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh, self._damaged) if wanted else None
         self.resumed = self.state.resume(found)
 
     @property
@@ -140,7 +133,10 @@ class Trainer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
                 self.state.unvalidated = {}
-                self._end_if_hacked()
+                if self.validation and self.validation.watch.ends_run:  # on all ranks alike
+                    saved = self.state.save()
+                    self.checkpoints.wait()
+                    self.validation.watch.end(saved)
                 if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
             self.checkpoints.wait()
@@ -183,14 +179,6 @@ class Trainer:
             measures = self.validation.run(self.iteration)
         self.scorer.take_seconds()  # belong to no iteration
         return measures
-
-    def _end_if_hacked(self) -> None:
-        """Raises RewardHacking, on all ranks alike, where the last validation showed it and the settings say so."""
-        if not self.validation or not self.validation.watch.ends_run:
-            return
-        saved = self.state.save()
-        self.checkpoints.wait()
-        self.validation.watch.end(saved)
 
     def _open_records(self) -> MetricsWriter:
         """The writer of the metrics, which refuses a folder that it cannot go on in; then settings are written."""

@@ -17,13 +17,6 @@ from hyvideo.records.metrics_file import Lines
 from hyvideo.records.trackers import REPORTS
 
 
-def as_json_line(metrics: dict[str, float], iteration: int) -> str:
-    """One line of strict JSON, the iteration first; NaN and inf, which JSON cannot say, become null."""
-    numbers = {name: value if isinstance(value, int) else float(value) for name, value in metrics.items()}
-    finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-    return json.dumps({"iteration": iteration} | finite, allow_nan=False)
-
-
 class MetricsWriter(AbstractContextManager):
     """Writes the metrics of a run to ``output_dir``: metrics.jsonl, and what ``report_to`` names, with its settings.
 
@@ -42,9 +35,11 @@ class MetricsWriter(AbstractContextManager):
         ]
 
     def log(self, metrics: dict[str, float], iteration: int) -> None:
-        """Writes the metrics of one iteration."""
-        self.lines.write(as_json_line(metrics, iteration))
-        numbers = {name: float(value) for name, value in metrics.items() if name != "iteration"}
+        """Writes the metrics of one iteration; NaN and inf, which JSON cannot say, are null there."""
+        numbers = {name: value if isinstance(value, int) else float(value) for name, value in metrics.items()}
+        finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        self.lines.write(json.dumps({"iteration": iteration} | finite, allow_nan=False))
+        numbers = {name: float(value) for name, value in numbers.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:

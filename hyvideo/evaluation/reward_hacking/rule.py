@@ -17,11 +17,13 @@ Pure functions of numbers: all ranks that have the same history come to the same
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.unused import FEWEST_TO_STOP
-from hyvideo.records.run_folder import check_run_folder
+from hyvideo.data.outside import shown
+from hyvideo.records.metrics_file import whole_lines
 
 MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
 REWARD = "reward"
@@ -182,6 +184,19 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
 
 
 def check_output_dir(settings: RecordSettings) -> None:
-    """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
-    end_marker = MARKER if settings.on_reward_hacking != "warn" else None
-    check_run_folder(settings.output_dir, resumes=bool(settings.resume_from_checkpoint), end_marker=end_marker)
+    """Raises ValueError where ``output_dir`` holds a run that this one does not resume, or that ended for good."""
+    path = Path(settings.output_dir) / "metrics.jsonl"
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    if not settings.resume_from_checkpoint:
+        raise ValueError(
+            f"output_dir {shown(settings.output_dir)} already holds a run; go on with it by --resume_from_checkpoint "
+            "latest, or name another output_dir"
+        )
+    whole_lines(path)
+    marker = path.with_name(MARKER)
+    if settings.on_reward_hacking != "warn" and marker.is_file():
+        raise ValueError(
+            f"the run in output_dir {shown(settings.output_dir)} ended for reward hacking and would do so again; "
+            f"docs/reward_hacking.md says what to change; to go on, delete {marker} or take on_reward_hacking warn"
+        )

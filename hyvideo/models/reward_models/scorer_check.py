@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hyvideo.data.outside import align_columns
 from hyvideo.models.reward_models.async_scorer import try_score
 from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores, is_finite
 from hyvideo.models.reward_models.trial_clips import Trial, noisy
@@ -73,8 +74,7 @@ def has_failed(checks: list[Check]) -> bool:
 
 def lines(checks: list[Check]) -> list[str]:
     """The checks as a table."""
-    width = max((len(check.name) for check in checks), default=0)
-    return [f"{check.state:<7}  {check.name:<{width}}  {check.detail}" for check in checks]
+    return align_columns([(check.state, check.name, check.detail) for check in checks])
 
 
 class ScorerUnderTest:

@@ -83,7 +83,7 @@ class NFTUpdate(PolicyUpdate):
                 raise OffPolicyError(f"iteration {iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
 
     def _findings(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
-        """What can be wrong at a rollout: how much it is, and its bound."""
+        """Quantities that show a fault at a rollout, by their words, each with its bound."""
         noisiest = int(rollouts.trained_steps[row].argmax())  # where a velocity of another level is far off
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)

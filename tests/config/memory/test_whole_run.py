@@ -110,7 +110,7 @@ def test_a_cpu_and_the_miniature_get_forwards_and_no_hours():
     for device in ("cpu", "cuda"):
         [evaluations, line] = start_lines(miniature, 1, device)
         assert evaluations.startswith("forwards per rollout   ")
-        assert line.startswith("whole run              60 iterations of 32 rollouts + 4 validations of ")
+        assert line.startswith("whole run              30 iterations of 32 rollouts + 4 validations of ")
         assert "GPU" not in line and "TFLOP" not in line
 
 

@@ -44,7 +44,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
         else nft_problems(config.model, config.rollout),
-        some_step_is_guided(config),
+        some_step_is_guided(config.rollout),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
@@ -200,11 +200,11 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def some_step_is_guided(config: Config) -> Problems:
-    if max(branches_of_steps(config)) < config.num_branches:
+def some_step_is_guided(rollout: RolloutSettings) -> Problems:
+    if rollout.cfg_scale > 1 and max(branches_of_steps(rollout)) == 1:
         yield (
-            f"guidance_interval must have a step of the schedule, got {config.rollout.guidance_interval} and "
-            f"{config.rollout.grpo_sampling_steps} steps with shift {config.rollout.shift:g}; make it wider"
+            f"guidance_interval must have a step of the schedule, got {rollout.guidance_interval} and "
+            f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; make it wider"
         )
 
 

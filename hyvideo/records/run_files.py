@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
+        "command": shlex.join(sys.argv),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "processes": world_size,
         "threads": torch.get_num_threads(),

@@ -1,0 +1,119 @@
+"""What a report says of a run, gathered from the files that the run leaves. It knows no page."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from hyvideo.config.run_plan import make_plan
+from hyvideo.config.settings import FIELDS, Config
+from hyvideo.data.outside import parse_json, shown
+from hyvideo.distributed.checkpoint import complete
+from hyvideo.evaluation.reward_hacking import rule
+from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
+from hyvideo.evaluation.reward_hacking.rule import MetricShift, ValidationStats
+from hyvideo.evaluation.scores_file import by_prompt
+from hyvideo.evaluation.studies.intervals import Interval, t_interval
+from hyvideo.evaluation.validation import FOLDER as SAMPLES
+from hyvideo.records.metrics_file import whole_lines
+from hyvideo.training.rollout_records import FOLDER as ROLLOUTS
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run by its files, and what follows from them."""
+
+    config: Config
+    environment: dict
+    lines: list[dict]  # of metrics.jsonl
+    history: list[ValidationStats]  # the validations that were made as the newest
+    before: dict[int, dict]  # scores.json of the base's validation, by number of the video
+    after: dict[int, dict]  # and of the newest; empty where that is the base's
+    reasons: Counter  # of missing rewards
+    checkpoints: list[int]
+
+    @property
+    def defaults(self) -> dict:
+        """The settings that this model has on this machine where none is given."""
+        of_model = Config().with_settings(transformer_version=self.config.model.transformer_version).resolved()
+        return of_model.settled(on_gpu=self.config.model.device != "cpu").flat()
+
+    @property
+    def rollouts_per_iteration(self) -> int:
+        return make_plan(self.config, self.environment["processes"]).rollouts
+
+    @cached_property
+    def hours(self) -> list[float]:
+        """Hours of the iterations up to the end of each; validations and checkpoints are not counted."""
+        return (np.cumsum([line["time/iteration"] for line in self.lines]) / 3600).tolist()
+
+    @cached_property
+    def base(self) -> ValidationStats | None:
+        """The validation before training, where another came after it."""
+        return rule.base_stats(self.history) if self.after else None
+
+    @cached_property
+    def shifts(self) -> list[list[MetricShift]]:
+        """Shifts of the held-out measures, by validation."""
+        threshold = self.config.record.hacking_threshold
+        return [rule.all_shifts(self.base, now, threshold) if self.base else [] for now in self.history]
+
+    @cached_property
+    def hacking(self) -> str:
+        """The sentence on reward hacking as of the last validation; empty without."""
+        found = rule.find_shifts(self.history, self.config.record.hacking_threshold) if self.base else []
+        return rule.describe(self.history, found) if found else ""
+
+    @cached_property
+    def gains(self) -> dict[int, float]:
+        """Reward after training less that before of each validation video that has both, by its number."""
+        pairs = {number: (entry["reward"], self.before[number]["reward"]) for number, entry in self.after.items()}
+        return {number: pair[0] - pair[1] for number, pair in pairs.items() if None not in pair}
+
+    @cached_property
+    def gain(self) -> Interval | None:
+        """The mean gain and its interval over the prompts; None without a before and after."""
+        means = by_prompt([self.after[number] for number in self.gains], lambda entry: self.gains[entry["number"]])
+        return t_interval(np.array([[*means.values()]])) if means else None
+
+    @property
+    def verdict(self) -> str:
+        """``suspect``, ``better``, ``worse``, ``unclear``, or ``none`` where there is no before and after."""
+        if self.gain is None:
+            return "none"
+        told = "unclear" if not self.gain.excludes_zero else "better" if self.gain.mean > 0 else "worse"
+        return "suspect" if self.hacking else told
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder. Raises ValueError where there is none, or where its records are broken."""
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        environment = settings["environment"]
+    except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
+        raise ValueError(f"{shown(folder)} must be the folder of a run, with its config.yaml ({error})") from error
+    config = Config().with_settings(**{name: value for name, value in settings.items() if name in FIELDS})
+    path, samples = folder / "metrics.jsonl", folder / SAMPLES
+    lines = [json.loads(text) for _, text in whole_lines(path)] if path.is_file() else []
+    newest = max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None)
+    history: list[ValidationStats] = []
+    if newest:
+        made_with = parse_json(newest.read_text(encoding="utf-8"))["made_with"]
+        history = read_history(samples, made_with, before=int(newest.parent.name) + 1)
+    before = _scores(samples / "000000") if history and history[0].iteration == 0 else {}
+    after = _scores(newest.parent) if len(history) > 1 and before else {}
+    lacking = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
+    entries = [entry for scores in [*map(_scores, lacking), before, after] for entry in scores.values()]
+    reasons = Counter(entry["reason"] or "not said" for entry in entries if entry["missing"])
+    return Run(config, environment, lines, history, before, after, reasons, [int(p.name) for p in complete(folder)])
+
+
+def _scores(folder: Path) -> dict[int, dict]:
+    """Entries of a scores.json by number, each with the path of its file; none without a record."""
+    path = folder / "scores.json"
+    entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return {entry["number"]: entry | {"file": entry["file"] and str(folder / entry["file"])} for entry in entries}

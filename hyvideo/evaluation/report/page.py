@@ -1,0 +1,73 @@
+"""The report as one HTML file that asks for nothing from anywhere: Jinja's templates, Plotly's script, the clips."""
+
+import base64
+import hashlib
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from hyvideo.evaluation.report.contents import Run, read_run
+from hyvideo.records.run_files import evenly_spaced, write_text
+
+REPORT_FILE = "report.html"
+MOST_POINTS = 1500  # iterations of all runs that curves are drawn of
+MOST_CLIP_BYTES = 5_500_000  # of all runs; a third more in base64
+SURE = 4  # of the worst and of the best videos, whose clips are taken before a random sample's
+
+
+def write_report(folders: Iterable[Path], out: Path) -> None:
+    """Writes the page of one run, or of several beside each other: at most 15 MB.
+
+    Raises ValueError for a folder without a run, or with broken records.
+    """
+    runs = {str(folder): read_run(folder) for folder in folders}
+    clips: dict[str, str] = {}
+    data = {name: chart_data(run, MOST_POINTS // (2 + len(runs))) for name, run in runs.items()}
+    for name, run in runs.items():
+        data[name]["videos"] = compared_videos(run, clips, MOST_CLIP_BYTES // len(runs))
+    pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
+    pages.policies["json.dumps_kwargs"] = {}  # in the order of the runs
+    page = pages.get_template("page.html.j2")
+    write_text(out, page.render(runs=runs, data={"runs": data, "clips": clips}, plotly=get_plotlyjs()))
+
+
+def chart_data(run: Run, num_points: int) -> dict:
+    """Numbers that the curves of a run are drawn of, every so many iterations of a long one."""
+    rows = evenly_spaced(num_points, len(run.lines))
+    names = dict.fromkeys(name for line in run.lines for name in line)
+    return {
+        "rollouts": run.rollouts_per_iteration,
+        "hours": [run.hours[row] for row in rows],
+        "metrics": {name: [run.lines[row].get(name) for row in rows] for name in names},
+        "validations": [
+            {
+                "iteration": stats.iteration,
+                "means": stats.means,
+                "shifts": {s.name: s.shift / s.allowed for s in shifts},
+            }
+            for stats, shifts in zip(run.history, run.shifts)
+        ],
+    }
+
+
+def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
+    """Validation videos before and after, the least gain first; their ``clips`` are added in base64, by digest.
+
+    Clips are taken as long as there is ``room``, in bytes: of the worst and the best videos, then of a random sample.
+    """
+    numbers = sorted(run.after or run.before, key=lambda number: run.gains.get(number, 0.0))
+    drawn = random.Random(0).sample(numbers, len(numbers))
+    for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):
+        entries = [scores[number] for scores in (run.before, run.after) if number in scores]
+        files = {entry["file"]: Path(entry["file"]).read_bytes() for entry in entries if entry["file"]}
+        room -= sum(map(len, files.values()))
+        if room < 0:
+            break
+        for entry in (entry for entry in entries if entry["file"]):
+            entry["clip"] = hashlib.blake2b(files[entry["file"]], digest_size=8).hexdigest()
+            clips[entry["clip"]] = base64.b64encode(files[entry["file"]]).decode()
+    pairs = {number: {"before": run.before.get(number), "after": run.after.get(number)} for number in numbers}
+    return [{"gain": run.gains.get(number), "drawn": drawn.index(number), **pairs[number]} for number in numbers]

@@ -1,17 +1,15 @@
 """Writes a run, or several beside each other, as one page that opens in any browser, offline.
 
-python -m scripts.report outputs/run
-python -m scripts.report outputs/first outputs/second --out report.html
+python -m scripts.report outputs/run [outputs/other ...] --out report.html
 """
 
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.evaluation.report.page import REPORT_FILE, write_report
 
 
-@refusals("report.py")
+@refusals("report.py", (ValueError, OSError))
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")
@@ -22,4 +20,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -51,7 +51,7 @@ def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> 
     ratios, kls = ratios.double(), kls.double()
     sums = torch.zeros(4, num_steps, dtype=torch.float64)
     sums[:3].index_add_(1, steps, torch.stack([torch.ones_like(ratios), ratios, kls]))
-    sums[3].index_reduce_(0, steps, (ratios - 1).abs(), "amax")
+    sums[3].scatter_reduce_(0, steps, (ratios - 1).abs(), "amax")
     return sums
 
 

@@ -66,11 +66,11 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 
 @contextmanager
-def reported_if_unwritable(what: str) -> Iterator[None]:
-    """Context for records that training can do without: a full disk is reported, and is no end."""
+def reported_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Context for records that training can do without: ``errors`` as of a full disk are reported, and no end."""
     try:
         yield
-    except OSError as error:
+    except errors as error:
         print(f"\n{what} NOT WRITTEN ({error}); training goes on", file=sys.stderr, flush=True)
 
 

@@ -157,7 +157,7 @@ class PolicyUpdate:
         is_fresh: bool,
     ) -> UpdateResult | None:
         """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
-        sums, deviations, pairs = self._accumulate(
+        sums, deviations, each = self._accumulate(
             rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh
         )
         if is_fresh and self.num_updates > 1:  # a round of one update is done with the step
@@ -166,7 +166,7 @@ class PolicyUpdate:
         # On the CPU before the step is made: read later they would wait for it.
         sums = sum_over_replicas(sums, self.mesh).cpu() / num_terms
         largest = gather_ranks(deviations.amax(), self.mesh).cpu()
-        by_step = self._by_step(rollouts, passes, pairs.cpu())
+        by_step = self._by_step(rollouts, passes, each.cpu())
         grad_norm = self._step(used["lr"], sums, largest, rollouts, iteration)
         if grad_norm is None:
             return None

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import FIELDS, Config
-from hyvideo.data.outside import parse_json, shown
+from hyvideo.config.settings import Config
+from hyvideo.data.outside import parse_json
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -29,8 +30,13 @@ class Run:
 
     config: Config
     environment: dict
+    rollouts_per_iteration: int
     lines: list[dict]  # of metrics.jsonl
+    hours: list[float]  # of the iterations up to the end of each: validations and checkpoints are not counted
     history: list[ValidationStats]  # the validations that were made as the newest
+    base: ValidationStats | None  # the validation before training, where another came after it
+    shifts: list[list[MetricShift]]  # of the held-out measures, by validation
+    hacking: str  # the sentence on reward hacking as of the last validation; empty without
     before: dict[int, dict]  # scores.json of the base's validation, by number of the video
     after: dict[int, dict]  # and of the newest; empty where that is the base's
     reasons: Counter  # of missing rewards
@@ -41,32 +47,6 @@ class Run:
         """The settings that this model has on this machine where none is given."""
         of_model = Config().with_settings(transformer_version=self.config.model.transformer_version).resolved()
         return of_model.settled(on_gpu=self.config.model.device != "cpu").flat()
-
-    @property
-    def rollouts_per_iteration(self) -> int:
-        return make_plan(self.config, self.environment["processes"]).rollouts
-
-    @cached_property
-    def hours(self) -> list[float]:
-        """Hours of the iterations up to the end of each; validations and checkpoints are not counted."""
-        return (np.cumsum([line["time/iteration"] for line in self.lines]) / 3600).tolist()
-
-    @cached_property
-    def base(self) -> ValidationStats | None:
-        """The validation before training, where another came after it."""
-        return rule.base_stats(self.history) if self.after else None
-
-    @cached_property
-    def shifts(self) -> list[list[MetricShift]]:
-        """Shifts of the held-out measures, by validation."""
-        threshold = self.config.record.hacking_threshold
-        return [rule.all_shifts(self.base, now, threshold) if self.base else [] for now in self.history]
-
-    @cached_property
-    def hacking(self) -> str:
-        """The sentence on reward hacking as of the last validation; empty without."""
-        found = rule.find_shifts(self.history, self.config.record.hacking_threshold) if self.base else []
-        return rule.describe(self.history, found) if found else ""
 
     @cached_property
     def gains(self) -> dict[int, float]:
@@ -91,29 +71,39 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder. Raises ValueError where there is none, or where its records are broken."""
-    try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        environment = settings["environment"]
-    except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
-        raise ValueError(f"{shown(folder)} must be the folder of a run, with its config.yaml ({error})") from error
-    config = Config().with_settings(**{name: value for name, value in settings.items() if name in FIELDS})
-    path, samples = folder / "metrics.jsonl", folder / SAMPLES
+    config, path, samples = load_config(folder / "config.yaml"), folder / "metrics.jsonl", folder / SAMPLES
+    environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
     lines = [json.loads(text) for _, text in whole_lines(path)] if path.is_file() else []
-    newest = max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None)
     history: list[ValidationStats] = []
-    if newest:
+    if newest := max(samples.glob(f"[0-9]*/{MEASURES_FILE}"), default=None):
         made_with = parse_json(newest.read_text(encoding="utf-8"))["made_with"]
         history = read_history(samples, made_with, before=int(newest.parent.name) + 1)
     before = _scores(samples / "000000") if history and history[0].iteration == 0 else {}
     after = _scores(newest.parent) if len(history) > 1 and before else {}
+    base, threshold = rule.base_stats(history) if after else None, config.record.hacking_threshold
+    found = rule.find_shifts(history, threshold) if base else []
     lacking = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
     entries = [entry for scores in [*map(_scores, lacking), before, after] for entry in scores.values()]
-    reasons = Counter(entry["reason"] or "not said" for entry in entries if entry["missing"])
-    return Run(config, environment, lines, history, before, after, reasons, [int(p.name) for p in complete(folder)])
+    return Run(
+        config,
+        environment,
+        make_plan(config, environment["processes"]).rollouts,
+        lines,
+        (np.cumsum([line["time/iteration"] for line in lines]) / 3600).tolist(),
+        history,
+        base,
+        [rule.all_shifts(base, now, threshold) if base else [] for now in history],
+        rule.describe(history, found) if found else "",
+        before,
+        after,
+        Counter(entry["reason"] or "not said" for entry in entries if entry["missing"]),
+        [int(path.name) for path in complete(folder)],
+    )
 
 
 def _scores(folder: Path) -> dict[int, dict]:
     """Entries of a scores.json by number, each with the path of its file; none without a record."""
     path = folder / "scores.json"
     entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return {entry["number"]: entry | {"file": entry["file"] and str(folder / entry["file"])} for entry in entries}
+    files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those that are still there
+    return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

@@ -27,17 +27,18 @@ function xOf(run, iterations) {
 }
 
 /** Traces of one metric of the iterations, or of the validations, for every run that has it. */
-function traces(metric, label, { place = 0, ofValidation = false, dash = "solid" } = {}) {
+function traces(metric, label, { place = 0, ofValidation = false, dash = "solid", log = false } = {}) {
   const found = [];
   RUNS.forEach(([name, run], number) => {
     const points = ofValidation ? run.validations.filter((each) => metric in each.means) : [];
-    const y = ofValidation ? points.map((each) => each.means[metric]) : run.metrics[metric];
+    const all = ofValidation ? points.map((each) => each.means[metric]) : run.metrics[metric];
+    const y = log ? all?.map((value) => (value > 0 ? value : null)) : all;
     if (!y || !y.some(Number.isFinite)) return;
     const iterations = ofValidation ? points.map((each) => each.iteration) : run.metrics.iteration;
     const several = RUNS.length > 1;
     found.push({
       x: xOf(run, iterations), y, type: "scatter", mode: ofValidation || y.length < 3 ? "lines+markers" : "lines",
-      name: several ? `${name}: ${label}` : label,
+      name: several ? `${name}: ${label}` : label, meta: label,
       line: { color: colourOf(several ? number : place), width: 2, dash: several && place && !ofValidation ? "dot" : dash },
       marker: { size: ofValidation ? 8 : 5, symbol: dash === "solid" ? "circle" : "diamond" },
     });
@@ -45,6 +46,7 @@ function traces(metric, label, { place = 0, ofValidation = false, dash = "solid"
   return found;
 }
 
+const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" };
 const CSS = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function draw(section, title, data, layout = {}) {
@@ -54,7 +56,9 @@ function draw(section, title, data, layout = {}) {
   let plot = [...box.querySelectorAll(".plot")].find((each) => each.dataset.of === id);
   if (!plot) {
     const figure = box.appendChild(element("figure"));
-    figure.append(element("figcaption", title));
+    const styles = new Map(data.map((each) => [each.meta, each.line?.dash]));
+    const caption = figure.appendChild(element("figcaption", title));
+    if (RUNS.length > 1 && styles.size > 1) caption.append(element("small", "  " + [...styles].map(([meta, dash]) => `${DASHES[dash]}: ${meta}`).join(", ")));
     plot = figure.appendChild(element("div", undefined, { className: "plot" }));
     plot.dataset.of = id;
     plot.setAttribute("role", "img");
@@ -66,7 +70,7 @@ function draw(section, title, data, layout = {}) {
     height: data.length > 4 && data[0].type !== "bar" ? 300 : 230, margin: { l: 48, r: 12, t: 10, b: 36 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: CSS("--ink"), size: 12, family: "system-ui, sans-serif" },
     colorway: COLOURS, hoverlabel: { bgcolor: CSS("--card"), font: { color: CSS("--ink") }, namelength: -1 },
-    showlegend: data.length > 1 && data[0].type !== "heatmap", legend: { orientation: "h", y: -0.28, yanchor: "top", font: { size: 11 } },
+    showlegend: data.length > 1 && (RUNS.length === 1 || data[0].type === "bar") && data[0].type !== "heatmap", legend: { orientation: "h", y: -0.28, yanchor: "top", font: { size: 11 } },
     xaxis: { ...axis, title: { text: byId("axis").value, standoff: 4 }, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
   };
   Plotly.react(plot, data, whole, { responsive: true, displaylogo: false, displayModeBar: false });
@@ -85,19 +89,20 @@ function drawCurves() {
     const truth = held.includes(`true/${name}`) ? traces(`true/${name}`, "true measure", { place: 2, ofValidation: true, dash: "dot" }) : [];
     draw("#rewards .plots", name, [...pair(`reward/${name}`, name), ...truth]);
   }
-  const both = (first, second) => [...traces(...first), ...traces(...second, { place: 1 })];
-  const log = { yaxis: { type: "log", exponentformat: "power" } };
-  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the policy of the rollouts"]), log);
+  const both = (first, second, options = {}) => [...traces(...first, options), ...traces(...second, { place: 1, ...options })];
+  const log = { yaxis: { type: "log", exponentformat: "power", nticks: 5 } };
+  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the policy of the rollouts"], { log: true }), log);
   draw("#trust .plots", "Coefficient of the KL", traces("kl/coef", "coefficient"));
   draw("#trust .plots", "Clip fraction", traces("policy/clip_fraction", "clipped"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Gradient norm", traces("grad/norm", "norm before clipping"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Largest deviation of a ratio from 1", both(["policy/ratio_max_deviation", "all updates"], ["policy/ratio_first_deviation", "first update"]));
-  draw("#trust .plots", "Loss", both(["loss/policy", "policy"], ["loss/total", "total"]));
+  draw("#trust .plots", "Loss", both(["loss/policy", "policy"], ["loss/total", "total"]), { yaxis: { exponentformat: "power" } });
   const toZero = { yaxis: { rangemode: "tozero" } };
   draw("#health .plots", "Spread of the rewards within a group", traces("reward/std", "spread"), toZero);
   draw("#health .plots", "Groups without signal", traces("advantage/zero_groups", "groups"), toZero);
-  draw("#health .plots", "Missing rewards", traces("reward/missing", "rollouts"), toZero);
-  draw("#health .plots", "Skipped updates", traces("update/skipped", "updates"), toZero);
+  const where = (found) => found.filter((each) => each.y.some((value) => value > 0));
+  draw("#health .plots", "Missing rewards", where(traces("reward/missing", "rollouts")), toZero);
+  draw("#health .plots", "Skipped updates", where(traces("update/skipped", "updates")), toZero);
   draw("#cost .plots", "Peak memory, GiB", traces("memory/peak_gib", "peak"), toZero);
   draw("#cost .plots", "Forwards per rollout", traces("cost/forwards", "forwards"), toZero);
   draw("#cost .plots", "Seconds per iteration", traces("time/iteration", "seconds"), toZero);
@@ -118,7 +123,7 @@ function drawShifts() {
     });
   });
   const limit = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: CSS("--suspect"), dash: "dash", width: 1.5 } });
-  draw("#held-out .plots", "Shift over limit", data, { shapes: [limit(1), limit(-1)], height: 420, showlegend: data.length < 30, yaxis: { zeroline: true } });
+  draw("#held-out .plots", "Shift over limit", data, { shapes: [limit(1), limit(-1)], height: 420, showlegend: data.length < 40, yaxis: { zeroline: true } });
 }
 
 /** What is drawn of one run at a time: heat maps and stages. */
@@ -243,9 +248,16 @@ function drawGallery() {
   const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS[byId("order").value]);
   visible.disconnect();
   byId("gallery").replaceChildren(...kept.slice(0, shown).map(card));
-  byId("gallery").querySelectorAll("article").forEach((each) => visible.observe(each));
+  document.querySelectorAll(".gallery article").forEach((each) => visible.observe(each));
   byId("more").hidden = kept.length <= shown;
-  byId("kept").textContent = `Clips of ${kept.length} of ${VIDEOS.length} videos are here: as many as the run keeps (log_num_videos), chosen before any score is known, and as the page has room for.`;
+  if (!kept.length) byId("kept").textContent = "No clips were kept; log_num_videos says how many a validation keeps.";
+  else byId("kept").textContent = `Clips of ${kept.length} of ${VIDEOS.length} videos are here: as many as the run keeps (log_num_videos), chosen before any score is known, and as the page has room for.`;
+}
+
+/** A few videos beside the verdict, drawn at random: not the best. */
+function drawGlance() {
+  const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS.drawn);
+  document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 1 ? 3 : 2).map(card));
 }
 
 function drawGains() {
@@ -275,7 +287,7 @@ function drawGains() {
 function togglePlay() {
   playing = !playing;
   byId("play").firstChild.textContent = playing ? "Pause all " : "Play all ";
-  document.querySelectorAll("#gallery video").forEach((clip) => {
+  document.querySelectorAll(".gallery video").forEach((clip) => {
     if (!playing) return clip.pause();
     if (clip.ended) clip.currentTime = 0;
     clip.play().catch(() => {});
@@ -297,6 +309,7 @@ document.addEventListener("keydown", (event) => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
 if (!playing) byId("play").firstChild.textContent = "Play all ";
+drawGlance();
 drawGallery();
 drawGains();
 drawCurves();

@@ -4,15 +4,17 @@ import base64
 import hashlib
 import random
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from plotly.offline import get_plotlyjs
 
 from hyvideo.evaluation.report.contents import Run, read_run
 from hyvideo.records.run_files import evenly_spaced, write_text
 
 REPORT_FILE = "report.html"
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, TemplateError)  # on records that are damaged
 MOST_POINTS = 1500  # iterations of all runs that curves are drawn of
 MOST_CLIP_BYTES = 5_500_000  # of all runs; a third more in base64
 SURE = 4  # of the worst and of the best videos, whose clips are taken before a random sample's
@@ -23,33 +25,27 @@ def write_report(folders: Iterable[Path], out: Path) -> None:
 
     Raises ValueError for a folder without a run, or with broken records.
     """
-    runs = {str(folder): read_run(folder) for folder in folders}
+    places = [folder.resolve() for folder in folders]
+    is_told = len({place.name for place in places}) == len(places)
+    runs = {place.name if is_told else str(place): read_run(place) for place in places}
     clips: dict[str, str] = {}
-    data = {name: chart_data(run, MOST_POINTS // (2 + len(runs))) for name, run in runs.items()}
-    for name, run in runs.items():
-        data[name]["videos"] = compared_videos(run, clips, MOST_CLIP_BYTES // len(runs))
+    data = {"runs": {name: page_data(run, clips, len(runs)) for name, run in runs.items()}, "clips": clips}
     pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     pages.policies["json.dumps_kwargs"] = {}  # in the order of the runs
-    page = pages.get_template("page.html.j2")
-    write_text(out, page.render(runs=runs, data={"runs": data, "clips": clips}, plotly=get_plotlyjs()))
+    write_text(out, pages.get_template("page.html.j2").render(runs=runs, data=data, plotly=get_plotlyjs()))
 
 
-def chart_data(run: Run, num_points: int) -> dict:
-    """Numbers that the curves of a run are drawn of, every so many iterations of a long one."""
-    rows = evenly_spaced(num_points, len(run.lines))
+def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
+    """What the script of the page draws of a run, every so many iterations of a long one; adds to ``clips``."""
+    rows = evenly_spaced(MOST_POINTS // (2 + num_runs), len(run.lines))
     names = dict.fromkeys(name for line in run.lines for name in line)
+    shifts = [{shift.name: shift.shift / shift.allowed for shift in each} for each in run.shifts]
     return {
         "rollouts": run.rollouts_per_iteration,
         "hours": [run.hours[row] for row in rows],
         "metrics": {name: [run.lines[row].get(name) for row in rows] for name in names},
-        "validations": [
-            {
-                "iteration": stats.iteration,
-                "means": stats.means,
-                "shifts": {s.name: s.shift / s.allowed for s in shifts},
-            }
-            for stats, shifts in zip(run.history, run.shifts)
-        ],
+        "validations": [asdict(stats) | {"shifts": each} for stats, each in zip(run.history, shifts)],
+        "videos": compared_videos(run, clips, MOST_CLIP_BYTES // num_runs),
     }
 
 

@@ -75,6 +75,5 @@ def _by_step(tables: Tensor) -> dict[str, list[float | None]]:
     """Lists by denoising step, None where it is not trained. Shape: (updates, 4, steps)."""
     counts, ratios, kls = tables[:, :3].sum(0)
     largest = torch.where(counts > 0, tables[:, 3].amax(0), torch.nan)
-    lists = {"ratio_mean": ratios / counts, "ratio_max_deviation": largest, "kl": kls / counts}
-    finite = {name: [v if math.isfinite(v) else None for v in values.tolist()] for name, values in lists.items()}
-    return {f"by_step/{name}": values for name, values in finite.items()}
+    told = {"by_step/ratio_mean": ratios / counts, "by_step/ratio_max_deviation": largest, "by_step/kl": kls / counts}
+    return {name: [v if math.isfinite(v) else None for v in values.tolist()] for name, values in told.items()}

@@ -44,8 +44,8 @@ class MetricsWriter(AbstractContextManager):
     def log(self, metrics: dict[str, float | list], iteration: int) -> None:
         """Writes the metrics of one iteration; the lists among them to metrics.jsonl alone."""
         self.lines.write(as_json_line(metrics, iteration))
-        single = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-        numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
+        single = [(name, value) for name, value in metrics.items() if not isinstance(value, list)]
+        numbers = {name: float(value) for name, value in single if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:

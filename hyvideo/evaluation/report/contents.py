@@ -42,12 +42,6 @@ class Run:
     reasons: Counter  # of missing rewards
     checkpoints: list[int]
 
-    @property
-    def defaults(self) -> dict:
-        """The settings that this model has on this machine where none is given."""
-        of_model = Config().with_settings(transformer_version=self.config.model.transformer_version).resolved()
-        return of_model.settled(on_gpu=self.config.model.device != "cpu").flat()
-
     @cached_property
     def gains(self) -> dict[int, float]:
         """Reward after training less that before of each validation video that has both, by its number."""

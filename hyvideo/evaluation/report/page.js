@@ -67,7 +67,7 @@ function draw(section, title, data, layout = {}) {
   const axis = { gridcolor: CSS("--line"), zerolinecolor: CSS("--line"), linecolor: CSS("--line"), automargin: true };
   const { xaxis, yaxis, ...rest } = layout;
   const whole = {
-    height: data.length > 4 && data[0].type !== "bar" ? 300 : 230, margin: { l: 48, r: 12, t: 10, b: 36 },
+    height: 230, margin: { l: 48, r: 12, t: 10, b: 36 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: CSS("--ink"), size: 12, family: "system-ui, sans-serif" },
     colorway: COLOURS, hoverlabel: { bgcolor: CSS("--card"), font: { color: CSS("--ink") }, namelength: -1 },
     showlegend: data.length > 1 && (RUNS.length === 1 || data[0].type === "bar") && data[0].type !== "heatmap", legend: { orientation: "h", y: -0.28, yanchor: "top", font: { size: 11 } },

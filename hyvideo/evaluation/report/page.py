@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from plotly.offline import get_plotlyjs
 
+from hyvideo.config.settings import Config
 from hyvideo.evaluation.report.contents import Run, read_run
 from hyvideo.records.run_files import evenly_spaced, write_text
 
@@ -32,7 +33,8 @@ def write_report(folders: Iterable[Path], out: Path) -> None:
     data = {"runs": {name: page_data(run, clips, len(runs)) for name, run in runs.items()}, "clips": clips}
     pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     pages.policies["json.dumps_kwargs"] = {}  # in the order of the runs
-    write_text(out, pages.get_template("page.html.j2").render(runs=runs, data=data, plotly=get_plotlyjs()))
+    page = pages.get_template("page.html.j2")
+    write_text(out, page.render(runs=runs, data=data, default=Config(), plotly=get_plotlyjs()))
 
 
 def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
@@ -58,12 +60,12 @@ def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
     drawn = random.Random(0).sample(numbers, len(numbers))
     for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):
         entries = [scores[number] for scores in (run.before, run.after) if number in scores]
-        files = {entry["file"]: Path(entry["file"]).read_bytes() for entry in entries if entry["file"]}
-        room -= sum(map(len, files.values()))
+        files = [(entry, Path(entry["file"]).read_bytes()) for entry in entries if entry["file"]]
+        room -= sum(len(content) for _, content in files)
         if room < 0:
             break
-        for entry in (entry for entry in entries if entry["file"]):
-            entry["clip"] = hashlib.blake2b(files[entry["file"]], digest_size=8).hexdigest()
-            clips[entry["clip"]] = base64.b64encode(files[entry["file"]]).decode()
+        for entry, content in files:
+            entry["clip"] = hashlib.blake2b(content, digest_size=8).hexdigest()
+            clips[entry["clip"]] = base64.b64encode(content).decode()
     pairs = {number: {"before": run.before.get(number), "after": run.after.get(number)} for number in numbers}
     return [{"gain": run.gains.get(number), "drawn": drawn.index(number), **pairs[number]} for number in numbers]

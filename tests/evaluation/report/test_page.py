@@ -96,7 +96,7 @@ def test_a_browser_draws_plays_and_follows_the_keyboard(opened):
     assert page.locator("#gallery h3").first.inner_text() == "prompt 0"
     assert page.evaluate("window.hacked") is None
     page.locator("#axis").select_option("hours")
-    assert page.locator("#trust .xtitle").first.inner_text() == "hours"
+    assert page.locator("#trust .xtitle").first.text_content() == "hours"
 
 
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)

@@ -38,7 +38,7 @@ def write_report(folders: Iterable[Path], out: Path) -> None:
 
 
 def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
-    """What the script of the page draws of a run, every so many iterations of a long one; adds to ``clips``."""
+    """Numbers and videos that the page draws of a run, every so many iterations of a long one; adds to ``clips``."""
     rows = evenly_spaced(MOST_POINTS // (2 + num_runs), len(run.lines))
     names = dict.fromkeys(name for line in run.lines for name in line)
     shifts = [{shift.name: shift.shift / shift.allowed for shift in each} for each in run.shifts]

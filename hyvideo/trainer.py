@@ -12,6 +12,7 @@
 8. The anchor moves every ``update_ref_model_step`` updates (SAGE)  training/anchor.py
 """
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -23,11 +24,12 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
+from hyvideo.evaluation.report.page import BROKEN, REPORT_FILE, write_report
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import write_config
+from hyvideo.records.run_files import reported_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
 from hyvideo.training.machine import settled
 from hyvideo.training.on_policy_check import OffPolicyError
@@ -105,11 +107,12 @@ class Trainer(RunParts):
             raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
 
     def _train(self) -> None:
-        max_steps = self.config.optimizer.max_steps
+        max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
         with failing_together(self.mesh, errors=(NotOwner, ValueError)):
             writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
+            self._report()
         with (
             self.signals,
             writer or nullcontext(),
@@ -122,7 +125,7 @@ class Trainer(RunParts):
                         self.state.unvalidated = self.run_iteration(writer)
                     self.owner.check()
                     self.checkpoints.check()
-                    metrics = self.state.unvalidated
+                    metrics = self.state.unvalidated | {"time/since_start": time.perf_counter() - started}
                     if self._is_due(self.config.record.validation_interval) and self.validation:
                         metrics = metrics | self.validate()
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
@@ -132,6 +135,8 @@ class Trainer(RunParts):
                 if writer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
+                if self._is_due(self.config.record.validation_interval):
+                    self._report()
                 self.state.unvalidated = {}
                 if self.validation and self.validation.watch.ends_run:  # on all ranks alike
                     saved = self.state.save()
@@ -179,6 +184,12 @@ class Trainer(RunParts):
             measures = self.validation.run(self.iteration)
         self.scorer.take_seconds()  # belong to no iteration
         return measures
+
+    def _report(self) -> None:
+        """Writes report.html, the run as a page, where the settings ask for it."""
+        if self.mesh.is_main and self.config.record.report:
+            with reported_if_unwritable("REPORT", BROKEN):
+                write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
         """The writer of the metrics, which refuses a folder that it cannot go on in; then settings are written."""

@@ -92,6 +92,7 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
         mini_batch_size_per_update=8,
         report_to=["none"],
         log_video_interval=0,
+        report=False,
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
+        "command": shlex.join(sys.argv),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "processes": world_size,
         "threads": torch.get_num_threads(),
@@ -62,11 +64,11 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 
 @contextmanager
-def reported_if_unwritable(what: str) -> Iterator[None]:
-    """Context for records that training can do without: a full disk is reported, and is no end."""
+def reported_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Context for records that training can do without: ``errors`` as of a full disk are reported, and no end."""
     try:
         yield
-    except OSError as error:
+    except errors as error:
         print(f"\n{what} NOT WRITTEN ({error}); training goes on", file=sys.stderr, flush=True)
 
 

@@ -187,6 +187,11 @@ def runs(request, tmp_path_factory):
     return folder, single, ranks, TOLERANCES.get(request.param, 1e-6)
 
 
+def by_step(metrics):
+    """KL of the denoising steps that are trained; none where noise levels are."""
+    return [value for value in metrics.get("by_step/kl", []) if value is not None]
+
+
 def test_every_layout_trains_what_one_process_does(runs):
     folder, single, ranks, tolerance = runs
     expected = load_file(folder / "one" / "tensors.safetensors")
@@ -197,6 +202,7 @@ def test_every_layout_trains_what_one_process_does(runs):
                 assert metrics[name] == pytest.approx(single["metrics"][name], rel=2e-5, abs=1e-6), (layout, name)
             assert metrics["grad/norm"] == pytest.approx(single["metrics"]["grad/norm"], rel=1e-4), layout
             assert metrics["policy/ratio_first_deviation"] <= 1e-6, layout
+            assert by_step(metrics) == pytest.approx(by_step(single["metrics"]), rel=1e-3, abs=1e-6), layout
         found = load_file(folder / layout / "tensors.safetensors")
         assert found.keys() == expected.keys()
         for name, tensor in found.items():

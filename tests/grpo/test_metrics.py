@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.grpo.advantages import group_advantages
-from hyvideo.grpo.metrics import UpdateResult, average, reward_metrics
+from hyvideo.grpo.metrics import UpdateResult, average, reward_metrics, sums_by_step
 
 NAN = math.nan
 NAMES = ("VQ", "MQ", "TA")
@@ -52,3 +52,14 @@ def test_updates_are_averaged_by_their_terms_and_deviations_are_not():
         {"loss/total": 3.0, "policy/ratio_max_deviation": 0.2, "policy/ratio_first_deviation": 0.0}
     )
     assert average([]) == {}
+
+
+def test_ratio_and_kl_are_told_by_denoising_step_over_all_updates():
+    ratios, kls = torch.tensor([1.5, 0.5, 1.0, 0.25]), torch.tensor([1.0, 3.0, 5.0, 7.0])
+    first = sums_by_step(ratios, kls, torch.tensor([0, 0, 2, 2]), 4)
+    second = sums_by_step(torch.tensor([3.0]), torch.tensor([8.0]), torch.tensor([0]), 4)
+    metrics = {"policy/ratio_max_deviation": 0.0}
+    told = average([UpdateResult(metrics, 4, first), UpdateResult(metrics, 1, second)])
+    assert told["by_step/ratio_mean"] == pytest.approx([5 / 3, None, 0.625, None])
+    assert told["by_step/kl"] == pytest.approx([4.0, None, 6.0, None])
+    assert told["by_step/ratio_max_deviation"] == [2.0, None, 0.75, None]

@@ -78,13 +78,19 @@ class ValidationStats:
 
 @dataclass(frozen=True)
 class MetricShift:
-    """A measure that left the base's range."""
+    """The distance of a measure from the base's."""
 
     name: str
     base: float
     now: float
     shift: float  # in spreads of the base
     allowed: float
+
+    @property
+    def is_bad(self) -> bool:
+        """Claims that the measure left the base's range in its bad direction."""
+        bad = WATCHED.get(self.name, OTHER_METRIC).bad
+        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] > self.allowed
 
     def __str__(self) -> str:
         return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} spreads, {self.allowed:.2f} allowed)"
@@ -107,6 +113,11 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
     spread = base.spreads[REWARD].std
     if not (spread > 0 and _difference(REWARD, base, now) > max(REWARD_RISE * spread, error)):
         return []
+    return sorted((each for each in all_shifts(base, now, threshold) if each.is_bad), key=lambda each: -abs(each.shift))
+
+
+def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) -> list[MetricShift]:
+    """Shifts of all measures but the reward that can be compared with the base's, whatever the reward did."""
     shifts = []
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
@@ -115,10 +126,8 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
             continue
         error, student = _error(name, base, now)
         shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
-        badness = {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
-        if badness > allowed:
-            shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
-    return sorted(shifts, key=lambda metric: -abs(metric.shift))
+        shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
+    return shifts
 
 
 def other_sets(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:

@@ -217,6 +217,8 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
         )
     if rollout.sde_window:
         yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
+    if rollout.use_same_noise and rollout.eta == 0:
+        yield "use_same_noise with eta 0 makes all rollouts of a group the same: leave it out, or raise eta"
 
 
 def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:

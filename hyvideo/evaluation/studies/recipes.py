@@ -23,7 +23,8 @@ AXES = ("rollouts", "forwards", "seconds")
 # What is measured must be the same of all: rewards and videos of other kinds are not compared.
 MEASURED = (
     "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats validation_steps "
-    "validation_height validation_width validation_num_frames reward_model reward_weights"
+    "validation_height validation_width validation_num_frames validation_shift validation_cfg_scale reward_model "
+    "reward_weights"
 ).split()
 
 
@@ -82,7 +83,8 @@ def within(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        settings, spent = run.config.flat(), cost(run)
+        resolved = {name: getattr(run.config, name) for name in ("validation_cfg_scale", "validation_shift")}
+        settings, spent = run.config.flat() | resolved, cost(run)
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
             raise ValueError(f"recipe {recipe.name} must have the {', '.join(others)} of the first, to be compared")

@@ -121,7 +121,7 @@ def gradient_and_position(trainer, rollouts, turns):
     [
         {},
         {"kl_compute_mode": "training_phase"},
-        {"objective": "nft", "nft_levels": 3, "num_updates_per_rollout": 2, "update_ref_model_step": 2},
+        {"objective": "nft", "nft_levels": 3},  # of one update: here the optimizer's step is left out
     ],
 )
 def test_the_distance_at_drawn_steps_is_that_at_all_on_average(tiny_config, mesh, settings):

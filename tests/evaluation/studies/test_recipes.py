@@ -101,7 +101,7 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
         (FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace("[a, ]", "[a, null]"), "must have a value"),
         (FILE.replace("{grpo", "{config: configs/smoke.yaml, grpo"), "cannot set config"),
         (
-            FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature.yaml, learning_rate"),
+            FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"),
             "must have the vali",
         ),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
@@ -130,7 +130,7 @@ def test_a_budget_is_a_number_of_what_is_counted(text):
 
 
 def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path, tiny_config):
-    study = Study("configs/miniature.yaml", tmp_path)
+    study = Study("configs/miniature_paper.yaml", tmp_path)
     recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
     full, window = (
         study.config(Run(recipe, 0)).optimizer.max_steps

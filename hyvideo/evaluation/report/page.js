@@ -176,7 +176,8 @@ function comparedVideos() {
     video.gain = gains.length ? gains.reduce((a, b) => a + b) / gains.length : NaN;
     video.clips = [];
     video.of.forEach((each, place) => {
-      const add = (entry, title) => entry && entry.clip && !video.clips.some((clip) => clip.entry.clip === entry.clip) && video.clips.push({ entry, title });
+      const isShown = (entry, title) => video.clips.some((clip) => clip.title === title && clip.entry.clip === entry.clip);  // the base of several runs
+      const add = (entry, title) => entry && entry.clip && !isShown(entry, title) && video.clips.push({ entry, title });
       if (!each) return;
       add(each.before, "before");
       add(each.after, RUNS.length > 1 ? RUNS[place][0] : "after");

@@ -24,7 +24,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
-from hyvideo.evaluation.report.page import BROKEN, REPORT_FILE, write_report
+from hyvideo.evaluation.report.page import REPORT_FILE, write_report
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.records.metrics import MetricsWriter
@@ -188,7 +188,7 @@ class Trainer(RunParts):
     def _report(self) -> None:
         """Writes report.html, the run as a page, where the settings ask for it."""
         if self.mesh.is_main and self.config.record.report:
-            with reported_if_unwritable("REPORT", BROKEN):
+            with reported_if_unwritable("REPORT", (OSError, ValueError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:

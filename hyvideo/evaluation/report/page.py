@@ -15,7 +15,6 @@ from hyvideo.evaluation.report.contents import Run, read_run
 from hyvideo.records.run_files import evenly_spaced, write_text
 
 REPORT_FILE = "report.html"
-BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, TemplateError)  # on records that are damaged
 MOST_POINTS = 1500  # iterations of all runs that curves are drawn of
 MOST_CLIP_BYTES = 5_500_000  # of all runs; a third more in base64
 SURE = 4  # of the worst and of the best videos, whose clips are taken before a random sample's
@@ -24,9 +23,17 @@ SURE = 4  # of the worst and of the best videos, whose clips are taken before a 
 def write_report(folders: Iterable[Path], out: Path) -> None:
     """Writes the page of one run, or of several beside each other: at most 15 MB.
 
-    Raises ValueError for a folder without a run, or with broken records.
+    Raises ValueError for a folder without a run, or with damaged records.
     """
     places = [folder.resolve() for folder in folders]
+    try:
+        page = _page(places)
+    except (LookupError, TypeError, AttributeError, TemplateError) as error:
+        raise ValueError(f"{', '.join(map(str, places))}: a run has damaged records: {error!r}") from error
+    write_text(out, page)
+
+
+def _page(places: list[Path]) -> str:
     is_told = len({place.name for place in places}) == len(places)
     runs = {place.name if is_told else str(place): read_run(place) for place in places}
     clips: dict[str, str] = {}
@@ -34,12 +41,13 @@ def write_report(folders: Iterable[Path], out: Path) -> None:
     pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     pages.policies["json.dumps_kwargs"] = {}  # in the order of the runs
     page = pages.get_template("page.html.j2")
-    write_text(out, page.render(runs=runs, data=data, default=Config(), plotly=get_plotlyjs()))
+    return page.render(runs=runs, data=data, default=Config(), plotly=get_plotlyjs())
 
 
 def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
     """Numbers and videos that the page draws of a run, every so many iterations of a long one; adds to ``clips``."""
-    rows = evenly_spaced(MOST_POINTS // (2 + num_runs), len(run.lines))
+    last = len(run.lines) - 1
+    rows = [*evenly_spaced(MOST_POINTS // (2 + num_runs), last), last] if run.lines else []
     names = dict.fromkeys(name for line in run.lines for name in line)
     shifts = [{shift.name: shift.shift / shift.allowed for shift in each} for each in run.shifts]
     return {

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from hyvideo.evaluation.report.page import write_report
+from hyvideo.evaluation.report.contents import read_run
+from hyvideo.evaluation.report.page import page_data, write_report
 from tests.evaluation.report.recorded_runs import HOSTILE, record_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -45,6 +46,24 @@ def test_large_clips_are_left_out_before_the_page_is_large(tmp_path):
     assert len(text) < 15e6 and 0 < text.count('"clip": ') < 16
     next(folder.glob("samples/000003/*.mp4")).unlink()  # as to save disk
     write_report([folder], tmp_path / "page.html")
+
+
+def test_the_last_iteration_of_a_long_run_is_drawn(tmp_path):
+    run = read_run(record_run(tmp_path / "run"))
+    run.lines[:] = [{"iteration": number} for number in range(1, 1202)]
+    run.hours[:] = range(1201)
+    drawn = page_data(run, {}, 1)["metrics"]["iteration"]
+    assert drawn[0] == 1 and drawn[-1] == 1201 and len(drawn) <= 501
+
+
+@pytest.mark.parametrize(
+    "file, content", [("samples/000000/scores.json", '[{"number": 0}]'), ("metrics.jsonl", '{"iteration": 1}\n')]
+)
+def test_damaged_records_are_refused_with_the_folder(tmp_path, file, content):
+    folder = record_run(tmp_path / "run")
+    (folder / file).write_text(content)
+    with pytest.raises(ValueError, match=f"{folder}: a run has damaged records"):
+        write_report([folder], tmp_path / "page.html")
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

@@ -269,7 +269,6 @@ function drawGains() {
     return { type: "bar", name, y: known.map((video) => video.gain), text, textposition: "none", hovertemplate: "%{y:+.3f} %{text}<extra></extra>", marker: { color: colour, line: { width: 0 } } };
   }).filter((each) => each.y.length);
   draw("#gains", "Gain of every validation video, sorted", data, { xaxis: { title: { text: "videos, from the worst" }, showticklabels: false }, bargap: 0.05 });
-  byId("gains").className = "plots wide";
   const table = byId("prompts");
   const head = table.createTHead().insertRow();
   for (const name of ["Prompt", ...RUNS.flatMap(([name]) => ["before", "after", "gain"].map((what) => (RUNS.length > 1 ? `${name} ${what}` : what)))]) head.append(element("th", name, { scope: "col" }));

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json, replacing
+from hyvideo.models.attention import dead_modules
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
@@ -137,8 +138,6 @@ def training_config(
     """
     from peft import LoraConfig
 
-    from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
-
     if start is None:
         names = target_modules(transformer, targets or [r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*"])
         return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
@@ -165,8 +164,6 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     A target is a regular expression of names or, where that is no whole name, of ends of names, be they the
     transformer's or the original's: ``img_attn_q`` is ``attn.to_q`` of every block. ValueError for one without a match.
     """
-    from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
-
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     names = [(name, name) for name in linear] + _with_original_names(linear)
     ends = [(name[dot.end() :], module) for name, module in names for dot in re.finditer(r"^|\.", name)]
@@ -330,10 +327,8 @@ def _exactly(names: list[str]) -> str:
 
 
 def _state(lora: Lora) -> dict[str, Tensor]:
-    sides = {}
-    for module, pair in lora.items():
-        sides |= {f"{module}.lora_A.weight": pair.a, f"{module}.lora_B.weight": pair.b}
-    return sides
+    sides = ((name, side, tensor) for name, pair in lora.items() for side, tensor in (("A", pair.a), ("B", pair.b)))
+    return {f"{name}.lora_{side}.weight": tensor for name, side, tensor in sides}
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:

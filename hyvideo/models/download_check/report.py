@@ -12,7 +12,7 @@ from typing import Literal
 from tqdm import tqdm
 
 from hyvideo.data.outside import align_columns
-from hyvideo.models import fit_checks, loading_encoders
+from hyvideo.models import fit_checks, loading, loading_encoders
 from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
@@ -112,7 +112,7 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     version = folder.partition("/")[2] or None
     if version in UNSUPPORTED:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
-    return fit_checks.transformer_problems(root, version)
+    return fit_checks.model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version))
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
@@ -153,7 +153,7 @@ def _where_tokenizer(check: Callable[[Path], list[str]], *folders: str) -> Calla
 # are some, so that this report and the start of a run agree.
 CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
-    "vae": lambda root, _: fit_checks.vae_problems(root),
+    "vae": lambda root, _: fit_checks.model_problems(loading.VAE, loading.vae_folder(root)),
     "text_encoder": _where_tokenizer(loading_encoders.text_encoder_problems, "text_encoder/llm", "tokenizer"),
     "glyph_encoder": _where_tokenizer(
         loading_encoders.glyph_encoder_problems, "text_encoder/byt5-small", "tokenizer_2"

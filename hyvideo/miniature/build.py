@@ -200,20 +200,19 @@ def main() -> None:
     parser.add_argument("--reward_clips", type=int, default=1920, help="of the base policy, to learn the reward on")
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES, help="which parts to make")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    out, seed = options.out, options.seed
+    out.mkdir(parents=True, exist_ok=True)
     if "text_encoder" in options.stages:
-        save_text_encoder(options.out / "text_encoder" / "llm", options.seed)
+        save_text_encoder(out / "text_encoder" / "llm", seed)
     if "vae" in options.stages:
-        build_vae(options.out, num_steps=options.vae_steps, seed=options.seed)
+        build_vae(out, num_steps=options.vae_steps, seed=seed)
     if "statistics" in options.stages:
-        build_reference_statistics(options.out, options.seed)
+        build_reference_statistics(out, seed)
     if "base" in options.stages:
-        build_base(options.out, num_steps=options.base_steps, num_clips=options.num_clips, seed=options.seed)
+        build_base(out, num_steps=options.base_steps, num_clips=options.num_clips, seed=seed)
     if "reward_model" in options.stages:
-        build_reward_model(
-            options.out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=options.seed
-        )
-    print(f"wrote {options.out}")
+        build_reward_model(out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=seed)
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -184,10 +184,8 @@ def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype, device: 
     # initialisation of the weights has no effect and must not move the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = cls(_config(cls, folder))
-    state = {
-        name: drawn.to(dtype) for name, drawn in weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
-    }
-    model.load_state_dict(state, strict=True, assign=True)
+    weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights}, strict=True, assign=True)
     return model
 
 

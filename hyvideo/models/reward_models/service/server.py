@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-import anyio
 import anyio.to_thread
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
@@ -179,10 +178,8 @@ async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter)
 
 async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
     """The results, waited for without a thread; they are cancelled when the client disconnects."""
-    answer, disconnect = (
-        asyncio.ensure_future(_all_of(results)),
-        asyncio.ensure_future(_until_disconnect(request)),
-    )
+    answer = asyncio.ensure_future(_all_of(results))
+    disconnect = asyncio.ensure_future(_until_disconnect(request))
     try:
         await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():

@@ -17,12 +17,8 @@ _SOUND_CUDNN = 91501
 def order_of_kernels(capability: tuple[int, int], cudnn: int, *, has_fa3: bool) -> list[SDPBackend]:
     """Kernels of attention from the one that torch shall try first; empty leaves the choice to torch.
 
-    On Hopper cuDNN's is published at 1.6 times the rate of FlashAttention 2, and FlashAttention 3 near it.
-
-    Args:
-        capability: The GPU's compute capability.
-        cudnn: Version of cuDNN, as torch counts: 91501 is 9.15.1.
-        has_fa3: Claims that FlashAttention 3 stands in for torch's own FlashAttention.
+    On Hopper cuDNN's is published at 1.6 times the rate of FlashAttention 2, and FlashAttention 3 near it. A version of
+    ``cudnn`` is as torch counts: 91501 is 9.15.1. With ``has_fa3`` FlashAttention 3 stands in for FlashAttention.
     """
     if capability[0] != 9:
         return []

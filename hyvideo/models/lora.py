@@ -131,10 +131,8 @@ def training_config(
 ) -> "LoraConfig":
     """peft's settings for an adapter to train: ``start``, or a new one on every matrix of the blocks with a gradient.
 
-    Args:
-        targets: Choose other modules, as in `target_modules`.
-
-    Raises ValueError for targets that match nothing, and for a ``start`` of another rank, alpha or other modules.
+    ``targets`` chooses other modules, as in `target_modules`. Raises ValueError for targets that match nothing, and for
+    a ``start`` of another rank, alpha or other modules.
     """
     from peft import LoraConfig
 
@@ -227,15 +225,17 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     pairs = _to_original(lora) if form == "original" else lora
     settings = _config_of(pairs).to_dict()
+    file, prefix, metadata = _DIFFUSERS_FILE, "", {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
     if form == "peft":
-        _write({f"base_model.model.{name}": t for name, t in _state(pairs).items()}, folder / _PEFT_FILE, {})
+        file, prefix, metadata = _PEFT_FILE, "base_model.model.", {}
         config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
-    else:
-        metadata = json.dumps({name: settings[name] for name in _SETTINGS})
-        _write(_state(pairs), folder / _DIFFUSERS_FILE, {_METADATA: metadata})
+    tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}
+    with replacing(folder / file) as aside:
+        save_file(tensors, aside, metadata={"format": "pt"} | metadata)
 
 
 def lora_files(path: str | Path) -> list[Path]:
@@ -329,10 +329,3 @@ def _exactly(names: list[str]) -> str:
 def _state(lora: Lora) -> dict[str, Tensor]:
     sides = ((name, side, tensor) for name, pair in lora.items() for side, tensor in (("A", pair.a), ("B", pair.b)))
     return {f"{name}.lora_{side}.weight": tensor for name, side, tensor in sides}
-
-
-def _write(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as aside:
-        save_file(contiguous, aside, metadata={"format": "pt"} | metadata)

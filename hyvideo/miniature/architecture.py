@@ -13,11 +13,6 @@ from hyvideo.pipelines.prompt_encoders import system_message
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
 
-CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
 
 def build_tokenizer():
     """A Qwen2 tokenizer whose byte-level BPE was trained on the captions and the pipeline's own system message."""
@@ -35,7 +30,7 @@ def build_tokenizer():
         vocab=dict(model["vocab"]),
         merges=[tuple(pair) for pair in model["merges"]],
         extra_special_tokens=["<|im_start|>", "<|im_end|>"],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CONFIGS["chat_template"],
     )
 
 

@@ -50,10 +50,7 @@ class PartStore:
 
 
 class ConditionEncoder:
-    """Conditions of requests, on the CPU, in the ``dtype`` that the transformer computes in.
-
-    ``identity`` tells the encoders of this run from others, for the store.
-    """
+    """Conditions of requests, on the CPU, in ``dtype``; ``identity`` tells these encoders from others in a store."""
 
     def __init__(
         self,
@@ -72,10 +69,7 @@ class ConditionEncoder:
         self.dtype, self.identity, self.store = dtype, identity, store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
-        """Conditions of a batch, one for each request, with images fitted to videos of this size in pixels.
-
-        A request that comes again is the same object.
-        """
+        """Conditions of requests, one object for equal ones; images are fitted to videos of this size in pixels."""
         self._encode_texts([request.prompt for request in requests])
         conditions = {request: self._condition(request, height, width) for request in dict.fromkeys(requests)}
         return Conditions(tuple(conditions[request] for request in requests))

@@ -13,7 +13,6 @@ from typing import Literal
 import yaml
 
 from hyvideo.models.loading import read_task
-from hyvideo.models.versions import RELEASED
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
 
@@ -57,9 +56,7 @@ def _parts(root: Path, group: str, **names: str) -> list[Part]:
 
 
 def _task(root: Path, version: str | None) -> str:
-    """Task of a transformer: of the version, of its files, or as its name suggests."""
-    if version in RELEASED:
-        return RELEASED[version].task
+    """Task of a transformer: as its files say, or as its name suggests."""
     try:
         task = read_task(root, version)
     except ValueError:  # reported with its part

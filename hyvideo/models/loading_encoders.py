@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 _GLYPH_PREFIX = "module.text_tower.encoder."
 # Prefixes under which the language model of Qwen2.5-VL was published.
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
+# Takes from a tensor's name what differs between the files of a class.
+_PLAIN_NAMES: dict[str, Callable[[str], str]] = {
+    "Qwen2_5_VLTextModel": lambda name: _TEXT_PREFIX.sub("", name),
+    # One table under two names: a file has it under either, or twice.
+    "T5EncoderModel": lambda name: "shared.weight" if name == "encoder.embed_tokens.weight" else name,
+    "SiglipVisionModel": lambda name: name.removeprefix("vision_model."),
+}
 
 
 def load_text_encoder(
@@ -45,8 +52,6 @@ def load_text_encoder(
 
     folder, tokenizer_folder = _text_encoder_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    if random_weights_seed is None:
-        weight_files.refuse(folder, text_encoder_problems(root))
     return tokenizer, _frozen(Qwen2_5_VLTextModel, folder, dtype, device, random_weights_seed)
 
 
@@ -62,10 +67,9 @@ def load_glyph_encoder(
 
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    if random_weights_seed is None:
-        weight_files.refuse(folder, glyph_encoder_problems(root))
     if random_weights_seed is not None or weights is None:
         return tokenizer, _frozen(T5EncoderModel, folder, torch.float32, device, random_weights_seed)
+    weight_files.refuse(folder, glyph_encoder_problems(root))
     tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
     state = _glyph_state(weights, folder.label)
     with torch.random.fork_rng(devices=[]):
@@ -86,8 +90,6 @@ def load_vision_encoder(
 
     folder, preprocessor = _vision_folders(Path(root))
     values = weight_files.read_json(preprocessor, folder.label)
-    if random_weights_seed is None:
-        weight_files.refuse(folder, vision_encoder_problems(root))
     return values, _frozen(SiglipVisionModel, folder, dtype, device, random_weights_seed)
 
 
@@ -100,8 +102,7 @@ def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list
     """Problems that keep the language model from loading; the other parts of a full Qwen2.5-VL are none."""
     from transformers import Qwen2_5_VLTextModel
 
-    folder, _ = _text_encoder_folders(Path(root))
-    return class_problems(Qwen2_5_VLTextModel, folder, weights_needed, lambda name: _TEXT_PREFIX.sub("", name))
+    return class_problems(Qwen2_5_VLTextModel, _text_encoder_folders(Path(root))[0], weights_needed)
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
@@ -110,9 +111,7 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 
     folder, tokenizer, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
-        # One table under two names: a file has it under either, or twice.
-        table = "encoder.embed_tokens.weight"
-        return class_problems(T5EncoderModel, folder, weights_needed, lambda n: "shared.weight" if n == table else n)
+        return class_problems(T5EncoderModel, folder, weights_needed)
     state = _glyph_state(pickled, folder.label, "meta")
     with torch.device("meta"):
         model = _glyph_model(folder, state)
@@ -131,17 +130,12 @@ def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> li
 
     folder, preprocessor = _vision_folders(Path(root))
     weight_files.read_json(preprocessor, folder.label)
-    return class_problems(SiglipVisionModel, folder, weights_needed, lambda name: name.removeprefix("vision_model."))
+    return class_problems(SiglipVisionModel, folder, weights_needed)
 
 
-def class_problems(
-    cls: type, folder: Folder, weights_needed: bool = True, plain: Callable[[str], str] = str
-) -> list[str]:
-    """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none.
-
-    ``plain`` takes from the name of a tensor what differs between files of the class.
-    """
-    config = _config(cls, folder)
+def class_problems(cls: type, folder: Folder, weights_needed: bool = True) -> list[str]:
+    """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none."""
+    config, plain = _config(cls, folder), _PLAIN_NAMES.get(cls.__name__, str)
     if not weights_needed:
         return []
     with torch.device("meta"):
@@ -153,7 +147,9 @@ def class_problems(
 
 
 def _frozen(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device, seed: int | None) -> nn.Module:
-    """The model of a folder, read or drawn, in eval mode."""
+    """The model of a folder, read or drawn, in eval mode. Raises ValueError where its files do not fit."""
+    if seed is None:
+        weight_files.refuse(folder, class_problems(cls, folder))
     model = _pretrained(cls, folder, dtype, device) if seed is None else _randomly(cls, folder, seed, dtype, device)
     # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
     return model.to(device).requires_grad_(False).eval()

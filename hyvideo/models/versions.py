@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import yaml
 
 Task = Literal["t2v", "i2v"]
-Kind = Literal["base", "cfg_distilled", "step_distilled"]
 
 
 class Version(NamedTuple):
@@ -22,7 +21,7 @@ class Version(NamedTuple):
     guidance_scale: float
     shift: float
     num_steps: int
-    kind: Kind
+    kind: Literal["base", "cfg_distilled", "step_distilled"]
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))

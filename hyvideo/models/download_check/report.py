@@ -98,9 +98,8 @@ def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
         if not paths:
             problems.append(f"{part.folder} has no {' or '.join(patterns)}")
         for index in [path for path in paths if path.name.endswith(".index.json")]:
-            paths += sorted(folder.glob("*.safetensors"))
             try:
-                weight_paths(Folder(folder, part.folder), index.name.partition(".")[0])
+                paths += weight_paths(Folder(folder, part.folder), index.name.partition(".")[0])
             except ValueError as error:
                 problems.append(str(error))
         present |= dict.fromkeys(paths)

@@ -78,7 +78,7 @@ class TextEncoder:
 
 
 def system_message() -> str:
-    """What the chat template says before the user's text, from the installed diffusers."""
+    """The system message of the chat template, from the installed diffusers."""
     from diffusers import HunyuanVideo15Pipeline
 
     return inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters["system_message"].default

@@ -12,7 +12,8 @@ from typing import Literal
 from tqdm import tqdm
 
 from hyvideo.data.outside import align_columns
-from hyvideo.models import fit_checks, loading, loading_encoders
+from hyvideo.models import fit_checks, loading
+from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
@@ -140,7 +141,7 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     """Problems of a CLIP model."""
     from transformers import CLIPModel
 
-    return loading_encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
+    return encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
 
 
 def _where_tokenizer(check: Callable[[Path], list[str]], *folders: str) -> Callable[[Path, str], list[str]]:
@@ -153,11 +154,9 @@ def _where_tokenizer(check: Callable[[Path], list[str]], *folders: str) -> Calla
 CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
     "vae": lambda root, _: fit_checks.model_problems(loading.VAE, loading.vae_folder(root)),
-    "text_encoder": _where_tokenizer(loading_encoders.text_encoder_problems, "text_encoder/llm", "tokenizer"),
-    "glyph_encoder": _where_tokenizer(
-        loading_encoders.glyph_encoder_problems, "text_encoder/byt5-small", "tokenizer_2"
-    ),
-    "vision_encoder": lambda root, _: loading_encoders.vision_encoder_problems(root),
+    "text_encoder": _where_tokenizer(encoders.text_encoder_problems, "text_encoder/llm", "tokenizer"),
+    "glyph_encoder": _where_tokenizer(encoders.glyph_encoder_problems, "text_encoder/byt5-small", "tokenizer_2"),
+    "vision_encoder": lambda root, _: encoders.vision_encoder_problems(root),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }

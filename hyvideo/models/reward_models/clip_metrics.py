@@ -30,9 +30,10 @@ PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 class FrameTextScorer(Scorer):
     """Cosine of frames and prompt by a CLIP model; subclasses say how it is scaled.
 
+    Raises ValueError for files that are missing, damaged or do not fit, naming them.
+
     Args:
-        path: A local folder, from which alone is read, or a name on the hub ("owner/model"). Raises ValueError for
-            files that are missing, damaged or do not fit, naming them.
+        path: A local folder, from which alone is read, or a name on the hub ("owner/model").
         batch_size: Clips in one forward pass, 8 frames each.
         processor: Folder or hub name of the tokenizer, where it does not lie beside the weights.
     """

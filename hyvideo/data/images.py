@@ -126,7 +126,6 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     As HunyuanVideo-1.5 does it, in Python's floats: ``scale = max(width / w, height / h)``, the covering size is
     ``round(w scale) x round(h scale)``, the crop begins at ``round((covering - frame) / 2)``, halves to even. diffusers
     cuts both down to whole pixels, and its pipeline sees six of ten images scaled or moved by a part of a pixel.
-
     Raises ValueError for an image so long that it would grow over ``MAX_PIXELS`` on the way.
     """
     scale = max(width / image.width, height / image.height)

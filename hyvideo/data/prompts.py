@@ -30,10 +30,8 @@ def read_requests(*paths: str | Path) -> list[Request]:
     """The rows of CSV files, one file after the other: column ``prompt`` and, if there is one, ``ref_image_path``.
 
     An image's path is taken from the folder of the CSV or, if nothing is there, from the working directory. A row
-    without one is text-to-video.
-
-    Raises: ValueError for a file that is missing, not text, without the column, without a sound prompt in some row, or
-        that names an image which is not there.
+    without one is text-to-video. Raises ValueError for a file that is missing, not text, without the column, without a
+    sound prompt in some row, or that names an image which is not there.
     """
     return [request for path in paths for request in _requests_of(located(path))]
 

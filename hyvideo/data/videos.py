@@ -79,9 +79,7 @@ def mp4_factor(height: int, width: int) -> int:
 def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     """Writes a clip, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 
-    Clips under 256 pixels on the shorter side are stored enlarged by ``mp4_factor``. The file is complete or absent
-    even after a crash.
-
+    Clips under 256 pixels on the shorter side are stored enlarged by ``mp4_factor``. The file is complete or absent.
     Raises ValueError for what is not a clip, a name that does not end in .mp4 and odd sizes from 256 pixels upwards.
     """
     path = Path(path)
@@ -114,8 +112,6 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
 
 def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tuple[Tensor, float]:
     """A video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
-
-    A clip that ``write_video`` enlarged stays enlarged.
 
     Raises FileNotFoundError, and ValueError where the file has no video, no frame rate, more than ``max_frames``, or
     other frames than it says.

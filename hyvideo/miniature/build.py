@@ -28,8 +28,6 @@ from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.loading import TRANSFORMER, VAE, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
-from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
-from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.saving import save_original
 from hyvideo.models.vae import install_layers
@@ -76,7 +74,7 @@ def build_vae(out: Path, *, num_steps: int, seed: int) -> None:
 def _new_vae() -> nn.Module:
     from diffusers import AutoencoderKLHunyuanVideo15
 
-    vae = AutoencoderKLHunyuanVideo15(**vae_config_to_diffusers(CONFIGS["vae"]))
+    vae = AutoencoderKLHunyuanVideo15(**VAE.config_to_diffusers(CONFIGS["vae"]))
     install_layers(vae)
     with torch.no_grad():
         # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
@@ -99,7 +97,7 @@ def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     latents, captions = _web_data(vae, num_clips, seed)
 
     torch.manual_seed(seed)
-    transformer = HunyuanVideo15Transformer3DModel(**transformer_config_to_diffusers(CONFIGS["transformer"]))
+    transformer = HunyuanVideo15Transformer3DModel(**TRANSFORMER.config_to_diffusers(CONFIGS["transformer"]))
     _draw_unused_parts(transformer, seed)
     prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
@@ -125,11 +123,11 @@ def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
 
 def _draw_unused_parts(transformer: nn.Module, seed: int) -> None:
     """Gives the parts that the file will leave out the weights that a loader draws for them."""
-    weights = transformer_to_original(transformer.state_dict())
+    weights = TRANSFORMER.to_original(transformer.state_dict())
     for name, tensor in weights.items():
         if name.startswith(DRAWN_PARTS):
             weights[name] = draw_tensor(seed, name, tuple(tensor.shape))
-    transformer.load_state_dict(transformer_to_diffusers(weights))
+    transformer.load_state_dict(TRANSFORMER.to_diffusers(weights))
 
 
 @torch.no_grad()
@@ -200,20 +198,19 @@ def main() -> None:
     parser.add_argument("--reward_clips", type=int, default=1920, help="of the base policy, to learn the reward on")
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES, help="which parts to make")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    out, seed = options.out, options.seed
+    out.mkdir(parents=True, exist_ok=True)
     if "text_encoder" in options.stages:
-        save_text_encoder(options.out / "text_encoder" / "llm", options.seed)
+        save_text_encoder(out / "text_encoder" / "llm", seed)
     if "vae" in options.stages:
-        build_vae(options.out, num_steps=options.vae_steps, seed=options.seed)
+        build_vae(out, num_steps=options.vae_steps, seed=seed)
     if "statistics" in options.stages:
-        build_reference_statistics(options.out, options.seed)
+        build_reference_statistics(out, seed)
     if "base" in options.stages:
-        build_base(options.out, num_steps=options.base_steps, num_clips=options.num_clips, seed=options.seed)
+        build_base(out, num_steps=options.base_steps, num_clips=options.num_clips, seed=seed)
     if "reward_model" in options.stages:
-        build_reward_model(
-            options.out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=options.seed
-        )
-    print(f"wrote {options.out}")
+        build_reward_model(out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=seed)
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -49,11 +49,9 @@ class _Object:
 
 
 def measure(videos: Tensor, labels: Tensor) -> Measures:
-    """Scores clips against what their captions say.
+    """Scores clips against what their captions say: colour, shape and direction.
 
-    Args:
-        videos: uint8. Shape: (batch, frames, channels, height, width).
-        labels: Colour, shape and direction of the captions. Shape: (batch, 3).
+    Shapes: uint8 (batch, frames, channels, height, width), and labels (batch, 3).
     """
     pixels = videos.float() / 255
     thing = _find_object(pixels)

@@ -10,13 +10,11 @@ from tqdm import tqdm, trange
 class MuonAndAdamW:
     """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
 
-    Both with a learning rate that warms up, stays, and falls linearly. At these sizes it needs about a third of the
-    steps that AdamW alone needs.
+    Both learning rates warm up, stay, and fall linearly. It needs about a third of the steps that AdamW alone needs.
     """
 
     def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self.parameters = trained
+        self.parameters = trained = [p for p in module.parameters() if p.requires_grad]
         self.matrices = [(p, nn.Parameter(p.detach().view(p.shape[0], -1))) for p in trained if p.ndim >= 2]
         vectors = [p for p in trained if p.ndim < 2]
         self.muon = torch.optim.Muon([m for _, m in self.matrices], lr=2e-2, weight_decay=0.0)
@@ -26,8 +24,7 @@ class MuonAndAdamW:
             rest = (num_steps - step) / (num_steps * (1 - decay_from))
             return min(1.0, (step + 1) / warmup) * min(1.0, max(0.01, rest))
 
-        optimizers = (self.muon, self.adamw)
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, scale) for optimizer in optimizers]
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, scale) for one in (self.muon, self.adamw)]
 
     def step(self, loss: Tensor) -> None:
         for parameter in self.parameters:

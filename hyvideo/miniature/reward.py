@@ -18,11 +18,9 @@ REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
 
 class MiniatureScorer:
-    """VQ, MQ and TA in [0, 1] by analysis of the pixels; the Frechet distance to clean clips is held out.
+    """VQ, MQ and TA in [0, 1] by analysis of the pixels, on the CPU whatever the ``device``.
 
-    Args:
-        root: The checkpoint folder. Without reference statistics there is no Frechet distance.
-        device: Not used: the analysis runs on the CPU.
+    The Frechet distance to clean clips is held out, where the checkpoint folder ``root`` has reference statistics.
     """
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
@@ -58,11 +56,7 @@ class MiniatureScorer:
 
 
 class LearnedMiniatureScorer(MiniatureScorer):
-    """The miniature's own reward model, through the code of VideoAlign; the measured truth is held out.
-
-    Args:
-        root: The checkpoint folder with the folder VideoReward in it.
-    """
+    """The miniature's own reward model, through the code of VideoAlign; the measured truth is held out."""
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
         from hyvideo.models.reward_models.videoalign import VideoAlignScorer
@@ -78,10 +72,7 @@ class LearnedMiniatureScorer(MiniatureScorer):
         """Marks as of `MiniatureScorer`, and the true scores."""
         truth = super().score(videos, prompts, fps=FPS)
         marks = super().held_out_each(videos, prompts)
-        return [
-            of_video | {f"true/{name}": score for name, score in scores.items()}
-            for of_video, scores in zip(marks, truth)
-        ]
+        return [mark | {f"true/{name}": score for name, score in row.items()} for mark, row in zip(marks, truth)]
 
 
 def miniature_trial() -> Trial:

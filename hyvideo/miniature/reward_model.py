@@ -58,10 +58,9 @@ def write_untrained(folder: Path, seed: int) -> None:
 
 
 def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_size: int, seed: int) -> None:
-    """Fits the reward model in ``root`` to the truth about rendered clips and the base policy's own.
+    """Fits the reward model in ``root`` to the truth about rendered clips and the base policy's own ``clips``.
 
-    Args:
-        clips: uint8 (clips, frames, 3, height, width) and the labels that they were asked for (clips, 3).
+    Shapes: uint8 (clips, frames, 3, height, width) and the labels that they were asked for (clips, 3).
     """
     folder = root / FOLDER
     write_untrained(folder, seed)

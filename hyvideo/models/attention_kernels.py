@@ -12,18 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NAMES = {SDPBackend.CUDNN_ATTENTION: "cuDNN", SDPBackend.FLASH_ATTENTION: "FlashAttention"}
 # Older ones may be wrong for lengths that 128 does not divide, by torch's sources; not tried here.
 _SOUND_CUDNN = 91501
-_MATH = "aten::_scaled_dot_product_attention_math"  # which torch takes apart into products and a softmax
 
 
 def order_of_kernels(capability: tuple[int, int], cudnn: int, *, has_fa3: bool) -> list[SDPBackend]:
     """Kernels of attention from the one that torch shall try first; empty leaves the choice to torch.
 
-    On Hopper cuDNN's is published at 1.6 times the rate of FlashAttention 2, and FlashAttention 3 near it.
-
-    Args:
-        capability: The GPU's compute capability.
-        cudnn: Version of cuDNN, as torch counts: 91501 is 9.15.1.
-        has_fa3: Claims that FlashAttention 3 stands in for torch's own FlashAttention.
+    On Hopper cuDNN's is published at 1.6 times the rate of FlashAttention 2, and FlashAttention 3 near it. A version of
+    ``cudnn`` is as torch counts: 91501 is 9.15.1. With ``has_fa3`` FlashAttention 3 stands in for FlashAttention.
     """
     if capability[0] != 9:
         return []
@@ -48,10 +43,9 @@ def use_fastest_kernels() -> str:
     if not torch.cuda.is_available():
         return "torch"
     capability = torch.cuda.get_device_capability()
-    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)  # since torch 2.10
-    has_fa3 = capability[0] == 9 and activate is not None and bool(importlib.util.find_spec("flash_attn_interface"))
+    has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
     if has_fa3:
-        activate("FA3")
+        torch.nn.attention.activate_flash_attention_impl("FA3")
     kernels = order_of_kernels(capability, torch.backends.cudnn.version() or 0, has_fa3=has_fa3)
     if not kernels:
         return "torch"
@@ -66,9 +60,9 @@ def profiled_attention_kernel(device: torch.device, dtype: torch.dtype, heads: i
     """Name of the kernel that one call of attention spent its time in; on the CPU that of torch's operator."""
     states = torch.randn(1, heads, tokens, head_dim, device=device, dtype=dtype)
     if torch.device(device).type != "cuda":
-        with _Operators() as operators:
+        with _Operator() as operator:
             _attend(states)
-        return next(iter(operators.names), _MATH)
+        return operator.name
     _attend(states)  # the first call loads and builds kernels
     with profile(use_device="cuda") as profiled:
         _attend(states)
@@ -77,16 +71,14 @@ def profiled_attention_kernel(device: torch.device, dtype: torch.dtype, heads: i
     return max(kernels, key=lambda call: call.self_device_time_total).key
 
 
-class _Operators(TorchDispatchMode):
-    """Names of torch's operators of attention in the order of their calls; a profiler of the CPU talks on stderr."""
+class _Operator(TorchDispatchMode):
+    """Name of torch's operator of attention in a call; a profiler of the CPU talks on stderr."""
 
-    def __init__(self):
-        super().__init__()
-        self.names: list[str] = []
+    name = "aten::_scaled_dot_product_attention_math"  # which torch takes apart into products and a softmax
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         if "scaled_dot_product" in operator.name():
-            self.names.append(operator.name())
+            self.name = operator.name()
         return operator(*arguments, **(options or {}))
 
 

@@ -23,8 +23,8 @@ def check_checkpoint(
     ``weights_needed=False`` checks what ``random_weights_seed`` needs: the configs and the tokenizers.
     """
     checks = [
-        lambda: transformer_problems(root, version, weights_needed),
-        lambda: vae_problems(root, weights_needed),
+        lambda: model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version), weights_needed),
+        lambda: model_problems(loading.VAE, loading.vae_folder(root), weights_needed),
         lambda: encoders.text_encoder_problems(root, weights_needed),
         *([lambda: encoders.glyph_encoder_problems(root, weights_needed)] if with_glyphs else []),
         *([lambda: encoders.vision_encoder_problems(root, weights_needed)] if with_images else []),
@@ -32,14 +32,13 @@ def check_checkpoint(
     return [problem for check in checks for problem in problems_of(check)]
 
 
-def transformer_problems(root: str | Path, version: str | None, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the transformer from loading, from its config and the headers of its files."""
-    return _model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version), weights_needed)
-
-
-def vae_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the VAE from loading."""
-    return _model_problems(loading.VAE, loading.vae_folder(root), weights_needed)
+def model_problems(component: loading.Component, folder: Folder, weights_needed: bool = True) -> list[str]:
+    """Problems that keep the transformer or the VAE of a folder from loading, by its config and headers."""
+    model, is_original = loading.build_without_memory(component, folder)
+    if not weights_needed:
+        return []
+    expected = loading.expected_shapes(component, model.state_dict(), is_original)
+    return labelled(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
@@ -54,11 +53,3 @@ def size_problems(root: str | Path, version: str | None, *, num_frames: int, hei
     if num_frames % temporal != 1:
         problems.append(f"the number of frames must be {temporal}n + 1, got {num_frames}")
     return problems
-
-
-def _model_problems(component: loading.Component, folder: Folder, weights_needed: bool) -> list[str]:
-    model, is_original = loading.build_without_memory(component, folder)
-    if not weights_needed:
-        return []
-    expected = loading.expected_shapes(component, model.state_dict(), is_original)
-    return labelled(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))

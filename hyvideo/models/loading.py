@@ -27,20 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models import original_checkpoint, original_config
+from hyvideo.models import original_checkpoint, original_config, weight_files
 from hyvideo.models.lora import Lora, with_changes
 from hyvideo.models.versions import PIPELINE_TASKS
-from hyvideo.models.weight_files import (
-    Folder,
-    Shapes,
-    draw_tensors,
-    read_header,
-    read_json,
-    refuse,
-    shapes_of,
-    stream_tensors,
-    tensor_problems,
-)
+from hyvideo.models.weight_files import Folder, Shapes
 
 # diffusers takes seconds to import; checks and --help should not wait for them.
 if TYPE_CHECKING:
@@ -108,7 +98,7 @@ def transformer_without_memory(root: str | Path, version: str | None) -> "Hunyua
 
 def transformer_of(path: Path) -> "HunyuanVideo15Transformer3DModel":
     """The transformer that a JSON file of diffusers' settings describes, on the meta device."""
-    return _without_memory(TRANSFORMER, _diffusers_arguments(TRANSFORMER, read_json(path, "transformer")))
+    return _without_memory(TRANSFORMER, _diffusers_arguments(TRANSFORMER, weight_files.read_json(path, "transformer")))
 
 
 def stream_transformer(
@@ -157,7 +147,7 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     """
     source = Folder(Path(folder), "transformer weights")
     arguments, is_original = read_arguments(TRANSFORMER, source)
-    refuse(source, setting_problems(transformer.config, arguments, ignored=_NOTES))
+    weight_files.refuse(source, setting_problems(transformer.config, arguments, ignored=_NOTES))
     targets = transformer.state_dict()
     read = not any(target.is_meta for target in targets.values())
     for name, tensor in _stream_state(TRANSFORMER, source, targets, is_original, read=read):
@@ -171,11 +161,11 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     """
     index = (find_transformer(root, version) or Path(root) / "transformer").parent / "model_index.json"
     if index.is_file():
-        pipeline = read_json(index, "pipeline").get("_class_name")
+        pipeline = weight_files.read_json(index, "pipeline").get("_class_name")
         if isinstance(pipeline, str) and pipeline in PIPELINE_TASKS:
             return PIPELINE_TASKS[pipeline]
     folder = transformer_folder(root, version)
-    config = read_json(folder.path / "config.json", folder.label)
+    config = weight_files.read_json(folder.path / "config.json", folder.label)
     return config.get("ideal_task", config.get("task_type"))
 
 
@@ -219,7 +209,7 @@ def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Modul
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
     """Constructor arguments from the folder's config.json, and whether it is in the original's words."""
     path = folder.path / "config.json"
-    config = read_json(path, folder.label)
+    config = weight_files.read_json(path, folder.label)
     try:
         if config.get("_class_name") != component.class_name:
             return component.config_to_diffusers(config), True
@@ -230,7 +220,7 @@ def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any]
 
 def expected_shapes(component: Component, state: Mapping[str, Tensor], is_original: bool) -> Shapes:
     """Names and shapes that a model's file must have, from the model's state."""
-    return shapes_of(component.to_original(state) if is_original else state)
+    return weight_files.shapes_of(component.to_original(state) if is_original else state)
 
 
 def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
@@ -262,7 +252,7 @@ def _stream(
     state = model.eval().state_dict()
     if random_seed is None:
         return model, _stream_state(component, folder, state, is_original, read=torch.device(device).type != "meta")
-    drawn = draw_tensors(random_seed, expected_shapes(component, state, is_original=True), device)
+    drawn = weight_files.draw_tensors(random_seed, expected_shapes(component, state, is_original=True), device)
     return model, (pair for name, tensor in drawn for pair in component.to_diffusers({name: tensor}).items())
 
 
@@ -271,9 +261,9 @@ def _stream_state(
 ) -> Iterator[tuple[str, Tensor]]:
     """The folder's tensors under the model's names, one after another, once all names and shapes are known to fit."""
     expected = expected_shapes(component, state, is_original)
-    weights = read_header(folder, WEIGHTS_STEM)
-    refuse(folder, tensor_problems(folder, expected, weights))
-    for name, tensor in stream_tensors(weights, expected, read=read):
+    weights = weight_files.read_header(folder, WEIGHTS_STEM)
+    weight_files.refuse(folder, weight_files.tensor_problems(folder, expected, weights))
+    for name, tensor in weight_files.stream_tensors(weights, expected, read=read):
         # Both maps work tensor by tensor: one of the original's is one or three of diffusers'.
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
 

@@ -18,18 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.weight_files import (
-    Folder,
-    Weights,
-    draw_tensors,
-    labelled,
-    read_header,
-    read_json,
-    read_pickle,
-    refuse,
-    shapes_of,
-    tensor_problems,
-)
+from hyvideo.models import weight_files
+from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen2_5_VLTextModel, SiglipVisionModel, T5EncoderModel
@@ -37,6 +27,13 @@ if TYPE_CHECKING:
 _GLYPH_PREFIX = "module.text_tower.encoder."
 # Prefixes under which the language model of Qwen2.5-VL was published.
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
+# Takes from a tensor's name what differs between the files of a class.
+_PLAIN_NAMES: dict[str, Callable[[str], str]] = {
+    "Qwen2_5_VLTextModel": lambda name: _TEXT_PREFIX.sub("", name),
+    # One table under two names: a file has it under either, or twice.
+    "T5EncoderModel": lambda name: "shared.weight" if name == "encoder.embed_tokens.weight" else name,
+    "SiglipVisionModel": lambda name: name.removeprefix("vision_model."),
+}
 
 
 def load_text_encoder(
@@ -55,8 +52,6 @@ def load_text_encoder(
 
     folder, tokenizer_folder = _text_encoder_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    if random_weights_seed is None:
-        refuse(folder, text_encoder_problems(root))
     return tokenizer, _frozen(Qwen2_5_VLTextModel, folder, dtype, device, random_weights_seed)
 
 
@@ -72,10 +67,9 @@ def load_glyph_encoder(
 
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    if random_weights_seed is None:
-        refuse(folder, glyph_encoder_problems(root))
     if random_weights_seed is not None or weights is None:
         return tokenizer, _frozen(T5EncoderModel, folder, torch.float32, device, random_weights_seed)
+    weight_files.refuse(folder, glyph_encoder_problems(root))
     tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
     state = _glyph_state(weights, folder.label)
     with torch.random.fork_rng(devices=[]):
@@ -95,9 +89,7 @@ def load_vision_encoder(
     from transformers import SiglipVisionModel
 
     folder, preprocessor = _vision_folders(Path(root))
-    values = read_json(preprocessor, folder.label)
-    if random_weights_seed is None:
-        refuse(folder, vision_encoder_problems(root))
+    values = weight_files.read_json(preprocessor, folder.label)
     return values, _frozen(SiglipVisionModel, folder, dtype, device, random_weights_seed)
 
 
@@ -110,8 +102,7 @@ def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list
     """Problems that keep the language model from loading; the other parts of a full Qwen2.5-VL are none."""
     from transformers import Qwen2_5_VLTextModel
 
-    folder, _ = _text_encoder_folders(Path(root))
-    return class_problems(Qwen2_5_VLTextModel, folder, weights_needed, lambda name: _TEXT_PREFIX.sub("", name))
+    return class_problems(Qwen2_5_VLTextModel, _text_encoder_folders(Path(root))[0], weights_needed)
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
@@ -120,14 +111,12 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 
     folder, tokenizer, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
-        # One table under two names: a file has it under either, or twice.
-        table = "encoder.embed_tokens.weight"
-        return class_problems(T5EncoderModel, folder, weights_needed, lambda n: "shared.weight" if n == table else n)
+        return class_problems(T5EncoderModel, folder, weights_needed)
     state = _glyph_state(pickled, folder.label, "meta")
     with torch.device("meta"):
         model = _glyph_model(folder, state)
     weights = Weights(shapes_of(state), dict.fromkeys(state, pickled), drawn={})
-    problems = tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights)
+    problems = weight_files.tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights)
     num_plain = len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
     num_added, rows = len(_glyph_tokens(pickled, folder.label)), model.config.vocab_size
     if num_plain + num_added > rows:
@@ -140,30 +129,27 @@ def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> li
     from transformers import SiglipVisionModel
 
     folder, preprocessor = _vision_folders(Path(root))
-    read_json(preprocessor, folder.label)
-    return class_problems(SiglipVisionModel, folder, weights_needed, lambda name: name.removeprefix("vision_model."))
+    weight_files.read_json(preprocessor, folder.label)
+    return class_problems(SiglipVisionModel, folder, weights_needed)
 
 
-def class_problems(
-    cls: type, folder: Folder, weights_needed: bool = True, plain: Callable[[str], str] = str
-) -> list[str]:
-    """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none.
-
-    ``plain`` takes from the name of a tensor what differs between files of the class.
-    """
-    config = _config(cls, folder)
+def class_problems(cls: type, folder: Folder, weights_needed: bool = True) -> list[str]:
+    """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none."""
+    config, plain = _config(cls, folder), _PLAIN_NAMES.get(cls.__name__, str)
     if not weights_needed:
         return []
     with torch.device("meta"):
         expected = {plain(name): shape for name, shape in shapes_of(cls(config).state_dict()).items()}
-    header = read_header(folder, "model")
+    header = weight_files.read_header(folder, "model")
     shapes = {plain(name): shape for name, shape in header.shapes.items() if plain(name) in expected}
     files = {plain(name): path for name, path in header.files.items()}
-    return labelled(folder, tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
+    return labelled(folder, weight_files.tensor_problems(folder, expected, Weights(shapes, files, drawn={})))
 
 
 def _frozen(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device, seed: int | None) -> nn.Module:
-    """The model of a folder, read or drawn, in eval mode."""
+    """The model of a folder, read or drawn, in eval mode. Raises ValueError where its files do not fit."""
+    if seed is None:
+        weight_files.refuse(folder, class_problems(cls, folder))
     model = _pretrained(cls, folder, dtype, device) if seed is None else _randomly(cls, folder, seed, dtype, device)
     # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
     return model.to(device).requires_grad_(False).eval()
@@ -194,8 +180,8 @@ def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype, device: 
     # initialisation of the weights has no effect and must not move the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = cls(_config(cls, folder))
-    state = {name: drawn.to(dtype) for name, drawn in draw_tensors(seed, shapes_of(model.state_dict()), device)}
-    model.load_state_dict(state, strict=True, assign=True)
+    weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights}, strict=True, assign=True)
     return model
 
 
@@ -211,14 +197,14 @@ def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> "T5EncoderModel
 def _glyph_tokens(weights: Path, label: str) -> list[str]:
     """The tokens of colours, then of fonts, in the order of their rows; a font's begins with its language."""
     assets = weights.parent.parent / "assets"
-    colours = read_json(assets / "color_idx.json", label)
-    fonts = read_json(assets / "multilingual_10-lang_idx.json", label)
+    colours = weight_files.read_json(assets / "color_idx.json", label)
+    fonts = weight_files.read_json(assets / "multilingual_10-lang_idx.json", label)
     return [f"<color-{i}>" for i in range(len(colours))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
 
 
 def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:
     """The encoder's tensors in the pickle of Glyph-SDXL-v2, under T5Stack's names."""
-    state = read_pickle(path, label, device=device)
+    state = weight_files.read_pickle(path, label, device=device)
     encoder = {name.removeprefix(_GLYPH_PREFIX): t for name, t in state.items() if name.startswith(_GLYPH_PREFIX)}
     encoder = encoder or {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
     if "shared.weight" in encoder:
@@ -260,10 +246,10 @@ def _with_tokenizer(folder: Path, label: str) -> Path:
         raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build it there")
     for name in ("tokenizer_config.json", "tokenizer.json"):  # the library takes any JSON and fails inside
         if (folder / name).is_file():
-            read_json(folder / name, label)
+            weight_files.read_json(folder / name, label)
     return folder
 
 
 def _config(cls: type, folder: Folder) -> Any:
-    read_json(folder.path / "config.json", folder.label)
+    weight_files.read_json(folder.path / "config.json", folder.label)
     return cls.config_class.from_pretrained(folder.path, local_files_only=True)

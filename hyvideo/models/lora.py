@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json, replacing
+from hyvideo.models.attention import dead_modules
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
@@ -130,14 +131,10 @@ def training_config(
 ) -> "LoraConfig":
     """peft's settings for an adapter to train: ``start``, or a new one on every matrix of the blocks with a gradient.
 
-    Args:
-        targets: Choose other modules, as in `target_modules`.
-
-    Raises ValueError for targets that match nothing, and for a ``start`` of another rank, alpha or other modules.
+    ``targets`` chooses other modules, as in `target_modules`. Raises ValueError for targets that match nothing, and for
+    a ``start`` of another rank, alpha or other modules.
     """
     from peft import LoraConfig
-
-    from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
 
     if start is None:
         names = target_modules(transformer, targets or [r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*"])
@@ -165,8 +162,6 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     A target is a regular expression of names or, where that is no whole name, of ends of names, be they the
     transformer's or the original's: ``img_attn_q`` is ``attn.to_q`` of every block. ValueError for one without a match.
     """
-    from hyvideo.models.attention import dead_modules  # imports diffusers, which takes seconds
-
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     names = [(name, name) for name in linear] + _with_original_names(linear)
     ends = [(name[dot.end() :], module) for name, module in names for dot in re.finditer(r"^|\.", name)]
@@ -230,15 +225,17 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     pairs = _to_original(lora) if form == "original" else lora
     settings = _config_of(pairs).to_dict()
+    file, prefix, metadata = _DIFFUSERS_FILE, "", {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
     if form == "peft":
-        _write({f"base_model.model.{name}": t for name, t in _state(pairs).items()}, folder / _PEFT_FILE, {})
+        file, prefix, metadata = _PEFT_FILE, "base_model.model.", {}
         config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
-    else:
-        metadata = json.dumps({name: settings[name] for name in _SETTINGS})
-        _write(_state(pairs), folder / _DIFFUSERS_FILE, {_METADATA: metadata})
+    tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}
+    with replacing(folder / file) as aside:
+        save_file(tensors, aside, metadata={"format": "pt"} | metadata)
 
 
 def lora_files(path: str | Path) -> list[Path]:
@@ -330,14 +327,5 @@ def _exactly(names: list[str]) -> str:
 
 
 def _state(lora: Lora) -> dict[str, Tensor]:
-    sides = {}
-    for module, pair in lora.items():
-        sides |= {f"{module}.lora_A.weight": pair.a, f"{module}.lora_B.weight": pair.b}
-    return sides
-
-
-def _write(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as aside:
-        save_file(contiguous, aside, metadata={"format": "pt"} | metadata)
+    sides = ((name, side, tensor) for name, pair in lora.items() for side, tensor in (("A", pair.a), ("B", pair.b)))
+    return {f"{name}.lora_{side}.weight": tensor for name, side, tensor in sides}

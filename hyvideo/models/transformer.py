@@ -85,8 +85,7 @@ def forward(
         timestep: ``1000 sigma``, float32 whatever the precision of the model. Shape: (batch,).
         texts: Hidden states of the language model, of each sample, without padding. Shape: (tokens, text dim).
         glyphs: ByT5 states of quoted text, of each sample; no tokens without. Shape: (tokens, 1472).
-        images: Vision features of the reference image, of each sample; no tokens in text-to-video.
-            Shape: (tokens, image dim).
+        images: Vision features of each reference image; no tokens in text-to-video. Shape: (tokens, image dim).
         timestep_r: Where a MeanFlow model steps to. Shape: (batch,).
     """
     if timestep.dtype != torch.float32:

@@ -10,7 +10,6 @@ run over the same prompts reads no language model at all.
 
 import functools
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,7 @@ class PartStore:
 
 
 class ConditionEncoder:
-    """Conditions of requests, on the CPU, in the ``dtype`` that the transformer computes in.
-
-    ``identity`` tells the encoders of this run from others, for the store.
-    """
+    """Conditions of requests, on the CPU, in ``dtype``; ``identity`` tells these encoders from others in a store."""
 
     def __init__(
         self,
@@ -68,15 +64,12 @@ class ConditionEncoder:
     ):
         self._loaders = {"text": load_text, "glyph": load_glyph, "image": load_image}
         self._loaded: dict[str, Any] = {}
-        self._parts: OrderedDict[str, Part] = OrderedDict()
+        self._parts: dict[str, Part] = {}  # the last that was asked for comes last
         self._no_glyph = torch.zeros(0, GLYPH_WIDTH, dtype=dtype)
         self.dtype, self.identity, self.store = dtype, identity, store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
-        """Conditions of a batch, one for each request, with images fitted to videos of this size in pixels.
-
-        A request that comes again is the same object.
-        """
+        """Conditions of requests, one object for equal ones; images are fitted to videos of this size in pixels."""
         self._encode_texts([request.prompt for request in requests])
         conditions = {request: self._condition(request, height, width) for request in dict.fromkeys(requests)}
         return Conditions(tuple(conditions[request] for request in requests))
@@ -119,10 +112,7 @@ class ConditionEncoder:
         return f"{kind}-{hashlib.blake2b(described, digest_size=16).hexdigest()}"
 
     def _find(self, key: str) -> Part | None:
-        if key in self._parts:
-            self._parts.move_to_end(key)
-            return self._parts[key]
-        part = self.store.get(key) if self.store else None
+        part = self._parts.pop(key, None) or (self.store and self.store.get(key))
         return self._remember(key, part) if part else None
 
     def _keep(self, key: str, part: Part) -> Part:
@@ -135,7 +125,7 @@ class ConditionEncoder:
     def _remember(self, key: str, part: Part) -> Part:
         self._parts[key] = part
         if self.store and len(self._parts) > _MAX_IN_MEMORY:
-            self._parts.popitem(last=False)
+            del self._parts[next(iter(self._parts))]
         return part
 
 

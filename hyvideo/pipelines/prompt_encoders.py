@@ -28,11 +28,8 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer, model: nn.Module):
-        from diffusers import HunyuanVideo15Pipeline
-
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
-        self.system_message = signature.parameters["system_message"].default
+        self.system_message = system_message()
         # The states are the input of the last layer but one: two layers and the norm would run for nothing.
         model.layers, model.norm = model.layers[:-2], nn.Identity()
         self.tokenizer, self.model = tokenizer, model
@@ -78,6 +75,13 @@ class TextEncoder:
         crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
         assert self.tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
         return crop
+
+
+def system_message() -> str:
+    """The system message of the chat template, from the installed diffusers."""
+    from diffusers import HunyuanVideo15Pipeline
+
+    return inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
 
 
 class GlyphEncoder:

@@ -60,7 +60,7 @@ def matched_eta(
 
 
 def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:
-    """``sum_t std_t^2`` over the stochastic steps of a schedule, or over a window of them in the mean over its places.
+    """``sum_t std_t^2`` over the stochastic steps, or over a window of them in the mean over its places.
 
     Raises: ValueError for a window that does not fit.
     """

@@ -53,7 +53,6 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
         self._levels: tuple[float, ...] = ()
         self._ode: list[Transition] = []
-        self._tables: dict[tuple[str, float], tuple[Transition, ...]] = {}
         self._window: frozenset[int] | None = None
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device = "cpu") -> None:
@@ -65,12 +64,10 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self._ode = [transitions.ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
         self.sigmas = torch.tensor(self._levels, dtype=torch.float32, device=device)
         self.timesteps = self.sigmas[:-1] * NUM_TRAIN_TIMESTEPS
-        self._tables = {}
 
     def restrict_noise(self, steps: Iterable[int] | None) -> None:
         """Steps other than these become steps of the ODE, for every sampler; None lifts that."""
         self._window = None if steps is None else frozenset(steps)
-        self._tables = {}
 
     def stochastic_steps(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> list[int]:
         """Places in the schedule whose step has noise and so a log-probability."""
@@ -152,12 +149,10 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         if not 0 <= eta < math.inf or (sde_type == "cps" and eta > 1):
             rule = "within [0, 1] for cps" if sde_type == "cps" else "finite and not negative"
             raise ValueError(f"eta must be {rule}, got {eta}")
-        if (sde_type, eta) not in self._tables:
-            table = transitions.schedule(sde_type, self._levels, eta, self.config.last_step)
-            if self._window is not None:
-                table = tuple(step if i in self._window else self._ode[i] for i, step in enumerate(table))
-            self._tables[sde_type, eta] = table
-        return self._tables[sde_type, eta]
+        table = transitions.schedule(sde_type, self._levels, eta, self.config.last_step)
+        if self._window is None:
+            return table
+        return tuple(step if i in self._window else self._ode[i] for i, step in enumerate(table))
 
     def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
         """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""

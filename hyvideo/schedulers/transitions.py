@@ -10,6 +10,7 @@ its own transition. All of it is computed in Python floats: in float32 the varia
 Source: SAGE-GRPO, arXiv:2603.21872; method.md, 2 to 4.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -106,6 +107,7 @@ def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     return tuple(shift * u / (shift * u + (1 - u)) for u in even)
 
 
+@functools.cache
 def schedule(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str) -> tuple[Transition, ...]:
     """All steps down the levels. ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat."""
     steps = [transition(sde_type, sigma, below, eta, levels[1]) for sigma, below in zip(levels, levels[1:])]

@@ -13,7 +13,8 @@ from hyvideo.data.outside import parse_json
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 # Names that `hf download`, `modelscope download`, browsers and aria2 give to a file that is not finished.
-_UNFINISHED = ("*.incomplete", "*.part", "*.aria2", "*.crdownload")
+_UNFINISHED = (".incomplete", ".part", ".aria2", ".crdownload")
+_TEMPORARY = "._____temp"  # ModelScope's folder, where files have their final names until they are complete
 
 
 def flaw_of(path: Path) -> str | None:
@@ -38,27 +39,15 @@ def flaw_of(path: Path) -> str | None:
     return "is truncated" if is_cut else None
 
 
-def shards(index: Path) -> list[Path]:
-    """The weight files that a ``*.safetensors.index.json`` names; none where it cannot be read."""
-    try:
-        names = set(parse_json(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-    return [index.parent / name for name in sorted(names)]
-
-
 def unfinished_bytes(root: Path, folder: Path) -> int | None:
     """Bytes of the downloads into `folder` that are not finished; None where there are none.
 
     The programs keep them in the folder or in a hidden one of `root`, the folder that they were given.
     """
     inside = folder.relative_to(root)
-    named = [folder, root / ".cache/huggingface/download" / inside]
-    # ModelScope keeps the final names in a folder of its own until they are complete.
-    temporary = [root / "._____temp" / inside, folder / "._____temp"]
-    paths = {path for place in named for pattern in _UNFINISHED for path in place.rglob(pattern)}
-    paths |= {path for place in temporary for path in place.rglob("*")}
-    sizes = [path.stat().st_size for path in paths if path.is_file()]
+    places = folder, root / ".cache/huggingface/download" / inside, root / _TEMPORARY / inside
+    files = {path for place in places for path in place.rglob("*") if path.is_file()}
+    sizes = [file.stat().st_size for file in files if file.suffix in _UNFINISHED or _TEMPORARY in file.parts]
     return sum(sizes) if sizes else None
 
 

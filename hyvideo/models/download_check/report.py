@@ -12,12 +12,13 @@ from typing import Literal
 from tqdm import tqdm
 
 from hyvideo.data.outside import align_columns
-from hyvideo.models import fit_checks, loading_encoders
-from hyvideo.models.download_check.integrity import flaw_of, shards, size_of, unfinished_bytes
+from hyvideo.models import fit_checks, loading
+from hyvideo.models import loading_encoders as encoders
+from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
 from hyvideo.models.versions import UNSUPPORTED
-from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, shortened
+from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, shortened, weight_paths
 
 State = Literal["ok", "missing", "incomplete", "does not fit"]
 
@@ -48,7 +49,6 @@ class Row:
 class CheckpointReport:
     """The state of every part of a checkpoint folder."""
 
-    root: Path
     rows: tuple[Row, ...]
 
     def lacking(self, use: Use) -> list[Row]:
@@ -72,7 +72,7 @@ class CheckpointReport:
 def report(root: str | Path) -> CheckpointReport:
     """The report of a folder, in the original layout or in diffusers'."""
     root = Path(root)
-    return CheckpointReport(root, tuple(_examine(part, root) for part in parts_of(root)))
+    return CheckpointReport(tuple(_examine(part, root) for part in parts_of(root)))
 
 
 def _examine(part: Part, root: Path) -> Row:
@@ -86,8 +86,8 @@ def _examine(part: Part, root: Path) -> Row:
             problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    problems = problems_of(lambda: CHECKS[part.check](root, part.folder)) if part.check else []
-    return Row(part, "does not fit" if problems else "ok", size, tuple(problems))
+    misfits = problems_of(lambda: CHECKS[part.check](root, part.folder)) if part.check else []
+    return Row(part, "does not fit" if misfits else "ok", size, tuple(misfits))
 
 
 def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
@@ -98,11 +98,12 @@ def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
         paths = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
         if not paths:
             problems.append(f"{part.folder} has no {' or '.join(patterns)}")
-        for path in paths:
-            named = shards(path) if path.name.endswith(".index.json") else []
-            present |= dict.fromkeys([path, *(shard for shard in named if shard.is_file())])
-            missing = [shard.name for shard in named if not shard.is_file()]
-            problems += [f"{part.folder} has no {name}, which {path.name} names" for name in missing]
+        for index in [path for path in paths if path.name.endswith(".index.json")]:
+            try:
+                paths += weight_paths(Folder(folder, part.folder), index.name.partition(".")[0])
+            except ValueError as error:
+                problems.append(str(error))
+        present |= dict.fromkeys(paths)
     return list(present), problems
 
 
@@ -111,7 +112,7 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     version = folder.partition("/")[2] or None
     if version in UNSUPPORTED:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
-    return fit_checks.transformer_problems(root, version)
+    return fit_checks.model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version))
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
@@ -120,9 +121,8 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     The base model's config is not part of the download, so the other shapes are compared when it is loaded.
     """
     checkpoint = find_checkpoint(root / folder)
-    weights = checkpoint.folder / "model.pth"
-    if not weights.is_file():
-        weights = checkpoint.folder / "non_lora_state_dict.pth"
+    whole = checkpoint.folder / "model.pth"
+    weights = whole if whole.is_file() else checkpoint.folder / "non_lora_state_dict.pth"
     shapes = shapes_of(read_pickle(weights, "VideoAlign", device="meta"))
     heads = {name: 1 for name in shapes if name.endswith("rm_head.weight")}
     if not heads:
@@ -141,38 +141,35 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     """Problems of a CLIP model."""
     from transformers import CLIPModel
 
-    return loading_encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
+    return encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
+
+
+def _where_tokenizer(check: Callable[[Path], list[str]], *folders: str) -> Callable[[Path, str], list[str]]:
+    """A loader's check where a tokenizer, a download of its own, is in one of `folders`; loaders ask for it first."""
+    return lambda root, _: check(root) if any((root / f / "tokenizer_config.json").is_file() for f in folders) else []
 
 
 # What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there
 # are some, so that this report and the start of a run agree.
 CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
-    "vae": lambda root, _: fit_checks.vae_problems(root),
-    "text_encoder": lambda root, _: _with_tokenizer(loading_encoders.text_encoder_problems, root, "llm", "tokenizer"),
-    "glyph_encoder": lambda root, _: _with_tokenizer(
-        loading_encoders.glyph_encoder_problems, root, "byt5-small", "tokenizer_2"
-    ),
-    "vision_encoder": lambda root, _: loading_encoders.vision_encoder_problems(root),
+    "vae": lambda root, _: fit_checks.model_problems(loading.VAE, loading.vae_folder(root)),
+    "text_encoder": _where_tokenizer(encoders.text_encoder_problems, "text_encoder/llm", "tokenizer"),
+    "glyph_encoder": _where_tokenizer(encoders.glyph_encoder_problems, "text_encoder/byt5-small", "tokenizer_2"),
+    "vision_encoder": lambda root, _: encoders.vision_encoder_problems(root),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }
 
 
-def _with_tokenizer(check: Callable[[Path], list[str]], root: Path, original: str, diffusers: str) -> list[str]:
-    """A loader's check where the tokenizer, a download of its own, is there; the loaders ask for it first."""
-    folders = root / "text_encoder" / original, root / diffusers
-    return check(root) if any((folder / "tokenizer_config.json").is_file() for folder in folders) else []
-
-
 def lines(checkpoints: CheckpointReport) -> list[str]:
     """The report to read: the table, what is wrong, the downloads that would help, and what can be run."""
     rows = checkpoints.rows
-    cells = [("part", "folder", "state", "size", "needed for")]
-    for row in rows:
-        uses = ", ".join(row.part.uses) or "nothing here"
-        cells.append((row.part.name, row.part.folder, row.state, _bytes(row.size), uses))
-    text = align_columns(cells)
+    cells = [
+        (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "nothing here")
+        for row in rows
+    ]
+    text = align_columns([("part", "folder", "state", "size", "needed for"), *cells])
     # A missing part stands in the table.
     troubled = [row for row in rows if row.state in ("incomplete", "does not fit")]
     text += ["", *(f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems)]
@@ -181,7 +178,7 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
         text += ["", f"To get what is not ok ({hint}):"]
     for part in needed:
         size = f", {part.size}" if part.size else ""
-        text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.command(checkpoints.root)}"]
+        text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.download}"]
     lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in _NAMES.items()}
     can = ", ".join(name for name, parts in lacking.items() if not parts)
     cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)

@@ -117,10 +117,7 @@ class AsyncScorer:
             scorer.check_prompts(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
-        """Measures of a whole set of videos that are never part of the reward, of all scorers.
-
-        Raises: ValueError for a scorer that gives something else.
-        """
+        """Measures of a whole set of videos that are never part of the reward; ValueError for anything else."""
         measures: dict[str, SetMeasure] = {}
         for name, scorer in self.scorers.items() if videos else ():
             with self.in_place():

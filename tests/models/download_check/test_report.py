@@ -300,5 +300,6 @@ def test_a_pipeline_is_for_what_its_index_says(tmp_path):
     assert read_task(tmp_path, None) == read_task(tmp_path, "480p_t2v") == "t2v"
     checkpoints = report(tmp_path)
     assert row_of(checkpoints, "transformer").part.uses == ["t2v"]
-    assert all("480p_t2v" in row.part.hub for row in checkpoints.rows if "community" in row.part.hub)
+    downloads = [row.part.download for row in checkpoints.rows if "community" in row.part.download]
+    assert downloads and all("480p_t2v" in download for download in downloads)
     assert "transformer" in lacks(checkpoints, "i2v"), "the one that is there is for the other task"

@@ -12,15 +12,9 @@ from urllib.parse import urlsplit
 import h11
 from torch import Tensor
 
+from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.rewards import SERVICE_ATTEMPTS, Scorer, ScoreResult, ScorerUnavailable
-from hyvideo.models.reward_models.service.protocol import (
-    ScoreRequest,
-    check_texts,
-    decode_answer,
-    encode_request,
-    parse_json,
-    printable,
-)
+from hyvideo.models.reward_models.service import protocol
 
 T = TypeVar("T")
 
@@ -70,13 +64,13 @@ class RemoteScorer(Scorer):
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
         """Result of each video. Raises ScorerUnavailable for no answer in time, RequestRefused for a refusal."""
-        body = encode_request(ScoreRequest([video.cpu() for video in videos], prompts, fps))
-        return self._ask("/score", body, lambda answer: decode_answer(answer, len(videos)))
+        body = protocol.encode_request(protocol.ScoreRequest([video.cpu() for video in videos], prompts, fps))
+        return self._ask("/score", body, lambda answer: protocol.decode_answer(answer, len(videos)))
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raises ValueError for a prompt that the service's scorer cannot score, or when no service is there."""
         try:
-            body = json.dumps({"prompts": check_texts(list(prompts))}).encode()
+            body = json.dumps({"prompts": protocol.check_texts(list(prompts))}).encode()
             problem = self._ask("/check_prompts", body, _problem)
         except (ScorerUnavailable, RequestRefused) as error:
             raise ValueError(str(error)) from error
@@ -171,7 +165,7 @@ def _problem(body: bytes) -> str | None:
     problem = answer.get("problem") if isinstance(answer, dict) else 0
     if not isinstance(problem, str | None):
         raise ValueError("an answer about prompts must be an object with `problem`, a string or null")
-    return problem and printable(problem)
+    return problem and protocol.printable(problem)
 
 
 def is_address(url: str) -> bool:

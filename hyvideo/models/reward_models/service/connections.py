@@ -23,9 +23,7 @@ def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:
 class GuardedProtocol(H11Protocol):
     """One connection. Where there are too many, the one that has been without a request for longest is dropped.
 
-    Args:
-        idle: Connections of the server that have no request under way, the oldest first, each with the timer that
-            ends it.
+    ``idle`` has the server's connections without a request, the oldest first, each with the timer that ends it.
     """
 
     def __init__(self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options):

@@ -16,25 +16,16 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-import anyio
 import anyio.to_thread
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
+from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
-from hyvideo.models.reward_models.service.protocol import (
-    BadRequest,
-    Limits,
-    ScoreRequest,
-    TooLarge,
-    check_texts,
-    decode_request,
-    encode_answer,
-    parse_json,
-)
+from hyvideo.models.reward_models.service import protocol
 
 _DECODERS = 4  # requests that are decoded at a time: each holds its body twice
 
@@ -68,7 +59,7 @@ class Batcher:
         """Seconds that the videos in the queue will take, at the mean time of those before: 1 to 60."""
         return min(60, math.ceil(len(self._waiting) * self.seconds / max(1, self.counts["videos"])) or 1)
 
-    def submit(self, request: ScoreRequest) -> "list[Future[ScoreResult]]":
+    def submit(self, request: protocol.ScoreRequest) -> "list[Future[ScoreResult]]":
         """The results to come, one for each video; one that is cancelled before its batch begins is never scored."""
         self.counts["requests"] += 1
         videos = [_QueuedVideo(v, prompt, request.fps, Future()) for v, prompt in zip(request.videos, request.prompts)]
@@ -118,14 +109,14 @@ def create_app(
     *,
     name: str,
     token: str | None = None,
-    limits: Limits | None = None,
+    limits: protocol.Limits | None = None,
     max_videos: int = 16,
     max_waiting: int = 64,
 ) -> FastAPI:
     """The service around a scorer. All but /health needs the token; ``max_waiting`` requests may be under way."""
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
-    limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
+    limits, decoders = limits or protocol.Limits(), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
     under_way = _UnderWay(limits, max_waiting, batcher)
 
@@ -165,24 +156,22 @@ def create_app(
     @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
         decoded = await _decoded(await under_way.body(request, limits.body), limits, decoders)
-        return encode_answer(await _answer(batcher.submit(decoded), request))
+        return protocol.encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
 
 
-async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter) -> ScoreRequest:
+async def _decoded(body: bytes, limits: protocol.Limits, decoders: anyio.CapacityLimiter) -> protocol.ScoreRequest:
     try:
-        return await anyio.to_thread.run_sync(decode_request, body, limits, limiter=decoders)
-    except BadRequest as error:
-        raise HTTPException(413 if isinstance(error, TooLarge) else 422, str(error)) from error
+        return await anyio.to_thread.run_sync(protocol.decode_request, body, limits, limiter=decoders)
+    except protocol.BadRequest as error:
+        raise HTTPException(413 if isinstance(error, protocol.TooLarge) else 422, str(error)) from error
 
 
 async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
     """The results, waited for without a thread; they are cancelled when the client disconnects."""
-    answer, disconnect = (
-        asyncio.ensure_future(_all_of(results)),
-        asyncio.ensure_future(_until_disconnect(request)),
-    )
+    answer = asyncio.ensure_future(_all_of(results))
+    disconnect = asyncio.ensure_future(_until_disconnect(request))
     try:
         await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -215,7 +204,7 @@ def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, N
 class _UnderWay:
     """Requests under way, and the deadlines of those whose bodies arrive: every byte puts one off a little."""
 
-    def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
+    def __init__(self, limits: protocol.Limits, max_waiting: int, batcher: Batcher):
         self.limits, self.batcher, self.places = limits, batcher, anyio.CapacityLimiter(max_waiting)
         self._deadlines: set[asyncio.Timeout] = set()
 
@@ -266,6 +255,6 @@ class _UnderWay:
 
 def _prompts(body: bytes) -> list[str]:
     try:
-        return check_texts(parse_json(body)["prompts"])
+        return protocol.check_texts(parse_json(body)["prompts"])
     except (TypeError, KeyError, ValueError) as error:
         raise HTTPException(422, f'the body must be {{"prompts": [...]}}: {error}') from error

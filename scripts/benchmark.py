@@ -35,7 +35,7 @@ from torch import nn
 from hyvideo.config.command_line import load_config
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
 from hyvideo.miniature.reward import miniature_trial
 from hyvideo.models.attention_kernels import use_fastest_kernels
@@ -92,7 +92,7 @@ def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Mo
     ours = work.transformer()
     models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
     install(ours)
-    parallelize(ours, ALONE, Parallelism(compile=options.compile))
+    parallelize(ours, ALONE, compile=options.compile)
     if options.compile and "stock" in models:
         for block in models["stock"].transformer_blocks:
             block.compile()

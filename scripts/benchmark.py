@@ -23,7 +23,6 @@ Prints a number a line, or all as one JSON object with --json.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -184,7 +183,7 @@ def benchmark_reward(options: argparse.Namespace) -> dict:
     return numbers
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="transformer | overhead | reward")
     transformer, overhead, reward = (commands.add_parser(name) for name in ("transformer", "overhead", "reward"))
@@ -213,8 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         numbers = options.run(options)
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in numbers.items()}
     print(json.dumps(numbers) if options.json else "\n".join(f"{name}: {value}" for name, value in shown.items()))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,6 @@ side_by_side/ and a folder for each policy in --out.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.config import processes
@@ -33,7 +32,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 @refusals("compare_policies.py")
-def main() -> int:
+def main() -> None:
     options, flags = arguments()
     config = parse(flags).config
     if options.num_prompts < 1:
@@ -62,8 +61,7 @@ def main() -> int:
     if mesh.is_main:
         print(f"written: {', '.join(map(str, comparison.draw()))}")
     ranks.stop()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

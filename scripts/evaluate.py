@@ -14,7 +14,6 @@ Writes scores.json and scores.csv.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
@@ -33,7 +32,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 @refusals("evaluate.py")
-def main() -> int:
+def main() -> None:
     options, settings = arguments()
     config = parse(settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
@@ -64,8 +63,7 @@ def main() -> int:
     print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
     print(as_text(summarise(evaluation)))
     print(f"written to {options.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,6 @@
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, refusals
@@ -67,13 +66,12 @@ def run(options: argparse.Namespace) -> None:
     share_mode(options.out)
 
 
-def main() -> int:
+def main() -> None:
     options = parse()
     with refusals("export.py"):
         run(options)
     print(f"written to {options.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,7 +8,6 @@ deviation over them. A figure that the runs do not allow is not made, and a line
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, parse_json, refusals
@@ -29,7 +28,7 @@ def parse() -> argparse.Namespace:
 
 
 @refusals("make_figures.py")
-def main() -> int:
+def main() -> None:
     options = parse()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
@@ -42,7 +41,6 @@ def main() -> int:
     for number in options.figures:
         hint = f" ({THEORY_ALONE})" if number == 4 and not measured else ""
         print(draw(number, runs, options.out, window=options.window, measured=measured) + hint)
-    return 0
 
 
 def read_measured(path: Path) -> dict:
@@ -59,4 +57,4 @@ def read_measured(path: Path) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,6 @@ no weights. Ends with 0 when there is a plan, whatever it says, and with 2 when 
 import argparse
 import dataclasses
 import math
-import sys
 
 from hyvideo.config.command_line import parse
 from hyvideo.config.memory.hardware import Hardware
@@ -20,7 +19,7 @@ from hyvideo.config.rules import check_ranges
 from hyvideo.data.outside import refusals
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="plan.py",
         description=__doc__.splitlines()[0],
@@ -48,8 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)
         print(memory_table(run) if options.table else report(run))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

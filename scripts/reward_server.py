@@ -10,7 +10,6 @@ Listens on this machine only, unless --host names another address; then a token 
 import argparse
 import os
 import socket
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, refusals
@@ -59,7 +58,7 @@ def bound(host: str, port: int) -> socket.socket:
     return bound_socket
 
 
-def main() -> int:
+def main() -> None:
     options = parse()
     with refusals("reward_server.py", (ValueError, OSError)):
         token = token_of(options)
@@ -78,8 +77,7 @@ def main() -> int:
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on http://{host}:{bound_socket.getsockname()[1]}", flush=True)
     make_server(app).run(sockets=[bound_socket])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

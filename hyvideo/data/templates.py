@@ -11,8 +11,8 @@ def number(value: float) -> str:
 
 
 def fill(template: Path, **values: object) -> str:
-    """The text of a template with these values. Lines that are a statement alone leave none."""
+    """The text of a template, without a newline at its end. Lines that are a statement alone leave none."""
     pages = Environment(loader=FileSystemLoader(template.parent), undefined=StrictUndefined, autoescape=False)
     pages.trim_blocks = pages.lstrip_blocks = True
     pages.filters["number"] = number
-    return pages.get_template(template.name).render(values)
+    return pages.get_template(template.name).render(values).rstrip("\n")

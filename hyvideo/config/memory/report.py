@@ -12,7 +12,6 @@ from hyvideo.config.memory.persistent import trained_bytes
 from hyvideo.config.memory.phases import GIB, memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
-from hyvideo.config.run_plan import labelled
 from hyvideo.data.templates import fill, number
 
 _NEAREST = 12
@@ -36,7 +35,10 @@ def report(run: PlannedRun) -> str:
         anchor_gib=trained_bytes(run) / GIB,
         counted=counted,
         items=items | {"sum": [counted.total(phase) / GIB for phase in counted.phases]},
-        near=near_lines(run),
+        nearest=[
+            (near, memory(near), duration(near).total, cost(near).rollouts)
+            for near in islice(run.legal_near(), _NEAREST)
+        ],
         verdict=verdict(run),
         **of_time,
     )
@@ -48,17 +50,6 @@ def fastest(run: PlannedRun) -> str:
         return ""
     best = run.with_settings(**change)
     return f"{flags(change) or 'as it is'}: {number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
-
-
-def near_lines(run: PlannedRun) -> list[str]:
-    """Lines of the legal runs, nearest first, with what each takes."""
-    lines = []
-    for near in islice(run.legal_near(), _NEAREST):
-        counted, seconds = memory(near), duration(near).total
-        fits = "fits" if counted.fits(run.hardware.gpu_memory) else "too large"
-        each = number(seconds / cost(near).rollouts)
-        lines.append(f"{near}: {counted.peak() / GIB:.1f} GiB, {fits}, {number(seconds)} s, {each} s a rollout")
-    return labelled("legal near it", lines or ["nothing"])
 
 
 def flags(change: dict) -> str:

@@ -87,6 +87,11 @@ class PlannedRun:
     def rollouts_per_replica(self) -> int:
         return self.settings.batch_size * self.settings.gradient_accumulation_steps
 
+    @property
+    def is_timed(self) -> bool:
+        """Claims that its hours can be predicted: of a released model on GPUs."""
+        return self.architecture.is_released and self.config.model.device != "cpu"
+
     @cached_property
     def plan(self) -> Plan:
         return make_plan(self.config, self.world_size)

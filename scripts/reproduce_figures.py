@@ -18,8 +18,7 @@ import itertools
 import sys
 
 from hyvideo.data.outside import refusals
-from hyvideo.evaluation.figures.trained_figures import TRAINED_FIGURES, runs_of
-from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SCHEDULES
+from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SCHEDULES, TRAINED_FIGURES, runs_of_figure
 from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
 
 
@@ -38,7 +37,7 @@ def main() -> int:
         raise ValueError(f"--window must be at least 1, got {options.window}")
     study = grid_study(options)
     others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
-    runs = {number: runs_of(number, options.settings, options.seeds, **others) for number in options.figures}
+    runs = {number: runs_of_figure(number, options.settings, options.seeds, **others) for number in options.figures}
     code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)
     if options.dry_run or options.only_cell:
         return code

@@ -26,11 +26,7 @@ FINAL = (2, 3, LEFT)  # refused, reward hacking, asked to leave
 
 
 class Agent(LocalElasticAgent):
-    """The agent.
-
-    Args:
-        finished: Gives the last iteration that the run has finished.
-    """
+    """The agent of one node; ``finished`` gives the last iteration that the run has finished."""
 
     def __init__(self, *arguments, finished: Callable[[], int], **options):
         super().__init__(*arguments, **options)

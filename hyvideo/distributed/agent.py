@@ -62,8 +62,7 @@ def final_code(failures: dict) -> int | None:
 def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
     """Runs torchrun with these arguments; gives the final code of the processes, 75 after a signal, else 0 or 1.
 
-    Args:
-        finished: Gives the last finished iteration of a run with these flags.
+    ``finished`` gives the last finished iteration of a run with these flags.
     """
     # Slurm sends it to all processes, and who started this one tells it by SIGTERM. Ignored, it would be so in theirs.
     signal.signal(signal.SIGUSR1, lambda *_: None)

@@ -44,8 +44,7 @@ class Interval:
 def t_interval(values: np.ndarray) -> Interval:
     """The mean over the prompts that have a value of every seed, and its 95 % interval; all NaN without such a prompt.
 
-    Args:
-        values: One number for each training seed and prompt, NaN where it is missing. Shape: (seeds, prompts).
+    ``values`` are one number for each training seed and prompt, NaN where it is missing. Shape: (seeds, prompts).
     """
     values = values[:, np.isfinite(values).all(0)]
     if not values.size:

@@ -56,7 +56,7 @@ class CheckpointWriter:
         state: dict,  # JSON: counters and small values
         files: Callable[[Path], None] = lambda folder: None,  # writes what else belongs into it; on the main rank
     ) -> Path:
-        """Begins to write the checkpoint of ``iteration`` after the one before. A failure is reported, and is no end."""
+        """Begins to write the checkpoint of ``iteration`` after the one before. A failure is reported and is no end."""
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
         target = self.output_dir / FOLDER / f"{iteration:06d}"

@@ -45,7 +45,7 @@ def report(run: PlannedRun) -> str:
 
 
 def fastest(run: PlannedRun) -> str:
-    """What would be fastest here, with its seconds and GiB; empty where nothing fits."""
+    """Change that makes it fastest here, with its seconds and GiB; empty where nothing fits."""
     if (change := fastest_change(run)) is None:
         return ""
     best = run.with_settings(**change)

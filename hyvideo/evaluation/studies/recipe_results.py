@@ -127,7 +127,8 @@ def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Pa
         axes.set(xlabel=pair[0], ylabel=pair[1])
         axes.grid(alpha=0.3)
         (_draw_ends if compares_ends else _draw_bands)(axes, pair, curves)
-    figure.legend(*all_axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    if not compares_ends:
+        figure.legend(*all_axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -142,17 +143,26 @@ def _draw_bands(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]
 
 
 def _draw_ends(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]]) -> None:
-    """Ends with their intervals."""
+    """Ends with their intervals; names stand beside the panel in the order of their heights, a line leads to each."""
     better = [1 if column.higher_is_better else -1 for name in pair for column in COMPARED if column.name == name]
     axes.set_xlabel(pair[0] + ("" if better[0] > 0 else ", less is better"))
     ends = {recipe: [points[-1][name] for name in pair] for recipe, points in curves.items()}
     places = {recipe: np.array([value.mean for value in end]) for recipe, end in ends.items()}
+    colors = {recipe: COLORS[number % len(COLORS)] for number, recipe in enumerate(ends)}
     for number, (recipe, end) in enumerate(ends.items()):
         dominated = any((better * (place - places[recipe]) > 0).all() for place in places.values())
         errors = [[[value.mean - value.low], [value.high - value.mean]] for value in end]
-        style = {"fmt": "os^Dv"[number % 5], "color": COLORS[number % len(COLORS)], "label": recipe}
-        style |= {"markerfacecolor": "white" if dominated else None, "elinewidth": 0.8, "capsize": 2}
-        axes.errorbar(*places[recipe], *errors[::-1], **style)
+        style = {"fmt": "os^Dv"[number % 5], "color": colors[recipe], "markerfacecolor": "white" if dominated else None}
+        axes.errorbar(*places[recipe], *errors[::-1], **style, elinewidth=0.8, capsize=2)
     base = next(iter(curves.values()))[0]
     axes.plot(base[pair[0]].mean, base[pair[1]].mean, "k*", markersize=9)
     axes.set_title("filled: no other is better in both; star: first validation", fontsize="small", loc="left")
+    in_order, (low, high) = sorted(places, key=lambda recipe: places[recipe][1]), axes.get_ylim()
+    apart = min(0.065, 1 / len(in_order)) * np.arange(len(in_order))  # at least, of the panel's height
+    heights = np.array([(places[recipe][1] - low) / (high - low) for recipe in in_order])
+    above, below = np.maximum.accumulate(heights - apart), np.minimum.accumulate((heights - apart)[::-1])[::-1]
+    heights = np.clip((above + below) / 2, 0, 1 - apart[-1]) + apart
+    for recipe, height in zip(in_order, heights):
+        line = {"arrowstyle": "-", "color": colors[recipe], "linewidth": 0.7, "linestyle": ":", "relpos": (0, 0.5)}
+        text = {"xytext": (1.04, height), "textcoords": "axes fraction", "color": colors[recipe], "fontsize": "small"}
+        axes.annotate(recipe, places[recipe], **text, va="center", arrowprops=line)

@@ -23,7 +23,6 @@ Prints a number a line, or all as one JSON object with --json.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from torch import nn
 from hyvideo.config.command_line import load_config
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
 from hyvideo.miniature.reward import miniature_trial
 from hyvideo.models.attention_kernels import use_fastest_kernels
@@ -92,7 +91,7 @@ def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Mo
     ours = work.transformer()
     models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
     install(ours)
-    parallelize(ours, ALONE, Parallelism(compile=options.compile))
+    parallelize(ours, ALONE, compile=options.compile)
     if options.compile and "stock" in models:
         for block in models["stock"].transformer_blocks:
             block.compile()
@@ -184,7 +183,7 @@ def benchmark_reward(options: argparse.Namespace) -> dict:
     return numbers
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="transformer | overhead | reward")
     transformer, overhead, reward = (commands.add_parser(name) for name in ("transformer", "overhead", "reward"))
@@ -213,8 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         numbers = options.run(options)
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in numbers.items()}
     print(json.dumps(numbers) if options.json else "\n".join(f"{name}: {value}" for name, value in shown.items()))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

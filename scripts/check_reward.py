@@ -13,11 +13,11 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+def main() -> int:
+    parser = Parser(__doc__)
     parser.add_argument("--reward_model", required=True, help="a scorer, as in post_train.py: a name or FILE.py:CLASS")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="the checkpoint folder; ckpts")
     parser.add_argument("--model_path", help="the scorer's own folder (CLIP and PickScore: or hub name)")
@@ -32,11 +32,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dimensions", nargs="+", help="that must be there; those that the scorer promises")
     parser.add_argument("--tolerance", type=float, help="of scores that differ by rounding, in their units")
     parser.add_argument("--quick", action="store_true", help="only what a training run tries at its start")
-    return parser
-
-
-def main() -> int:
-    parser = arguments()
     args = parser.parse_args()
     if (args.video is None) != (args.prompt is None):
         parser.error("--video and --prompt belong together; give both, or neither for a rendered clip")

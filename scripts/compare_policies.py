@@ -13,8 +13,6 @@ the validation's. The prompts are rows spread over valid_video_csv, or those of 
 side_by_side/ and a folder for each policy in --out.
 """
 
-import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.config import processes
@@ -23,18 +21,14 @@ from hyvideo.config.rules import check_sampling
 from hyvideo.data.outside import Parser, refusals
 
 
-def arguments() -> tuple[argparse.Namespace, list[str]]:
+@refusals("compare_policies.py")
+def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base or name=path, several")
     parser.add_argument("--prompt", nargs="+", help="prompts in place of those of valid_video_csv")
     parser.add_argument("--num_prompts", type=int, default=8, help="rows of valid_video_csv to take; 8")
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures and videos")
-    return parser.parse_known_args()
-
-
-@refusals("compare_policies.py")
-def main() -> int:
-    options, flags = arguments()
+    options, flags = parser.parse_known_args()
     config = parse(flags).config
     if options.num_prompts < 1:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
@@ -62,8 +56,7 @@ def main() -> int:
     if mesh.is_main:
         print(f"written: {', '.join(map(str, comparison.draw()))}")
     ranks.stop()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,6 @@ and .tex, verdicts.md (each recipe against the first, paired by seed), curves ov
 pareto.png in --out. A verdict takes two seeds at least, and five to be worth much. Ends with 1 when a run failed.
 """
 
-import argparse
 import sys
 
 from hyvideo.data.outside import refusals
@@ -18,17 +17,13 @@ from hyvideo.evaluation.studies.runs import Study, runs_of
 from hyvideo.evaluation.studies.study_command import plan_and_train, study_parser
 
 
-def parse() -> argparse.Namespace:
+@refusals("compare_recipes.py")
+def main() -> int:
     parser = study_parser(__doc__, out="outputs/recipes", makes="table")
     parser.add_argument("recipes", help="YAML file: base, common and recipes")
     parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
     parser.add_argument("--budget", required=True, help="rollouts=N, forwards=N or seconds=N of each run")
-    return parser.parse_args()
-
-
-@refusals("compare_recipes.py")
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.out, common, options.num_gpus)

@@ -13,8 +13,6 @@ leaves beside them, or of the scores.json in a run's samples/ and rollouts/, els
 Writes scores.json and scores.csv.
 """
 
-import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
@@ -22,19 +20,15 @@ from hyvideo.config.rules import check_evaluation
 from hyvideo.data.outside import Parser, make_folder, refusals
 
 
-def arguments() -> tuple[argparse.Namespace, list[str]]:
+@refusals("evaluate.py")
+def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; the base model by default")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
     parser.add_argument("--lora_scale", type=float, default=1.0)
     parser.add_argument("--videos", type=Path, help="folder of mp4 files to score in place of a model's")
     parser.add_argument("--out", type=Path, required=True, help="folder for scores.json and scores.csv")
-    return parser.parse_known_args()
-
-
-@refusals("evaluate.py")
-def main() -> int:
-    options, settings = arguments()
+    options, settings = parser.parse_known_args()
     config = parse(settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
@@ -64,8 +58,7 @@ def main() -> int:
     print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
     print(as_text(summarise(evaluation)))
     print(f"written to {options.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

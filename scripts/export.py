@@ -9,13 +9,12 @@
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, refusals
 
 
-def parse() -> argparse.Namespace:
+def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
@@ -26,7 +25,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model_path", type=Path, default=Path("ckpts"), help="checkpoints of the base model")
     parser.add_argument("--transformer_version", help="version that the policy came from")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
-    return parser.parse_args()
+    options = parser.parse_args()
+    with refusals("export.py"):
+        run(options)
+    print(f"written to {options.out}")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -67,13 +69,5 @@ def run(options: argparse.Namespace) -> None:
     share_mode(options.out)
 
 
-def main() -> int:
-    options = parse()
-    with refusals("export.py"):
-        run(options)
-    print(f"written to {options.out}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,8 +7,6 @@ Runs are grouped by the settings in their config.yaml; seeds of one setting are 
 deviation over them. A figure that the runs do not allow is not made, and a line says why.
 """
 
-import argparse
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, parse_json, refusals
@@ -16,7 +14,8 @@ from hyvideo.data.outside import Parser, parse_json, refusals
 THEORY_ALONE = "theory alone: give norms that scripts/measure_gradient_norms.py measured by --gradients"
 
 
-def parse() -> argparse.Namespace:
+@refusals("make_figures.py")
+def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run, or of runs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
@@ -25,12 +24,7 @@ def parse() -> argparse.Namespace:
         "--gradients", nargs="+", type=Path, default=[], help="JSON of scripts.measure_gradient_norms, for figure 4"
     )
     parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
-    return parser.parse_args()
-
-
-@refusals("make_figures.py")
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
 
@@ -42,7 +36,6 @@ def main() -> int:
     for number in options.figures:
         hint = f" ({THEORY_ALONE})" if number == 4 and not measured else ""
         print(draw(number, runs, options.out, window=options.window, measured=measured) + hint)
-    return 0
 
 
 def read_measured(path: Path) -> dict:
@@ -59,4 +52,4 @@ def read_measured(path: Path) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,7 +11,6 @@ what is measured and what the fields are. Ends with 2 when it was called wrongly
 """
 
 import shutil
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from hyvideo.distributed import mesh as ranks
 from post_train import build
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=1)
@@ -41,7 +40,6 @@ def main(argv: list[str] | None = None) -> int:
         if processes.rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
     ranks.stop()
-    return 0
 
 
 def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollouts: int) -> None:
@@ -80,4 +78,4 @@ def scored_round(trainer):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,10 +6,8 @@ Takes every flag of post_train.py beside its own. Reads settings, and a transfor
 no weights. Ends with 0 when there is a plan, whatever it says, and with 2 when it was called wrongly.
 """
 
-import argparse
 import dataclasses
 import math
-import sys
 
 from hyvideo.config.command_line import parse
 from hyvideo.config.memory.hardware import Hardware
@@ -17,16 +15,11 @@ from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
 from hyvideo.config.rules import check_ranges
-from hyvideo.data.outside import refusals
+from hyvideo.data.outside import Parser, refusals
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="plan.py",
-        description=__doc__.splitlines()[0],
-        epilog="Every flag of post_train.py is taken too; python post_train.py --help lists them.",
-        allow_abbrev=False,
-    )
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser(__doc__, prog="plan.py")
     parser.add_argument("--world_size", type=int, default=8, help="number of GPUs; 8")
     assumed = {field.name: field for field in dataclasses.fields(Hardware)}
     for name, field in assumed.items():
@@ -48,8 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         for size in (config.rollout_size, config.validation_size):
             architecture.latent_size(*size)
         print(memory_table(run) if options.table else report(run))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

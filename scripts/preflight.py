@@ -5,7 +5,6 @@ rank says why.
 """
 
 import argparse
-import sys
 
 import torch
 
@@ -22,7 +21,7 @@ from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 
 
 @refusals("preflight")
-def main() -> int:
+def main() -> None:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--timeout", type=float, default=60.0)
     chosen, flags = own.parse_known_args()
@@ -48,8 +47,7 @@ def main() -> int:
     if mesh.is_main:
         print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)
     ranks.stop()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,17 +14,16 @@
 none is trained twice. Leaves cells/, logs/ and figures/ there. Ends with 1 when a cell failed.
 """
 
-import argparse
 import itertools
 import sys
 
 from hyvideo.data.outside import refusals
-from hyvideo.evaluation.figures.trained_figures import TRAINED_FIGURES, runs_of
-from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SCHEDULES
+from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SCHEDULES, TRAINED_FIGURES, runs_of_figure
 from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
 
 
-def parse() -> argparse.Namespace:
+@refusals("reproduce_figures.py")
+def main() -> int:
     parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])
     numbers = list(TRAINED_FIGURES)
@@ -33,17 +32,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions in place of the figure's")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 in place of its three")
     parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
-    return parser.parse_args()
-
-
-@refusals("reproduce_figures.py")
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
     study = grid_study(options)
     others = {"methods": options.methods, "kls": options.kl, "schedules": options.schedules}
-    runs = {number: runs_of(number, options.settings, options.seeds, **others) for number in options.figures}
+    runs = {number: runs_of_figure(number, options.settings, options.seeds, **others) for number in options.figures}
     code = plan_and_train(study, list(dict.fromkeys(itertools.chain(*runs.values()))), options)
     if options.dry_run or options.only_cell:
         return code

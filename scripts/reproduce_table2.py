@@ -12,7 +12,6 @@ rows, comparisons.md, in --out. A verdict takes two seeds at least, and five to 
 failed.
 """
 
-import argparse
 import sys
 
 from hyvideo.data.outside import refusals
@@ -20,18 +19,14 @@ from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, grid
 from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, named, plan_and_train
 
 
-def parse() -> argparse.Namespace:
+@refusals("reproduce_table2.py")
+def main() -> int:
     parser = grid_parser(__doc__, makes="table")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), default=["none", "fixed", "dual_moving"])
     parser.add_argument("--no_equalizer", action="store_true", help="also every cell without the equalizer")
     parser.add_argument("--scorers", nargs="+", default=[], help="measure with these: videoalign clip pickscore")
-    return parser.parse_args()
-
-
-@refusals("reproduce_table2.py")
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     study = grid_study(options, scorers=options.scorers)
     runs = grid(options.settings, options.methods, options.kl, options.seeds, no_equalizer=options.no_equalizer)
     code = plan_and_train(study, runs, options)

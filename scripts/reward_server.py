@@ -10,27 +10,12 @@ Listens on this machine only, unless --host names another address; then a token 
 import argparse
 import os
 import socket
-import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.models.reward_models.rewards import make_scorer, parse_options
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-
-
-def parse() -> argparse.Namespace:
-    parser = Parser(__doc__)
-    parser.add_argument("--reward_model", default="videoalign")
-    parser.add_argument("--model_path", default="ckpts", help="folder of the checkpoints")
-    parser.add_argument("--options", default="{}", help="JSON object of the scorer's options")
-    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--token_file", type=Path)
-    parser.add_argument("--max_videos", type=int, default=16, help="videos that are scored together")
-    parser.add_argument("--max_waiting", type=int, default=64, help="requests that may wait; more are sent away")
-    return parser.parse_args()
 
 
 def token_of(options: argparse.Namespace) -> str | None:
@@ -59,8 +44,18 @@ def bound(host: str, port: int) -> socket.socket:
     return bound_socket
 
 
-def main() -> int:
-    options = parse()
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--reward_model", default="videoalign")
+    parser.add_argument("--model_path", default="ckpts", help="folder of the checkpoints")
+    parser.add_argument("--options", default="{}", help="JSON object of the scorer's options")
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--token_file", type=Path)
+    parser.add_argument("--max_videos", type=int, default=16, help="videos that are scored together")
+    parser.add_argument("--max_waiting", type=int, default=64, help="requests that may wait; more are sent away")
+    options = parser.parse_args()
     with refusals("reward_server.py", (ValueError, OSError)):
         token = token_of(options)
         scorer_options = parse_options(options.options)
@@ -78,8 +73,7 @@ def main() -> int:
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"listening on http://{host}:{bound_socket.getsockname()[1]}", flush=True)
     make_server(app).run(sockets=[bound_socket])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

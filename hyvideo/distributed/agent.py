@@ -26,11 +26,7 @@ FINAL = (2, 3, LEFT)  # refused, reward hacking, asked to leave
 
 
 class Agent(LocalElasticAgent):
-    """The agent.
-
-    Args:
-        finished: Gives the last iteration that the run has finished.
-    """
+    """The agent of one node; ``finished`` gives the last iteration that the run has finished."""
 
     def __init__(self, *arguments, finished: Callable[[], int], **options):
         super().__init__(*arguments, **options)
@@ -66,8 +62,7 @@ def final_code(failures: dict) -> int | None:
 def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
     """Runs torchrun with these arguments; gives the final code of the processes, 75 after a signal, else 0 or 1.
 
-    Args:
-        finished: Gives the last finished iteration of a run with these flags.
+    ``finished`` gives the last finished iteration of a run with these flags.
     """
     # Slurm sends it to all processes, and who started this one tells it by SIGTERM. Ignored, it would be so in theirs.
     signal.signal(signal.SIGUSR1, lambda *_: None)

@@ -7,6 +7,7 @@ tensors are let through, and only files of the folder itself are opened.
 import io
 import pickle
 import warnings
+from itertools import product
 from pathlib import Path, PurePath
 
 import torch
@@ -17,28 +18,16 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
 
 _CHECKPOINT = "torch.distributed.checkpoint"
+_DESCRIPTIONS = (
+    "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties "
+    "TensorStorageMetadata _MEM_FORMAT_ENCODING"
+).split()
 _ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
-    *(
-        (f"{_CHECKPOINT}.metadata", name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    *(
-        (module, name)
-        for module in ("pathlib", "pathlib._local")
-        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-    ),
+    *product([f"{_CHECKPOINT}.metadata"], _DESCRIPTIONS),
+    *product(["pathlib", "pathlib._local"], ["PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"]),
 }
 
 

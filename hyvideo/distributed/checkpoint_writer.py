@@ -27,26 +27,18 @@ _FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run. Every rank calls `save`, with its shards.
-
-    Args:
-        keep: Checkpoints that stay; 0 keeps all.
-        keep_every: Those of every so many iterations stay too.
-        is_asynchronous: Write in a thread, from a copy on the CPU, while training goes on.
-        timeout: Seconds that ranks wait for each other.
-        owner: What says whether the folder is still this life's; by default it is.
-    """
+    """Writes the checkpoints of a run. Every rank calls `save`, with its shards."""
 
     def __init__(
         self,
         output_dir: Path,
         mesh: Mesh,
         *,
-        keep: int,
-        is_asynchronous: bool,
-        keep_every: int = 0,
-        timeout: float = 1800.0,
-        owner: Ownership | None = None,
+        keep: int,  # checkpoints that stay; 0 keeps all
+        is_asynchronous: bool,  # writes in a thread, from a copy on the CPU, while training goes on
+        keep_every: int = 0,  # those of every so many iterations stay too
+        timeout: float = 1800.0,  # seconds that ranks wait for each other
+        owner: Ownership | None = None,  # says whether the folder is still this life's; without one it is
     ):
         self.output_dir, self.mesh, self.is_asynchronous = output_dir, mesh, is_asynchronous
         self.keep, self.keep_every, self.owner = keep, keep_every, owner
@@ -61,15 +53,10 @@ class CheckpointWriter:
         self,
         iteration: int,
         tensors: Mapping[str, Tensor],
-        state: dict,
-        files: Callable[[Path], None] = lambda folder: None,
+        state: dict,  # JSON: counters and small values
+        files: Callable[[Path], None] = lambda folder: None,  # writes what else belongs into it; on the main rank
     ) -> Path:
-        """Begins to write the checkpoint of ``iteration``, after the one before. A failure is reported, and is no end.
-
-        Args:
-            state: JSON: counters and small values.
-            files: Writes what else belongs to it into the folder; called on the main rank.
-        """
+        """Begins to write the checkpoint of ``iteration`` after the one before. A failure is reported and is no end."""
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
         target = self.output_dir / FOLDER / f"{iteration:06d}"

@@ -42,13 +42,11 @@ def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, 
 
     A row that several ranks hold is taken from the first. Shape: (num_rows, width), float64.
     """
-    table = torch.full((num_rows, 1 + width), math.nan, dtype=torch.float64)
-    table[:, 0] = 0.0  # whether this rank holds the row
-    for row, values in local.items():
-        table[row] = torch.tensor([1.0, *values], dtype=torch.float64)
-    gathered = gather_ranks(table, mesh)  # (ranks, rows, 1 + width)
-    holder = gathered[:, :, 0].argmax(0)
-    return gathered[holder, torch.arange(num_rows), 1:]
+    table = torch.full((num_rows, width), math.nan, dtype=torch.float64)
+    for rows in reversed(all_objects(dict(local), mesh)):
+        for row, values in rows.items():
+            table[row] = torch.tensor(values, dtype=torch.float64)
+    return table
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
@@ -64,11 +62,10 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return
-    flat = torch.cat([g.flatten() for g in gradients])
+    flat = nn.utils.parameters_to_vector(gradients)
     dist.all_reduce(flat)
     flat /= mesh.world_size
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
-        gradient.copy_(part.view_as(gradient))
+    nn.utils.vector_to_parameters(flat, gradients)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:

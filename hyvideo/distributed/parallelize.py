@@ -6,7 +6,6 @@ what is compiled it cannot see attention's result and keep it; FSDP wraps both. 
 
 import functools
 import types
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -30,29 +29,27 @@ _ATTENTION = (
 _RECOMPILE_LIMIT = 64
 
 
-@dataclass(frozen=True)
-class Parallelism:
-    """The ways in which a transformer is spread and recomputed."""
-
-    recompute: str = "none"  # none, full (whole blocks) or selective (all but attention)
-    compile: bool = False
-    compile_backend: str = "inductor"
-    shard: bool = False  # parameters, gradients and optimizer state over the ranks, by FSDP2
-    reshard_after_forward: bool = True
-    compute_dtype: torch.dtype = torch.float32
-
-
-def parallelize(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
+def parallelize(
+    transformer: nn.Module,
+    mesh: Mesh,
+    *,
+    recompute: str = "none",  # none, full (whole blocks) or selective (all but attention)
+    compile: bool = False,
+    compile_backend: str = "inductor",
+    shard: bool = False,  # parameters, gradients and optimizer state over the ranks, by FSDP2
+    reshard_after_forward: bool = True,
+    compute_dtype: torch.dtype = torch.float32,
+) -> None:
     """Changes ``transformer`` in place. It may be without memory (on the meta device)."""
     if mesh.sp_size > 1:
         assert mesh.sp_size <= transformer.config.num_attention_heads, "checked before anything was loaded"
         install(transformer, SplitSequence(mesh.sp_group))
-    if how.recompute != "none":
-        _recompute(transformer, how.recompute)
-    if how.compile:
-        _compile(transformer, how.compile_backend)
-    if how.shard:
-        _shard(transformer, mesh, how)
+    if recompute != "none":
+        _recompute(transformer, recompute)
+    if compile:
+        _compile(transformer, compile_backend)
+    if shard:
+        _shard(transformer, mesh, compute_dtype, reshard_after_forward=reshard_after_forward)
 
 
 def _recompute(transformer: nn.Module, kind: str) -> None:
@@ -85,25 +82,23 @@ def _compile(transformer: nn.Module, backend: str) -> None:
     """
     if backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(backend)}")
-    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-    setattr(torch._dynamo.config, limit, _RECOMPILE_LIMIT)  # the second until torch 2.6
+    torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._inductor.config.emulate_precision_casts = True
-    if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
-        torch._inductor.config.deterministic = True
+    torch._inductor.config.deterministic = True
     for block in transformer.transformer_blocks:
         block.compile(backend=backend, dynamic=True)
 
 
-def _shard(transformer: nn.Module, mesh: Mesh, how: Parallelism) -> None:
+def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
     """FSDP2 for each block and for what is left.
 
     Inputs are not cast: bf16 would round the timestep 937 to 936. Gradients are reduced in float32. The root is
     resharded after a forward too: whole parameters that stay would hide an anchor swapped into the shards.
     """
-    param_dtype = None if how.compute_dtype == torch.float32 else how.compute_dtype
+    param_dtype = None if compute_dtype == torch.float32 else compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in (*transformer.transformer_blocks, transformer):
-        fully_shard(part, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=how.reshard_after_forward)
+        fully_shard(part, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward)
 
 
 class GradientSync:

@@ -18,22 +18,18 @@ from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store
 
 
 def preflight(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any],  # this and the next as of `inspect_node`
     files: Mapping[str, list[Path]],
     mesh: Mesh,
     device: torch.device,
     *,
-    timeout_s: float = 60.0,
+    timeout_s: float = 60.0,  # for which it waits for a rank; five times that for the first all-reduce
     problem: str = "",
 ) -> None:
     """Raises ValueError on every rank where the ranks' nodes do not fit the run or each other; the main rank says why.
 
     Prints a table of the nodes from the main rank. Joins the process group if that was not done: called before
     ``mesh.start``, it names a rank that would let it wait. Reports the caller's ``problem`` with the rest.
-
-    Args:
-        settings, files: As of `inspect_node`.
-        timeout_s: For which it waits for a rank; five times that for the first all-reduce.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import GradientSync, Parallelism, parallelize
+from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
 from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
@@ -84,7 +84,9 @@ class Policy:
         prepare_transformer(transformer, needs)
         if self.is_lora:
             start_lora(transformer, adapter_config(transformer, optimizer, start))
-        how = Parallelism(
+        parallelize(
+            transformer,
+            self.mesh,
             recompute=distributed.activation_checkpointing if distributed.enable_gradient_checkpointing else "none",
             compile=distributed.enable_compile == "true",
             compile_backend=distributed.compile_backend,
@@ -92,7 +94,6 @@ class Policy:
             reshard_after_forward=distributed.reshard_after_forward,
             compute_dtype=DTYPES[model.dtype],
         )
-        parallelize(transformer, self.mesh, how)
         fill_shards(transformer, weights, device=device)
         if self.is_lora:
             _fill_adapter(transformer, start, self.config.data.seed)

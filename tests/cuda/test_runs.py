@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, forward
 from hyvideo.models.transformer import install
 from hyvideo.trainer import Trainer
@@ -98,10 +98,10 @@ def test_one_rank_by_nccl(gpu):
         work = Workload(device, torch.float32, TINY_MODEL, (2, 4, 4), 8)
         inputs, shards = work.inputs()["ours"], init_device_mesh(gpu.type, (1,), mesh_dim_names=("shard",))
         norms = []
-        for how in (Parallelism(), Parallelism(shard=True)):
+        for is_sharded in (False, True):
             model = work.transformer()
             install(model)
-            parallelize(model, Mesh(rank=0, world_size=1, sp_size=1, shards=shards), how)
+            parallelize(model, Mesh(rank=0, world_size=1, sp_size=1, shards=shards), shard=is_sharded)
             forward(model, inputs).square().mean().backward()
             norms.append(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item())
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)

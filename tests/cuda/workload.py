@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import take_turns
 from hyvideo.pipelines.conditions import Condition
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
@@ -39,7 +39,7 @@ def arrange(transformer, **how):
     for block in transformer.transformer_blocks:
         block._compiled_call_impl = None
     backend = "inductor" if DEVICE.type == "cuda" else "eager"
-    parallelize(transformer, Mesh(rank=0, world_size=1, sp_size=1), Parallelism(compile_backend=backend, **how))
+    parallelize(transformer, Mesh(rank=0, world_size=1, sp_size=1), compile_backend=backend, **how)
 
 
 def sampler(work, num_steps=20):

@@ -15,7 +15,7 @@ def compare(sp_size):
     from torch._dynamo.utils import counters
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.models.attention import freeze_dead_parameters
     from hyvideo.models.transformer import install
@@ -25,7 +25,7 @@ def compare(sp_size):
     for model in (plain, sharded):
         install(model)
         freeze_dead_parameters(model)
-    parallelize(sharded, mesh, Parallelism("selective", compile=True, compile_backend="aot_eager", shard=True))
+    parallelize(sharded, mesh, recompute="selective", compile=True, compile_backend="aot_eager", shard=True)
     worst = 0.0
     for model in (plain, sharded):
         sum(model(**inputs(case)).square().mean() for case in CASES).backward()

@@ -77,7 +77,7 @@ def compare(num_processes):
     import torch.distributed as dist
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.distributed.parallelize import parallelize
     from hyvideo.models.attention import freeze_dead_parameters
     from hyvideo.models.transformer import install
 
@@ -94,7 +94,7 @@ def compare(num_processes):
             split = tiny(heads)
             install(split)
             freeze_dead_parameters(split)
-            parallelize(split, mesh, Parallelism(recompute=recompute))
+            parallelize(split, mesh, recompute=recompute)
             for case in CASES:
                 expected, gradients = of_one[case]
                 out, own = loss_of(split, case)
@@ -124,7 +124,7 @@ def test_output_and_gradients_are_those_of_one_process(num_processes):
 def train_quoted_and_plain():
     """Which gradients of two sharded ranks, the first alone with quoted text and an image, are not one process's."""
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.models.attention import freeze_dead_parameters
     from hyvideo.models.transformer import install
@@ -136,7 +136,7 @@ def train_quoted_and_plain():
         freeze_dead_parameters(model)
     for case in ("even, quoted", "even"):
         plain(**inputs(case)).square().mean().div(2).backward()
-    parallelize(sharded, mesh, Parallelism(shard=True))
+    parallelize(sharded, mesh, shard=True)
     sharded(**inputs(("even, quoted", "even")[mesh.rank])).square().mean().backward()
     return [
         name
@@ -154,13 +154,13 @@ def count_messages(num_processes):
     from torch.profiler import ProfilerActivity, profile
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.parallelize import Parallelism, parallelize
+    from hyvideo.distributed.parallelize import parallelize
     from hyvideo.models.transformer import install
 
     mesh = ranks.start(num_processes, torch.device("cpu"))
     model = tiny()
     install(model)
-    parallelize(model, mesh, Parallelism())
+    parallelize(model, mesh)
     with profile(activities=[ProfilerActivity.CPU]) as forward:
         out = model(**inputs("odd tokens"))
     with profile(activities=[ProfilerActivity.CPU]) as backward:

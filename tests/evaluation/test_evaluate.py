@@ -27,7 +27,7 @@ def score(monkeypatch, tmp_path, tiny_config):
         common = ["--config", "configs/miniature.yaml", "--num_threads", "1", "--out", tmp_path / out]
         monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, [*common, *flags])])
         try:
-            code = evaluate.main()
+            code = evaluate.main() or 0
         except SystemExit as ended:
             code = ended.code
         file = tmp_path / out / "scores.json"

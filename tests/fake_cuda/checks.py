@@ -18,7 +18,7 @@ from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DMo
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import Layout, freeze_dead_parameters
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.models.transformer import install
@@ -51,7 +51,7 @@ def transformer(recompute, *, lora=False, num_layers=1):
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.float()
-    parallelize(model, MESH, Parallelism(recompute=recompute))
+    parallelize(model, MESH, recompute=recompute)
     return model
 
 

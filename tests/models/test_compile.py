@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.autograd.profiler import profile
 
-from hyvideo.distributed.parallelize import Parallelism, parallelize
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import freeze_dead_parameters
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.models.transformer import install
@@ -79,7 +79,7 @@ def counted_attention():
 
 def test_ten_lengths_of_text_make_one_graph_for_each_kind_of_block(mesh):
     model, plain = small(num_layers=3), small(num_layers=3)
-    parallelize(model, mesh, Parallelism(compile=True, compile_backend="aot_eager"))
+    parallelize(model, mesh, compile=True, compile_backend="aot_eager")
     for length in (7, 9, 5, 8, 3, 11, 6, 14, 4, 10):
         torch.testing.assert_close(call(model, length), call(plain, length))
     # The last block is of another kind: nothing reads the text that it makes.
@@ -99,7 +99,7 @@ def test_ten_lengths_of_text_make_one_graph_for_each_kind_of_block(mesh):
 )
 def test_recomputation_over_several_lengths_in_one_backward_keeps_attention_if_it_is_told_to(mesh, recompute, backend):
     model, plain = small(), small()
-    parallelize(model, mesh, Parallelism(recompute, compile=bool(backend), compile_backend=backend or ""))
+    parallelize(model, mesh, recompute=recompute, compile=bool(backend), compile_backend=backend or "")
     lengths = (7, 9, 4)
     expected = gradients(plain, lengths)
     gradients(model, lengths[:1])  # to compile calls attention too
@@ -115,7 +115,7 @@ def test_recomputation_over_several_lengths_in_one_backward_keeps_attention_if_i
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_an_anchor_exchanged_in_place_computes_through_the_same_graph(mesh, backend):
     model, plain = small(), small()
-    parallelize(model, mesh, Parallelism(compile=True, compile_backend=backend))
+    parallelize(model, mesh, compile=True, compile_backend=backend)
     copy = WeightCopy(model, dict(model.named_parameters()))
     before, graphs = call(model, 7), counters["stats"]["unique_graphs"]
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_an_adapter_is_compiled_with_its_block(mesh, backend):
         for name, parameter in one.named_parameters():
             if ".lora_" in name:
                 parameter.data.normal_(std=0.1, generator=generator)
-    parallelize(model, mesh, Parallelism("selective", compile=True, compile_backend=backend))
+    parallelize(model, mesh, recompute="selective", compile=True, compile_backend=backend)
     found, expected = gradients(model, (7, 9)), gradients(plain, (7, 9))
     assert all(".lora_" in name for name in found)
     assert largest_deviation(found, expected, least=1e-7) <= 1e-4
@@ -151,7 +151,7 @@ def test_an_adapter_is_compiled_with_its_block(mesh, backend):
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_rollout_and_update_are_equal_bit_for_bit_in_bf16_and_near_eager(mesh, recompute):
     model, plain = small(num_layers=2), small(num_layers=2)
-    parallelize(model, mesh, Parallelism(recompute, compile=True))
+    parallelize(model, mesh, recompute=recompute, compile=True)
     for length in (7, 9):
         rollout = call(model, length, dtype=torch.bfloat16)
         assert torch.equal(rollout, call(model, length, grad=True, dtype=torch.bfloat16))
@@ -162,5 +162,5 @@ def test_rollout_and_update_are_equal_bit_for_bit_in_bf16_and_near_eager(mesh, r
 def test_compiled_blocks_round_as_eager_does(mesh):
     """What the slow test above rests on."""
     torch._inductor.config.emulate_precision_casts = False
-    parallelize(small(), mesh, Parallelism(compile=True, compile_backend="aot_eager"))
+    parallelize(small(), mesh, compile=True, compile_backend="aot_eager")
     assert torch._inductor.config.emulate_precision_casts

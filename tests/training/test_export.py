@@ -42,7 +42,7 @@ def run(root, tmp_path, monkeypatch, capsys):
         given = ["--model_path", root, "--out", tmp_path / out, "--dtype", "fp32", *flags]
         monkeypatch.setattr(sys, "argv", ["export.py", *map(str, given)])
         try:
-            code = export.main()
+            code = export.main() or 0
         except SystemExit as ended:
             code = ended.code
         return code, capsys.readouterr().err

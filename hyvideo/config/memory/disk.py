@@ -42,7 +42,7 @@ def check_room(run: PlannedRun) -> None:
 
 def checkpoint_lines(run: PlannedRun) -> list[str]:
     """A line about size and number of the checkpoints and what a kill costs; none for a model that is not timed."""
-    if not run.architecture.is_released or run.config.model.device == "cpu":
+    if not run.is_timed:
         return []
     each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
     line = f"{each:.1f} GiB, {most} at most: {each * most:,.0f} GiB"

@@ -87,14 +87,14 @@ class PlannedRun:
     def rollouts_per_replica(self) -> int:
         return self.settings.batch_size * self.settings.gradient_accumulation_steps
 
+    @property
+    def is_timed(self) -> bool:
+        """Claims that its hours can be predicted: of a released model on GPUs."""
+        return self.architecture.is_released and self.config.model.device != "cpu"
+
     @cached_property
     def plan(self) -> Plan:
         return make_plan(self.config, self.world_size)
-
-    @property
-    def num_trained_steps(self) -> int:
-        """Steps of each rollout, or levels of nft, that an update trains."""
-        return self.plan.num_trained_steps
 
     @property
     def anchor_forwards(self) -> int:
@@ -105,7 +105,7 @@ class PlannedRun:
     def old_forwards(self) -> int:
         """Forwards of a branch for one rollout for the old velocities of nft; of one update they are the policy's."""
         has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
-        return self.num_trained_steps if has_old else 0
+        return self.plan.num_trained_steps if has_old else 0
 
     @property
     def sampling_forwards(self) -> float:
@@ -122,7 +122,7 @@ class PlannedRun:
     @property
     def forwards_with_gradient(self) -> float:
         """Forwards that train one rollout, in all branches, each with its backward pass."""
-        return self.plan.trained_branches * self.num_trained_steps
+        return self.plan.trained_branches * self.plan.num_trained_steps
 
     def samples_at_once(self, samples: int) -> int:
         """Samples and branches that a forward of the transformer has, for ``samples`` videos."""
@@ -136,7 +136,7 @@ class PlannedRun:
     def backwards_per_update(self) -> int:
         """Number of backward passes; from the second on, gradients are there while the activations are made."""
         rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
-        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.num_trained_steps
+        return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.plan.num_trained_steps
 
     @cached_property
     def problems(self) -> list[str]:

@@ -2,92 +2,54 @@
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from hyvideo.config.memory.advice import cheapest_change, fastest_change
 from hyvideo.config.memory.cost import cost, duration
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.persistent import trained_bytes
-from hyvideo.config.memory.phases import GIB, Memory, memory, settled
+from hyvideo.config.memory.phases import GIB, memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines
-from hyvideo.config.run_plan import labelled
+from hyvideo.data.templates import fill, number
 
 _NEAREST = 12
 _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 
 
 def report(run: PlannedRun) -> str:
-    """Everything about one run."""
-    of_time = [] if run.problems else [cost_lines(run)]
-    parts = [run_lines(run), memory_lines(memory(run)), *of_time, near_lines(run), [verdict(run)]]
-    return "\n\n".join("\n".join(lines) for lines in parts)
+    """Everything about one run; nothing of the time of one that is illegal."""
+    counted, of_time = memory(run), {}
+    names = dict.fromkeys(name for of_phase in counted.phases.values() for name in of_phase)
+    items = {name: [of_phase.get(name, 0.0) / GIB for of_phase in counted.phases.values()] for name in names}
+    if not run.problems:
+        of_time = {"spent": cost(run), "sent": traffic(run), "time": duration(run), "fastest": fastest(run)}
+        of_time["length"] = [*length_lines(run), *checkpoint_lines(run)]
+    return fill(
+        Path(__file__).with_name("plan.txt.jinja"),
+        run=run,
+        settings=run.settings,
+        model=run.architecture,
+        recomputation=settled(run).checkpointing,
+        anchor_gib=trained_bytes(run) / GIB,
+        counted=counted,
+        items=items | {"sum": [counted.total(phase) / GIB for phase in counted.phases]},
+        nearest=[
+            (near, memory(near), duration(near).total, cost(near).rollouts)
+            for near in islice(run.legal_near(), _NEAREST)
+        ],
+        verdict=verdict(run),
+        **of_time,
+    )
 
 
-def run_lines(run: PlannedRun) -> list[str]:
-    """Lines about the model, the video, the ranks and the anchor."""
-    model, settings = run.architecture, run.settings
-    frames, height, width = run.config.rollout_size
-    sharding = f"FSDP over {run.num_shards}" if settings.enable_fsdp else "no sharding"
-    trained = f"LoRA of rank {settings.lora_rank}" if settings.lora_rank else "all parameters"
-    lines = [
-        f"transformer            {model.parameters / 1e9:.3f} B parameters, {model.num_layers} blocks of width "
-        f"{model.width}; {trained} trained",
-        f"video                  {frames} frames of {height} x {width} = {run.image_tokens:,} tokens, "
-        f"{run.text_tokens} of text",
-        f"ranks                  {run.world_size} = {run.replicas} replicas x sp_size {settings.sp_size}, {sharding}, "
-        f"activation checkpointing {settled(run).checkpointing}",
-    ]
-    if run.config.needs_anchor and settings.reference_mode_offload:
-        lines.append(f"anchor                 {trained_bytes(run) / GIB:.2f} GiB on the CPU for each rank")
-    return lines
-
-
-def memory_lines(counted: Memory) -> list[str]:
-    """GiB of each item in each phase, the sum, and the peak."""
-    phases = counted.phases
-    names = dict.fromkeys(name for items in phases.values() for name in items)
-    rows = {name: [items.get(name, 0.0) for items in phases.values()] for name in names}
-    rows = {name: sizes for name, sizes in rows.items() if any(sizes)} | {"sum": [*map(counted.total, phases)]}
-    lines = ["GiB per rank    " + "".join(f"{phase:>17}" for phase in phases)]
-    for name, sizes in rows.items():
-        lines.append(f"{name:<16}" + "".join(f"{f'{size / GIB:.2f}' if size else '-':>17}" for size in sizes))
-    return [*lines, f"peak            {counted.peak() / GIB:.2f} GiB, in the phase '{counted.peak_phase()}'"]
-
-
-def cost_lines(run: PlannedRun) -> list[str]:
-    """FLOPs, messages and seconds of an iteration, the length of the run, and what would be fastest here."""
-    spent, sent, time = cost(run), traffic(run), duration(run)
-    forward, change = spent.forward, fastest_change(run)
-    lines = [
-        f"forward                {_number(forward.total / 1e12)} TFLOP, {forward.attention / forward.total:.0%} of it "
-        "attention",
-        f"rollout                {_number(spent.forwards_per_rollout)} forward-equivalents "
-        f"({run.settings.grpo_sampling_steps} steps, {run.num_trained_steps} trained, {run.plan.sampled_branches:.3g} "
-        f"branches), decoding and scoring {_number(spent.video_flops / 1e15)} PFLOP",
-        f"iteration              {spent.rollouts} rollouts, {_number(spent.flops / 1e15)} PFLOP: "
-        f"{_number(time.computing)} s to compute, {_number(time.waiting)} s more for communication",
-        f"communication          {_number(sent.received / 1e12)} TB to each GPU, "
-        f"{_number(sent.from_other_nodes / 1e12)} TB from other nodes: {_number(time.network)} s",
-        *length_lines(run),
-        *checkpoint_lines(run),
-    ]
-    if change is not None:
-        best = run.with_settings(**change)
-        what = f"{flags(change) or 'as it is'}: {_number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
-        lines.append(f"fastest                {what}")
-    return lines
-
-
-def near_lines(run: PlannedRun) -> list[str]:
-    """Lines of the legal runs, nearest first, with what each takes."""
-    lines = []
-    for near in islice(run.legal_near(), _NEAREST):
-        counted, seconds = memory(near), duration(near).total
-        fits = "fits" if counted.fits(run.hardware.gpu_memory) else "too large"
-        each = _number(seconds / cost(near).rollouts)
-        lines.append(f"{near}: {counted.peak() / GIB:.1f} GiB, {fits}, {_number(seconds)} s, {each} s a rollout")
-    return labelled("legal near it", lines or ["nothing"])
+def fastest(run: PlannedRun) -> str:
+    """Change that makes it fastest here, with its seconds and GiB; empty where nothing fits."""
+    if (change := fastest_change(run)) is None:
+        return ""
+    best = run.with_settings(**change)
+    return f"{flags(change) or 'as it is'}: {number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
 
 
 def flags(change: dict) -> str:
@@ -122,8 +84,3 @@ def memory_table(run: PlannedRun) -> str:
         runs = (replace(run.with_settings(sp_size=sp_size), world_size=world_size) for sp_size in _TABLE_SP_SIZES)
         rows.append(f"| {world_size} | " + " | ".join(f"{memory(other).peak() / GIB:.1f}" for other in runs) + " |")
     return "\n".join(rows)
-
-
-def _number(value: float) -> str:
-    """Three digits, or all of them before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

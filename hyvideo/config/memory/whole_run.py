@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from hyvideo.config.memory.cost import cost, duration, validation_seconds
 from hyvideo.config.memory.disk import checkpoint_lines
@@ -13,8 +14,7 @@ from hyvideo.config.run_plan import labelled
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
-
-_WEEK = 7 * 24 * 3600.0
+from hyvideo.data.templates import fill
 
 
 @dataclass(frozen=True)
@@ -97,30 +97,13 @@ def recomputation_lines(run: PlannedRun) -> list[str]:
 
 def length_lines(run: PlannedRun) -> list[str]:
     """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
-    length, hardware = whole_run(run), run.hardware
-    iterations, validations = _counted(length.iterations, "iteration"), _counted(length.validations, "validation")
-    validations += f" of {_counted(length.validation_videos, 'video')}"
-    if not run.architecture.is_released or run.config.model.device == "cpu":
-        iterations += f" of {_counted(cost(run).rollouts, 'rollout')}"
-        lines = [f"{length.forwards:,.0f} transformer forwards, in a time not known"]
-    else:
-        iterations += f" x {length.iteration_seconds:,.0f} s"
-        validations += f" x {length.validation_seconds:,.0f} s"
-        hours = length.seconds / 3600
-        time = f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
-        gpu = " (H100, H800)" if hardware.rate == Hardware.rate else ""
-        lines = [
-            f"{time} on {_counted(length.num_gpus, 'GPU')}, {length.gpu_hours:,.0f} GPU-hours",
-            f"predicted at {hardware.rate:g} TFLOP/s a GPU{gpu}, {hardware.link:g} GB/s in a node and "
-            f"{hardware.network:g} a GPU between, not measured; "
-            f"{duration(run).waiting / length.iteration_seconds:.1%} communication",
-        ]
-        if length.seconds > _WEEK:
-            allowed = _counted(math.floor(_WEEK / length.seconds * length.iterations), "iteration")
-            lines.append(f"WARNING: longer than a week, which is {allowed}; lower max_steps, now {length.iterations}")
-    lines[0] = f"{iterations} + {validations} = {lines[0]}" if run.validation else f"{iterations} = {lines[0]}"
-    return labelled("whole run", lines)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return fill(
+        Path(__file__).with_name("length.txt.jinja"),
+        run=run,
+        hardware=run.hardware,
+        usual_rate=Hardware.rate,
+        length=whole_run(run),
+        rollouts=cost(run).rollouts,
+        waiting=duration(run).waiting,
+        is_timed=run.is_timed,
+    ).splitlines()

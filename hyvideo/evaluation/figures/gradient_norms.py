@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.settings import Config
+from hyvideo.data.templates import fill
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -140,15 +141,7 @@ def summarise(
 
 def table(result: dict) -> str:
     """Lines of the steps, and how well they agree with the theory."""
-    names = ("step", "sigma", "inverse_std", "theory", "weight", "norm", "norm_weighted")
-    lines = ["".join(name.rjust(14) for name in names)]
-    for step in result["steps"]:
-        lines.append("".join(f"{step[name]:.4g}".rjust(14) for name in names))
-    by_theory, by_std = map(_text, result["rank_correlation"].values())
-    lines.append(f"rank correlation of norm with theory {by_theory}, with 1 / std {by_std}")
-    plain, weighted = map(_text, result["spread"].values())
-    lines.append(f"largest / smallest norm {plain}, with the equalizer's weight {weighted}")
-    return "\n".join(lines)
+    return fill(Path(__file__).with_name("gradient_norms.txt.jinja"), **result)
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float | None:
@@ -163,7 +156,3 @@ def rank_correlation(first: list[float], second: list[float]) -> float | None:
 
 def _spread(values: list[float]) -> float | None:
     return max(values) / min(values) if min(values) > 0 else None
-
-
-def _text(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3g}"

@@ -76,19 +76,14 @@ def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
 
 
 def measure_all(
-    videos: Mapping[int, Tensor | None],
-    rewards: Mapping[int, Reward],
-    prompts: Sequence[str],
-    groups: Sequence[Hashable],
+    videos: Mapping[int, Tensor | None],  # of this rank by number; None for one that could not be decoded
+    rewards: Mapping[int, Reward],  # of the same
+    prompts: Sequence[str],  # of the videos of all ranks, by number
+    groups: Sequence[Hashable],  # of the same; those of one group belong to one prompt
     scorer: AsyncScorer,
     mesh: Mesh,
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Means and spreads of everything that is measured of single videos and not rewarded, over those of all ranks.
-
-    Args:
-        videos, rewards: Of this rank by number; a video that could not be decoded is None.
-        prompts, groups: Of the videos of all ranks, by number; those of one group belong to one prompt.
-    """
+    """Means and spreads of everything that is measured of single videos and not rewarded, over those of all ranks."""
     decoded = {row: video for row, video in videos.items() if video is not None}
     scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
     measured = {

@@ -18,6 +18,13 @@ KL_FLAGS = {
 SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; the last is `milder_schedule`
 OF_A_CELL = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
 
+# What a figure compares; the rest is SAGE-GRPO with a dual moving trust region.
+TRAINED_FIGURES = {
+    3: {"methods": list(METHODS), "kls": ["none"], "no_equalizer": True},
+    7: {"schedules": ["constant", "two_stage", "milder"]},
+    8: {"kls": ["none", "fixed", "stepwise", "moving", "dual_moving"]},
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -57,6 +64,20 @@ def grid(
     """All runs of the cells, seed by seed."""
     equalizer = (True, False) if no_equalizer else (True,)
     return runs_of(itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)), seeds)
+
+
+def runs_of_figure(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[Run]:
+    """Runs of a figure, with the given ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own.
+
+    Raises: ValueError for what the figure does not compare.
+    """
+    others = {name: values for name, values in others.items() if values}
+    if "schedules" in others and figure != 7:
+        raise ValueError(f"--schedules are what figure 7 compares, and --figures has {figure}; leave one of them out")
+    if figure == 7 and "none" in others.get("kls", ()):
+        raise ValueError("figure 7 compares schedules of the KL coefficient, and --kl none has none; name another")
+    chosen = {"methods": ["sage_grpo"], "kls": ["dual_moving"]} | TRAINED_FIGURES[figure] | others
+    return grid(settings, seeds=seeds, **chosen)
 
 
 def milder_schedule(trust: TrustRegionSettings) -> list[str]:

@@ -52,19 +52,13 @@ def runs_of(recipes: Iterable[Recipe], seeds: Iterable[int]) -> list[Run]:
 
 @dataclass(frozen=True)
 class Study:
-    """Settings that the runs of a table have in common.
-
-    Args:
-        extra: Flags of post_train.py for every run.
-        num_gpus: Processes of torchrun for each run; 0 is one process without it.
-        scorers: Scorers that measure the runs in the end; by default those that they were trained with.
-    """
+    """Settings that the runs of a table have in common."""
 
     config_file: str
     out: Path
-    extra: list[str] = field(default_factory=list)
-    num_gpus: int = 0
-    scorers: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)  # flags of post_train.py for every run
+    num_gpus: int = 0  # processes of torchrun for each run; 0 is one process without it
+    scorers: list[str] = field(default_factory=list)  # that measure in the end; those of the training by default
 
     def __post_init__(self) -> None:
         refuse_flags(self.extra, OF_A_RUN)

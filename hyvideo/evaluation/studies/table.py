@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.data.templates import fill
 from hyvideo.evaluation.scores_file import write_csv
 from hyvideo.evaluation.studies.columns import Column
 from hyvideo.evaluation.studies.intervals import Interval
@@ -82,21 +83,8 @@ def _csv_row(table: Table, row: Row) -> dict[str, object]:
 
 def as_latex(table: Table) -> str:
     """A tabular with the rules of booktabs."""
-    num_heads, num_columns = len(table.heads) + 1, len(table.columns)
-    groups = [rf"\multicolumn{{{num_columns}}}{{c}}{{{title}}}" for title in table.groups.values()]
-    lines = [
-        *[f"% {note}" for note in table.notes],
-        rf"\begin{{tabular}}{{{'l' * num_heads}{'c' * len(table.places)}}}",
-        r"\toprule",
-        " & ".join([""] * num_heads + groups) + r" \\",
-        " & ".join([*table.heads, "Seeds", *(column.name for _, column in table.places)]) + r" \\",
-        r"\midrule",
-    ]
-    for row in table.rows:
-        lines.append(" & ".join(_cells(table, row, bold=r"\textbf{{{}}}", minus="$-$")) + r" \\")
-        if not row.num_seeds:
-            lines.append(r"\midrule")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    rows = [(row, _cells(table, row, bold=r"\textbf{{{}}}", minus="$-$")) for row in table.rows]
+    return fill(Path(__file__).with_name("table.tex.jinja"), table=table, rows=rows) + "\n"
 
 
 def seeds_in_words(count: int) -> str:

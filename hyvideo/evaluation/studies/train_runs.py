@@ -16,6 +16,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
 from hyvideo.data.outside import ROOT
+from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
 
@@ -63,22 +64,17 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
 
 def describe(study: Study, plans: list[RunPlan]) -> str:
     """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
-    lines = [f"{'cell':<44} {'iterations':>12} {'rollouts left':>14} {'forwards left':>14}"]
-    for plan in plans:
-        done = "finished" if plan.progress.is_finished else f"{plan.progress.saved}/{plan.max_steps}"
-        left = f"{plan.left * plan.rollouts:>14,.0f} {plan.left * plan.forwards:>14,.0f}"
-        lines.append(f"{plan.run.name:<44} {done:>12} {left}")
     to_run = [plan for plan in plans if not plan.progress.is_finished]
-    costs = [[plan.left * total for total in (plan.rollouts, plan.forwards, plan.gpu_hours)] for plan in to_run]
-    rollouts, forwards, hours = map(sum, zip(*costs)) if costs else (0, 0, 0)
-    lines += [
-        f"{len(plans)} cells, {len(to_run)} to run: {rollouts:,.0f} rollouts, {forwards:,.0f} transformer forwards at "
-        "most (a forward and backward pass counts as 3, and as 4 at most with what is recomputed)",
-        *([f"{hours:,.0f} GPU-hours at {Hardware.rate:g} TFLOP/s a GPU, predicted, not measured"] if hours else []),
-    ]
-    if to_run:
-        lines.append("for instance: " + " ".join(command(study, to_run[0].run)))
-    return "\n".join(lines)
+    return fill(
+        Path(__file__).with_name("plan.txt.jinja"),
+        plans=plans,
+        to_run=to_run,
+        rollouts=sum(plan.left * plan.rollouts for plan in to_run),
+        forwards=sum(plan.left * plan.forwards for plan in to_run),
+        hours=sum(plan.left * plan.gpu_hours for plan in to_run),
+        rate=Hardware.rate,
+        command=command(study, to_run[0].run) if to_run else [],
+    )
 
 
 def command(study: Study, run: Run) -> list[str]:

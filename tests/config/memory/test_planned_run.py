@@ -24,7 +24,7 @@ def dealt(run):
 
 def test_what_follows_from_the_settings_of_the_shipped_run():
     run = run_of(8)
-    assert (run.replicas, run.num_shards, run.rollouts_per_replica, run.num_trained_steps) == (4, 8, 2, 20)
+    assert (run.replicas, run.num_shards, run.rollouts_per_replica, run.plan.num_trained_steps) == (4, 8, 2, 20)
     assert run.backwards_per_update == 2 * 20
     assert run.checkpointing == "auto" and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
     assert run_of(8, dp_replicate=2).num_shards == 4

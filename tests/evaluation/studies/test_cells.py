@@ -2,8 +2,7 @@
 
 import pytest
 
-from hyvideo.evaluation.figures.trained_figures import runs_of
-from hyvideo.evaluation.studies.cells import Cell
+from hyvideo.evaluation.studies.cells import Cell, runs_of_figure
 from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.grpo.trust_region import KLCoefficient
 from hyvideo.training.policy_update import kl_schedule
@@ -17,14 +16,14 @@ EXTRA = (
 
 
 def test_the_runs_of_a_figure_are_cells_of_the_table_or_more_of_their_kind():
-    assert [run.name for run in runs_of(8, "B", [0])] == [
+    assert [run.name for run in runs_of_figure(8, "B", [0])] == [
         f"B-sage_grpo-{kl}-eq-seed0" for kl in ("none", "fixed", "stepwise", "moving", "dual_moving")
     ]
-    assert {(run.recipe.method, run.recipe.kl) for run in runs_of(3, "B", [0])} == {
+    assert {(run.recipe.method, run.recipe.kl) for run in runs_of_figure(3, "B", [0])} == {
         (method, "none") for method in ("dance_grpo", "flow_grpo", "cps", "sage_grpo")
     }
-    assert len(runs_of(3, "B", [0, 1])) == 16
-    assert [run.name for run in runs_of(7, "A", [3], methods=["cps"])] == [
+    assert len(runs_of_figure(3, "B", [0, 1])) == 16
+    assert [run.name for run in runs_of_figure(7, "A", [3], methods=["cps"])] == [
         f"A-cps-dual_moving-eq-{schedule}-seed3" for schedule in ("constant", "two_stage", "milder")
     ]
 
@@ -33,7 +32,7 @@ def test_the_runs_of_a_figure_are_cells_of_the_table_or_more_of_their_kind():
 def test_the_milder_coefficient_is_never_above_two_stage_and_that_never_above_constant(tmp_path, tiny_config, kl):
     study = Study("configs/miniature_paper.yaml", tmp_path)
     constant, two_stage, milder = (
-        KLCoefficient(kl_schedule(study.config(run).trust_region, "dual_moving")) for run in runs_of(7, "B", [0])
+        KLCoefficient(kl_schedule(study.config(run).trust_region, "dual_moving")) for run in runs_of_figure(7, "B", [0])
     )
     for update in range(120):
         assert milder.value <= two_stage.value <= constant.value == 0.2
@@ -55,12 +54,12 @@ def test_the_milder_schedule_follows_the_settings_and_changes_nothing_else(tmp_p
 
 def test_what_a_figure_does_not_compare_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--figures has 8"):
-        runs_of(8, "B", [0], schedules=["constant"])
+        runs_of_figure(8, "B", [0], schedules=["constant"])
     with pytest.raises(ValueError, match="--kl none has none"):
-        runs_of(7, "B", [0], kls=["none"])
+        runs_of_figure(7, "B", [0], kls=["none"])
     study = Study(SMOKE, tmp_path, ["--kl_schedule", "constant"])
     with pytest.raises(ValueError, match="--extra cannot set kl_schedule"):
-        study.flags(runs_of(7, "B", [0])[0])
+        study.flags(runs_of_figure(7, "B", [0])[0])
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -74,4 +73,6 @@ def _squared_half_width(deviations: np.ndarray, degrees_of_freedom: int) -> np.n
 
 def t_quantile(degrees_of_freedom: int) -> float:
     """Bound that a variable with Student's t distribution stays within, in size, in 95 of 100 cases."""
+    from scipy.special import stdtrit  # takes a while, and a run that starts needs none of it
+
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))

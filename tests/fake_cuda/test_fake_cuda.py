@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the device is compiled with g++")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the device is compiled with g++"),
+    pytest.mark.skipif(bool(torch.version.cuda), reason="a torch with CUDA of its own has the place of the device"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -134,8 +134,8 @@ def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path)
     assert_same(load_transformer(tmp_path / "merged", None), expected)
 
 
-def test_the_call_of_the_readme_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_call_of_the_page_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs/generate_export.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora", form="peft")

@@ -18,17 +18,17 @@ from pathlib import Path
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.data.prompts import read_requests
+from hyvideo.evaluation.preference import analysis, server, study
+from hyvideo.evaluation.preference.answers import Study
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
-    from hyvideo.evaluation.preference.study import Plan
-
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="writes the study's folder")
     make.add_argument("--methods", nargs="+", required=True, metavar="NAME=PATH", help="two or more; ours first")
     make.add_argument("--out", type=Path, required=True, help="folder of the study")
-    for field in dataclasses.fields(Plan):
+    for field in dataclasses.fields(study.Plan):
         make.add_argument(f"--{field.name}", type=int, default=field.default, **field.metadata)
     serve = commands.add_parser("serve", help="serves the raters' page")
     serve.add_argument("study", type=Path)
@@ -49,44 +49,25 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     options, flags = arguments()
     if options.command == "make":
-        make(options, flags)
-        return 0
-
-    from hyvideo.evaluation.preference import analysis, server
-    from hyvideo.evaluation.preference.answers import Study
-    from hyvideo.models.reward_models.service.connections import make_server
-
-    study = Study(options.study)
-    if options.command == "analyse":
+        config = parse(flags).config
+        plan = study.Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(study.Plan)})
+        folders = study.folders_of_methods(options.methods, config, options.out)
+        tokens = study.make_study(options.out, folders, read_requests(*config.data.valid_video_csv), plan)
+        print(f"written to {options.out} for {len(tokens)} raters; next: serve {options.out}")
+    elif options.command == "analyse":
+        opened = Study(options.study)
         for path in options.answers:
-            study.add_file(path)
-        print(analysis.analyse(study, options.most_failed, options.study))
+            opened.add_file(path)
+        print(analysis.analyse(opened, options.most_failed))
     elif options.static:
-        print(*server.write_static(study, options.static), sep="\n")
+        print(*server.write_static(Study(options.study), options.static), sep="\n")
     else:
+        opened = Study(options.study)
         with socket.create_server((options.host, options.port)) as listener:
-            for token, rater in study.raters.items():
+            for token, rater in opened.raters.items():
                 print(rater["name"], f"http://{options.host}:{listener.getsockname()[1]}/{token}/", flush=True)
-            make_server(server.create_app(study)).run(sockets=[listener])
+            server.make_server(server.create_app(opened)).run(sockets=[listener])
     return 0
-
-
-def make(options: argparse.Namespace, flags: list[str]) -> None:
-    from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
-    from hyvideo.evaluation.preference.study import Plan, make_study
-
-    config, sources = parse(flags).config, read_policies(options.methods)
-    requests = read_requests(*config.data.valid_video_csv)
-    folders = {name: s.checkpoint for name, s in sources.items() if s.checkpoint and any(s.checkpoint.glob("*.mp4"))}
-    policies = {name: source for name, source in sources.items() if name not in folders}
-    if policies:
-        comparison = PolicyComparison(config, policies, requests, options.out / "made")
-        comparison.check()
-        comparison.make()
-    folders = {name: folders.get(name, options.out / "made" / name) for name in sources}
-    plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
-    for name, token in make_study(options.out, folders, requests, plan).items():
-        print(name, token)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,17 @@ import math
 import os
 import secrets
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from hyvideo.config.rules import check_sampling
+from hyvideo.config.settings import Config
 from hyvideo.data.outside import make_folder, parse_json
-from hyvideo.data.prompts import Request
+from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import read_video, write_video
+from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
 from hyvideo.evaluation.scores_file import NOT_SCORES
 from hyvideo.evaluation.video_folder import find_clips
 from hyvideo.records.run_files import write_json
@@ -44,9 +48,8 @@ class Plan:
     study_seed: int = field(default=0, metadata={"help": "decides pairs, sides and order"})
 
 
-@dataclass(frozen=True)
-class Screen:
-    """What a rater sees at a time: clips of two methods, by number, of one unit (prompt and seed)."""
+class Screen(NamedTuple):
+    """Two clips that a rater sees at a time, of methods by number and of one unit (prompt and seed)."""
 
     kind: str  # "pair", "repeat" or "identical"
     unit: int
@@ -79,12 +82,28 @@ def design(plan: Plan, num_methods: int, num_units: int) -> list[list[Screen]]:
         random.shuffle(screens)  # or sides would alternate
         selves = [Screen("identical", s.unit, s.first, s.first) for s in screens[: plan.identical]]
         for again in random.permutation(half)[: plan.repeats]:  # of the first half, in the second
-            exchanged = replace(screens[again], kind="repeat", first=screens[again].second, second=screens[again].first)
-            screens.insert(random.integers(half + 1, len(screens) + 1), exchanged)
+            _, unit, first, second = screens[again]
+            screens.insert(random.integers(half + 1, len(screens) + 1), Screen("repeat", unit, second, first))
         for screen in selves:
             screens.insert(random.integers(1, len(screens) + 1), screen)
         raters.append(screens)
     return raters
+
+
+def folders_of_methods(words: list[str], config: Config, out: Path) -> dict[str, Path]:
+    """Folders of videos by method, from ``name=path``; `read_policies` says what else a path may be.
+
+    A policy's videos of valid_video_csv are made now, one process, in a folder in ``out``.
+    """
+    sources, requests = read_policies(words), read_requests(*config.data.valid_video_csv)
+    folders = {name: s.checkpoint for name, s in sources.items() if s.checkpoint and any(s.checkpoint.glob("*.mp4"))}
+    policies = {name: source for name, source in sources.items() if name not in folders}
+    comparison = PolicyComparison(config, policies, requests, out / "made")
+    if policies:
+        check_sampling(config, output=out)
+        comparison.check()
+        comparison.make()
+    return {name: folders.get(name, comparison.out / name) for name in sources}
 
 
 def make_study(out: Path, folders: dict[str, Path], requests: list[Request], plan: Plan) -> dict[str, str]:
@@ -101,34 +120,33 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], pla
             f"a study needs two methods or more, prompts that all have (there are {len(units)}) and a folder without "
             f"a study, got {', '.join(folders)} and {out}"
         )
-    salt, methods, served, kinds, videos = secrets.token_bytes(32), list(folders), {}, {}, {}
+    salt, methods, served, key = secrets.token_bytes(32), list(folders), {}, {}
     scores = [_scores(folder) for folder in folders.values()]
     make_folder(out / VIDEOS)
     for number, screens in enumerate(design(plan, len(folders), len(units)), start=1):
-        pairs = []
+        pairs = {}
         for place, screen in enumerate(screens):
-            names = [f"{_opaque(salt, screen.unit, method)}.mp4" for method in (screen.first, screen.second)]
-            for method, name in zip((screen.first, screen.second), names):
-                source = clips[method][units[screen.unit]]
-                if name not in videos:
-                    write_video(out / VIDEOS / name, *read_video(source))
-                    os.utime(out / VIDEOS / name, (DATE, DATE))
-                of_video = {"method": methods[method], "unit": screen.unit, "source": str(source)}
-                videos[name] = of_video | {"scores": scores[method].get(source.name, {})}
-            pair = _opaque(salt, "pair", number, place)
-            pairs.append({"id": pair, "prompt": units[screen.unit][0]} | dict(zip(SIDES, names)))
-            kinds[pair] = screen.kind
+            sides = screen.first, screen.second
+            sources = [clips[method][units[screen.unit]] for method in sides]
+            files = [f"{_opaque(salt, source)}.mp4" for source in sources]
+            for source, file in zip(sources, (out / VIDEOS / name for name in files)):
+                if not file.exists():
+                    write_video(file, *read_video(source))
+                    os.utime(file, (DATE, DATE))
+            pair = _opaque(salt, number, place)
+            pairs[pair] = {"prompt": units[screen.unit][0]} | dict(zip(SIDES, files))
+            known = [scores[method].get(source.name, {}) for method, source in zip(sides, sources)]
+            told = {"kind": screen.kind, "unit": screen.unit, "methods": sides, "scores": known}
+            key[pair] = pairs[pair] | told | {"sources": [*map(str, sources)]}
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": pairs}
-    videos = dict(sorted(videos.items()))
-    write_json(out / KEY, {"plan": asdict(plan), "methods": methods, "kinds": kinds, "videos": videos})
+    write_json(out / KEY, {"plan": asdict(plan), "methods": methods, "pairs": key})
     write_json(out / STUDY, {"questions": QUESTIONS, "raters": served})
     return {rater["name"]: token for token, rater in served.items()}
 
 
 def _clips_by_unit(folder: Path, requests: list[Request]) -> dict[tuple[str, int], Path]:
     """Videos by prompt and place among those of the prompt."""
-    counts: Counter[str] = Counter()
-    found = {}
+    counts, found = Counter(), {}
     for clip in find_clips(folder, requests):
         found[clip.prompt, counts[clip.prompt]] = clip.path
         counts[clip.prompt] += 1

@@ -1,0 +1,73 @@
+"""A small study of three methods, and answers of simulated raters to it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.data.videos import write_video
+from hyvideo.evaluation.preference.answers import Study
+from hyvideo.evaluation.preference.study import Plan, make_study
+
+METHODS = ("ours_zq7", "flow_zq8", "dance_zq9")
+PROMPTS = [
+    "a red circle",
+    'a "blue" square </script><script>document.title = "hacked"</script>',
+    "a green cross",
+    "a star",
+]
+
+
+def write_folder(folder, prompts=PROMPTS, colour=0, name="clip_{}"):
+    """A folder as generate.py leaves it, with scores as a run does: the first method has the highest."""
+    folder.mkdir(parents=True)
+    for number, prompt in enumerate(prompts):
+        path = folder / f"{name.format(number)}.mp4"
+        write_video(path, torch.full((8, 3, 16, 16), 60 + 40 * colour + 5 * number, dtype=torch.uint8), 8)
+        path.with_suffix(".json").write_text(json.dumps({"prompt": prompt, "seed": 3}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("methods")
+    made = {name: write_folder(root / name, colour=colour) for colour, name in enumerate(METHODS)}
+    for colour, folder in enumerate(made.values()):
+        entries = [
+            {"file": f"clip_{i}.mp4", "prompt": prompt, "group": i, "seed": 3, "VQ": 0.5 - colour, "Overall": 1.5}
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        (folder / "scores.json").write_text(json.dumps(entries))
+    return made
+
+
+@pytest.fixture(scope="session")
+def made(folders, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "study"
+    make_study(folder, folders, [], Plan(raters=4, pairs=8, repeats=2, identical=2))
+    return folder
+
+
+@pytest.fixture
+def study(made, tmp_path):
+    return Study(shutil.copytree(made, tmp_path / "study"))
+
+
+@pytest.fixture
+def answer_all(study):
+    """Answers every pair of every rater by ``prefer(rater's name, what the key says of the pair) -> answer``."""
+    key = json.loads((study.folder / "key.json").read_text())["pairs"]
+
+    def answer(prefer):
+        for token, rater in study.raters.items():
+            for pair in rater["pairs"]:
+                study.add(token, pair, dict.fromkeys(study.questions, prefer(rater["name"], key[pair])))
+
+    return answer
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(0)

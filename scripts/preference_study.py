@@ -20,6 +20,7 @@ from hyvideo.data.outside import Parser, refusals
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference import analysis, server, study
 from hyvideo.evaluation.preference.answers import Study
+from hyvideo.models.reward_models.service.connections import make_server
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -66,7 +67,7 @@ def main() -> int:
         with socket.create_server((options.host, options.port)) as listener:
             for token, rater in opened.raters.items():
                 print(rater["name"], f"http://{options.host}:{listener.getsockname()[1]}/{token}/", flush=True)
-            server.make_server(server.create_app(opened)).run(sockets=[listener])
+            make_server(server.create_app(opened)).run(sockets=[listener])
     return 0
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.data.prompts import read_requests
+from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
 from hyvideo.evaluation.preference import analysis, server, study
 from hyvideo.evaluation.preference.answers import Study
 from hyvideo.models.reward_models.service.connections import make_server
@@ -52,8 +53,9 @@ def main() -> int:
     if options.command == "make":
         config = parse(flags).config
         plan = study.Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(study.Plan)})
-        folders = study.folders_of_methods(options.methods, config, options.out)
-        tokens = study.make_study(options.out, folders, read_requests(*config.data.valid_video_csv), plan)
+        requests, methods = read_requests(*config.data.valid_video_csv), read_policies(options.methods)
+        folders = study.folders_of_methods(PolicyComparison(config, methods, requests, options.out / "made"))
+        tokens = study.make_study(options.out, folders, requests, plan)
         print(f"written to {options.out} for {len(tokens)} raters; next: serve {options.out}")
     elif options.command == "analyse":
         opened = Study(options.study)

@@ -36,7 +36,7 @@ def judgements(study: Study, key: dict) -> list[SimpleNamespace]:
 
 
 def failed_checks(given: list[SimpleNamespace]) -> dict[str, list[bool]]:
-    """Whether each rater failed each attention check; ``given`` are answers to one question."""
+    """Each rater's attention checks, True where failed; ``given`` are answers to one question."""
     winners = {(j.rater, j.cell): j.winner for j in given if j.kind == "pair"}
     checks: dict[str, list[bool]] = {j.rater: [] for j in given}
     for j in given:

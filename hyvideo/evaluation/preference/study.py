@@ -11,17 +11,16 @@ import math
 import os
 import secrets
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from hyvideo.config.rules import check_sampling
-from hyvideo.config.settings import Config
 from hyvideo.data.outside import make_folder, parse_json
-from hyvideo.data.prompts import Request, read_requests
+from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import read_video, write_video
-from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
+from hyvideo.evaluation.figures.policies import PolicyComparison
 from hyvideo.evaluation.scores_file import NOT_SCORES
 from hyvideo.evaluation.video_folder import find_clips
 from hyvideo.records.run_files import write_json
@@ -90,20 +89,16 @@ def design(plan: Plan, num_methods: int, num_units: int) -> list[list[Screen]]:
     return raters
 
 
-def folders_of_methods(words: list[str], config: Config, out: Path) -> dict[str, Path]:
-    """Folders of videos by method, from ``name=path``; `read_policies` says what else a path may be.
-
-    A policy's videos of valid_video_csv are made now, one process, in a folder in ``out``.
-    """
-    sources, requests = read_policies(words), read_requests(*config.data.valid_video_csv)
+def folders_of_methods(comparison: PolicyComparison) -> dict[str, Path]:
+    """Folders of videos by method; the methods that are policies make theirs now, in one process."""
+    sources, out = comparison.policies, comparison.out
     folders = {name: s.checkpoint for name, s in sources.items() if s.checkpoint and any(s.checkpoint.glob("*.mp4"))}
-    policies = {name: source for name, source in sources.items() if name not in folders}
-    comparison = PolicyComparison(config, policies, requests, out / "made")
-    if policies:
-        check_sampling(config, output=out)
-        comparison.check()
-        comparison.make()
-    return {name: folders.get(name, comparison.out / name) for name in sources}
+    policies = replace(comparison, policies={name: sources[name] for name in sources if name not in folders})
+    if policies.policies:
+        check_sampling(comparison.config, output=out)
+        policies.check()
+        policies.make()
+    return {name: folders.get(name, out / name) for name in sources}
 
 
 def make_study(out: Path, folders: dict[str, Path], requests: list[Request], plan: Plan) -> dict[str, str]:

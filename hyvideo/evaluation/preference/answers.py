@@ -2,24 +2,30 @@
 
 import sqlite3
 import threading
-import time
 from pathlib import Path
+from typing import Literal
 
-from hyvideo.data.outside import parse_json, shown
-from hyvideo.evaluation.preference.study import STUDY
+from pydantic import BaseModel
 
-DATABASE = "answers.sqlite"
-CHOICES = ("first", "second", "tie", "both_bad")
-SCHEMA = """PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers
-    (rater TEXT, pair TEXT, question TEXT, answer TEXT, at REAL, PRIMARY KEY (pair, question))"""
+from hyvideo.data.outside import parse_json
+
+STUDY, KEY, VIDEOS, DATABASE = "study.json", "key.json", "videos", "answers.sqlite"  # in a study's folder
+SIDES = ("first", "second")
+SCHEMA = """PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers (rater TEXT,
+    pair TEXT, dimension TEXT, answer TEXT, at TEXT DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (pair, dimension))"""
+
+
+class Answers(BaseModel):
+    """What the page sends of a pair, or saves of all, in JSON: a rater's answers by pair and dimension."""
+
+    token: str
+    answers: dict[str, dict[str, Literal["first", "second", "tie", "both_bad"]]]
 
 
 class Study:
     """A study's raters by token, and its database, which any number of threads and processes may use."""
 
     def __init__(self, folder: Path):
-        if not (folder / STUDY).is_file():
-            raise ValueError(f"a study is a folder with {STUDY}, which `make` writes, got {shown(folder)}")
         content = parse_json((folder / STUDY).read_text(encoding="utf-8"))
         self.folder, self.questions, self.raters = folder, content["questions"], content["raters"]
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)
@@ -27,36 +33,24 @@ class Study:
         self._database.executescript(SCHEMA)
 
     def state(self, token: str) -> dict:
-        """What the page needs: the questions, the rater's progress, and the first pair without an answer, or None."""
-        done, pairs = {row["pair"] for row in self.rows()}, self.raters[token]["pairs"]
+        """What the page needs: the questions, and the rater's pairs that have no answer, in order."""
+        pairs, done = self.raters[token]["pairs"], {row["pair"] for row in self.rows()}
         waiting = [{"id": name, "prompt": pair["prompt"]} for name, pair in pairs.items() if name not in done]
-        counts = {"done": len(pairs) - len(waiting), "total": len(pairs)}
-        return {"questions": self.questions, **counts, "pair": waiting[0] if waiting else None}
+        return {"token": token, "questions": self.questions, "total": len(pairs), "pairs": waiting}
 
-    def add(self, token: str, pair: object, answers: object, at: float | None = None) -> None:
-        """Commits a rater's answers to a pair, unless it has some. Raises ValueError for what cannot be one."""
-        if token not in self.raters or not isinstance(pair, str) or pair not in self.raters[token]["pairs"]:
-            raise ValueError("the pair is not one of a rater of this study with this token")
-        if not isinstance(answers, dict) or answers.keys() != self.questions.keys():
-            raise ValueError(f"an answer is needed to each of {', '.join(self.questions)}, and to nothing else")
-        if not all(answer in CHOICES for answer in answers.values()):
-            raise ValueError(f"an answer is one of {', '.join(CHOICES)}")
-        name, at = self.raters[token]["name"], at or time.time()
-        rows = [(name, pair, question, answer, at) for question, answer in answers.items()]
+    def add(self, content: bytes) -> None:
+        """Commits `Answers`, but of pairs that have one already. Raises ValueError for any that cannot be."""
+        given = Answers.model_validate_json(content)
+        rater = self.raters.get(given.token, {"name": None, "pairs": ()})
+        for pair, answers in given.answers.items():
+            if pair not in rater["pairs"] or answers.keys() != self.questions.keys():
+                raise ValueError(f"an answer is of a rater's own pair, and to each of {', '.join(self.questions)}")
+        rows = [(rater["name"], pair, *each) for pair, answers in given.answers.items() for each in answers.items()]
         with self._lock, self._database:
-            self._database.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?)", rows)
-
-    def add_file(self, path: Path) -> None:
-        """Adds what a page without a server saved. Raises ValueError for another content."""
-        content = parse_json(path.read_text(encoding="utf-8"))
-        try:
-            given = [(content["token"], e["pair"], e["answers"], float(e["at"])) for e in content["answers"]]
-            for answer in given:
-                self.add(*answer)
-        except (TypeError, KeyError, OverflowError) as error:
-            raise ValueError(f"{path} is not a file of answers as the page saves it: {error!r}") from error
+            insert = "INSERT OR IGNORE INTO answers (rater, pair, dimension, answer) VALUES (?, ?, ?, ?)"
+            self._database.executemany(insert, rows)
 
     def rows(self) -> list[sqlite3.Row]:
-        """All answers in their order: rater, pair, question, answer, at (seconds since 1970)."""
+        """All answers in their order: rater, pair, dimension, answer, at (when it came, UTC)."""
         with self._lock:
-            return self._database.execute("SELECT * FROM answers ORDER BY at, rowid").fetchall()
+            return self._database.execute("SELECT * FROM answers ORDER BY rowid").fetchall()

@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.preference.answers import Study
-from hyvideo.evaluation.preference.study import Plan, make_study
+from hyvideo.evaluation.preference.study import make_study
 
 METHODS = ("ours_zq7", "flow_zq8", "dance_zq9")
 PROMPTS = [
@@ -30,6 +30,15 @@ def write_folder(folder, prompts=PROMPTS, colour=0, name="clip_{}"):
     return folder
 
 
+def content(study, token, pair, answer):
+    """What the page sends where a rater gives one answer to every question of a pair."""
+    return {"token": token, "answers": {pair: dict.fromkeys(study.questions, answer)}}
+
+
+def add(study, *given):
+    study.add(json.dumps(content(study, *given)).encode())
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("methods")
@@ -46,7 +55,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def made(folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "study"
-    make_study(folder, folders, [], Plan(raters=4, pairs=8, repeats=2, identical=2))
+    make_study(folder, folders, [], raters=4, pairs=8, checks=2)
     return folder
 
 
@@ -63,7 +72,7 @@ def answer_all(study):
     def answer(prefer):
         for token, rater in study.raters.items():
             for pair in rater["pairs"]:
-                study.add(token, pair, dict.fromkeys(study.questions, prefer(rater["name"], key[pair])))
+                add(study, token, pair, prefer(rater["name"], key[pair]))
 
     return answer
 

@@ -3,18 +3,24 @@
 import csv
 import json
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hyvideo.evaluation.preference.analysis import analyse, share_interval
-from hyvideo.evaluation.preference.study import Plan, design
+from hyvideo.evaluation.preference.analysis import analyse, share
+from hyvideo.evaluation.preference.study import design
 from tests.evaluation.preference.conftest import METHODS
 
 
 def results(study, most_failed=0.5):
     analyse(study, most_failed)
     return json.loads((study.folder / "analysis.json").read_text())
+
+
+def share_of(values, raters, prompts):
+    given = zip(values, raters, prompts)
+    return share([SimpleNamespace(value=value, rater=rater, prompt=prompt) for value, rater, prompt in given], "value")
 
 
 def prefers_lower(_, pair):
@@ -26,9 +32,9 @@ def prefers_lower(_, pair):
 def test_intervals_cover_the_preference_in_95_of_100_studies(mean, rater_std, prompt_std, random):
     """A win is a latent difference above 0.2: normal in raters, prompts and answers; between -0.2 and 0.2 is a tie."""
     raters, prompts, studies = 12, 16, 150
-    screens = design(Plan(raters, 12, 0, 0), 2, prompts)
+    designed = design(2, prompts, raters=raters, pairs=12, checks=0, seed=0)
     rater = np.repeat(np.arange(raters), 12)
-    prompt = np.array([s.unit for of_rater in screens for s in of_rater])
+    prompt = np.array([unit for screens in designed for _, unit, *_ in screens])
     total = NormalDist(mean, (1 + rater_std**2 + prompt_std**2) ** 0.5)
     truth = 1 - (total.cdf(0.2) + total.cdf(-0.2)) / 2
     covered = 0
@@ -36,50 +42,48 @@ def test_intervals_cover_the_preference_in_95_of_100_studies(mean, rater_std, pr
         effects = random.normal(0, rater_std, raters)[rater] + random.normal(0, prompt_std, prompts)[prompt]
         latent = mean + effects + random.normal(size=len(rater))
         values = np.mean([latent > 0.2, latent > -0.2], axis=0).tolist()
-        interval = share_interval(values, rater.tolist(), prompt.tolist())
-        covered += interval.low <= truth <= interval.high
+        interval = share_of(values, rater.tolist(), prompt.tolist())
+        covered += interval["low"] <= truth <= interval["high"]
     assert 0.9 * studies <= covered <= studies
 
 
 def test_intervals_widen_where_raters_or_prompts_differ():
     values, clusters, single = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10, list(range(20))
-    independent = share_interval(values, single, single)
-    for clustered in (share_interval(values, clusters, single), share_interval(values, single, clusters)):
-        assert clustered.high - clustered.low > 1.5 * (independent.high - independent.low)
-        assert clustered.mean == independent.mean == 0.5
+    independent = share_of(values, single, single)
+    for clustered in (share_of(values, clusters, single), share_of(values, single, clusters)):
+        assert clustered["high"] - clustered["low"] > 1.5 * (independent["high"] - independent["low"])
+        assert clustered["mean"] == independent["mean"] == 0.5
 
 
 def test_intervals_stay_within_0_and_1_and_have_a_width_where_all_agree():
     for value in (0.0, 0.5, 1.0):
-        interval = share_interval([value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)])
-        assert interval.mean == value and 0 <= interval.low <= value <= interval.high <= 1
-        assert 0.2 < interval.high - interval.low < 0.9
+        mean, low, high = share_of([value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)]).values()
+        assert mean == value and 0 <= low <= value <= high <= 1
+        assert 0.2 < high - low < 0.9
 
 
 def test_an_even_rater_gives_one_half(study, answer_all):
     answer_all(lambda *_: "tie")
     found = results(study)
-    for row in found["win_rates"]:
-        assert all(share["mean"] == 0.5 and share["low"] < 0.5 < share["high"] for share in row["shares"].values())
-    assert found["strengths"]["VQ"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
-    assert found["alpha"]["VQ"] is None and found["first_side"]["VQ"]["mean"] is None
+    for of_question in found["questions"].values():
+        assert all(rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in of_question["win_rates"])
+        assert of_question["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
+        assert of_question["alpha"] is None and of_question["first_side"]["mean"] is None
 
 
 def test_raters_with_a_preference_are_measured_whatever_the_sides(study, answer_all):
     answer_all(prefers_lower)
     found = results(study)
-    assert [(row["method"], row["against"]) for row in found["win_rates"]] == [
-        (METHODS[0], METHODS[1]),
-        (METHODS[0], METHODS[2]),
-        (METHODS[1], METHODS[2]),
-    ]
-    for row in found["win_rates"]:
-        assert all(share["mean"] == 1 and 0.2 < share["low"] < 1 for share in row["shares"].values())
-    strengths = found["strengths"]["VQ"]
-    assert strengths[METHODS[0]] > 1 > strengths[METHODS[1]] > -1 > strengths[METHODS[2]]
-    assert found["reward_model"]["VQ"]["mean"] == 1 and found["reward_model"]["Overall"]["mean"] is None
-    assert 0.3 < found["first_side"]["VQ"]["mean"] < 0.7
-    assert all(check == {"failed": 0, "of": 4, "left_out": False} for check in found["checks"].values())
+    versus = [(METHODS[a], METHODS[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    for of_question in found["questions"].values():
+        assert [(rate["method"], rate["against"]) for rate in of_question["win_rates"]] == versus
+        assert all(rate["mean"] == 1 and 0.2 < rate["low"] < 1 for rate in of_question["win_rates"])
+        first, second, third = of_question["strengths"].values()
+        assert first > 1 > second > -1 > third and of_question["alpha"] is None
+        assert 0.3 < of_question["first_side"]["mean"] < 0.7
+    assert found["questions"]["VQ"]["reward_model"]["mean"] == 1
+    assert found["questions"]["Overall"]["reward_model"]["mean"] is None
+    assert found["checks"] == {f"r0{number}": [False] * 4 for number in range(1, 5)} and found["left_out"] == []
 
 
 def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(study, answer_all):
@@ -89,17 +93,17 @@ def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(stu
 
     answer_all(contrary)
     found = results(study)
-    assert -1 < found["alpha"]["VQ"] < 0.7
-    assert 0.5 < found["win_rates"][0]["shares"]["VQ"]["mean"] < 1
+    assert -1 < found["questions"]["VQ"]["alpha"] < 0.7
+    assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
 
 
 def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(study, answer_all):
     answer_all(lambda rater, pair: "first" if rater == "r03" else prefers_lower(rater, pair))
     found = results(study)
-    assert found["checks"]["r03"] == {"failed": 4, "of": 4, "left_out": True}
-    assert all(row["shares"]["VQ"]["mean"] == 1 for row in found["win_rates"])
-    kept = results(study, most_failed=1.0)
-    assert kept["win_rates"][0]["shares"]["VQ"]["mean"] < 1 and kept["first_side"]["VQ"]["mean"] > 0.5
+    assert found["checks"]["r03"] == [True] * 4 and found["left_out"] == ["r03"]
+    assert all(rate["mean"] == 1 for rate in found["questions"]["VQ"]["win_rates"])
+    kept = results(study, most_failed=1.0)["questions"]["VQ"]
+    assert kept["win_rates"][0]["mean"] < 1 and kept["first_side"]["mean"] > 0.5
 
 
 def test_a_study_without_answers_that_count_is_refused(study, answer_all):

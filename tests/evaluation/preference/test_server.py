@@ -1,5 +1,6 @@
 """The service as raters and others meet it: by HTTP, by a browser, and after its process was killed."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,10 +13,11 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from hyvideo.evaluation.preference import server
 from hyvideo.evaluation.preference.answers import Study
 from hyvideo.evaluation.preference.server import create_app, write_static
 from tests import forked
-from tests.evaluation.preference.conftest import METHODS, PROMPTS
+from tests.evaluation.preference.conftest import METHODS, PROMPTS, content
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -61,24 +63,20 @@ def token_and_pairs(study, number=0):
 
 def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_path):
     secrets = [*METHODS, *map(str, folders.values()), "clip_", "key.json", '"identical"', '"repeat"', "methods"]
-    pages = write_static(study, tmp_path / "pages")
+    write_static(study, tmp_path / "pages")
     seen = [path.read_bytes() + path.name.encode() for path in (tmp_path / "pages").rglob("*") if path.is_file()]
-    assert len(pages) == 4 and len(seen) == 4 * (1 + 2 * 12)
+    assert len(seen) == 4 * (1 + 2 * 12)
     for token, rater in study.raters.items():
         replies = [client.get(f"/{token}/")]
         for pair in rater["pairs"]:
             clips = [client.get(f"/{token}/clips/{pair}-{side}.mp4") for side in ("first", "second")]
             assert len({(clip.headers["last-modified"], clip.status_code) for clip in clips}) == 1
-            replies += [*clips, client.post(f"/{token}/answer", json={"pair": pair, "answers": answers(study)})]
-        assert {reply.status_code for reply in replies} == {200}
+            replies += [*clips, client.post(f"/{token}/answers", json=content(study, token, pair, "tie"))]
+        assert {reply.status_code for reply in replies} == {200, 204}
         seen += [reply.content + repr(reply.headers).encode() + str(reply.url).encode() for reply in replies]
-        assert replies[-1].json()["pair"] is None
-    for content in seen:
-        assert not [secret for secret in secrets if secret.encode() in content]
-
-
-def answers(study, answer="tie"):
-    return dict.fromkeys(study.questions, answer)
+        assert study.state(token)["pairs"] == []
+    for file in seen:
+        assert not [secret for secret in secrets if secret.encode() in file]
 
 
 def test_a_stranger_and_a_rater_learn_nothing_that_is_not_theirs(study, client):
@@ -97,34 +95,43 @@ def test_a_stranger_and_a_rater_learn_nothing_that_is_not_theirs(study, client):
 
 def test_answers_that_cannot_be_are_refused(study, client):
     token, (mine, *_) = token_and_pairs(study)
-    _, (theirs, *_) = token_and_pairs(study, 1)
-    good = answers(study)
-    for given in (
-        *({"pair": pair, "answers": good} for pair in (theirs, "x", "", None, 5, [mine], {"a": 1})),
-        *({"pair": mine, "answers": wrong} for wrong in (None, [], "tie", {}, good | {"VQ": "A"}, good | {"x": "tie"})),
-        *({"pair": mine, "answers": good | {"VQ": wrong}} for wrong in (None, 1, [], {}, "'; DROP TABLE answers;--")),
-        *([], None, 5, {}, {"pair": mine}),
-    ):
-        assert client.post(f"/{token}/answer", json=given).status_code == 422, given
-    for body in (b"", b"{", b"\xff\xfe", b"[" * 9_000, b"NaN"):
-        assert client.post(f"/{token}/answer", content=body).status_code in (400, 422), body[:20]
-    assert client.post("/x/answer", json={"pair": mine, "answers": good}).status_code == 404
-    assert client.post(f"/{token}/answer", content=b" " * 10_001).status_code == 413
-    assert client.post(f"/{token}/answer", content=iter([b" "] * 10_001)).status_code == 413
-    assert client.put(f"/{token}/answer").status_code == 405
+    good = content(study, token, mine, "tie")
+    for given in (good | {"token": "x"}, good | {"answers": {"x": good["answers"][mine]}}, {}, None):
+        assert client.post(f"/{token}/answers", json=given).status_code == 422, given
+    for body in (b"", b"{", b"\xff\xfe", b"[" * 9_000, b'"\\ud800"'):
+        assert client.post(f"/{token}/answers", content=body).status_code in (413, 422), body[:20]
+    assert client.post("/x/answers", json=good).status_code == 404
+    for body in (b" " * 10_001, iter([b" "] * 10_001)):
+        assert client.post(f"/{token}/answers", content=body).status_code == 413
+    assert client.put(f"/{token}/answers").status_code == 405
     assert study.rows() == []
+
+
+def test_an_answer_that_does_not_come_whole_is_given_up(study, monkeypatch):
+    monkeypatch.setattr(server, "MAX_SECONDS", 0.1)
+    token, _ = token_and_pairs(study)
+
+    async def trickle():
+        yield b"{"
+        await asyncio.sleep(10)
+
+    async def post():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server.create_app(study))) as client:
+            headers = {"content-length": "100"}
+            return await client.post(f"http://x/{token}/answers", content=trickle(), headers=headers)
+
+    assert asyncio.run(post()).status_code == 408
 
 
 def test_an_answer_outlasts_the_process_that_took_it(study, served):
     (link, *_), process = served
     token, (first, second, *_) = token_and_pairs(study)
     assert link.endswith(f"/{token}/") and link.startswith("http://127.0.0.1:")
-    reply = httpx.post(f"{link}answer", json={"pair": first, "answers": answers(study, "first")})
+    httpx.post(f"{link}answers", json=content(study, token, first, "first")).raise_for_status()
     os.kill(process.pid, signal.SIGKILL)
-    assert reply.json()["pair"]["id"] == second
     process.wait()
     assert [row["answer"] for row in Study(study.folder).rows()] == ["first"] * 4
-    assert Study(study.folder).state(token)["pair"]["id"] == second
+    assert Study(study.folder).state(token)["pairs"][0]["id"] == second
 
 
 def test_a_body_without_end_is_refused_before_it_is_read(study, served):
@@ -132,7 +139,7 @@ def test_a_body_without_end_is_refused_before_it_is_read(study, served):
     url = httpx.URL(link)
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         head = (
-            f"POST {url.path}answer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {10**12}"
+            f"POST {url.path}answers HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {10**12}"
         )
         connection.sendall(f"{head}\r\n\r\n{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
@@ -175,8 +182,8 @@ def test_a_rater_goes_through_pairs_by_keyboard_and_comes_back(study, served, br
 
 
 def test_a_rater_without_a_server_saves_answers_that_are_read(study, browser, tmp_path):
-    page, *_ = write_static(study, tmp_path / "pages")
-    browser.goto(page.as_uri())
+    write_static(study, tmp_path / "pages")
+    browser.goto((tmp_path / "pages/r01/index.html").as_uri())
     wait_for_clips(browser)
     for _ in range(11):
         browser.keyboard.type("abtx")
@@ -187,7 +194,7 @@ def test_a_rater_without_a_server_saves_answers_that_are_read(study, browser, tm
         browser.keyboard.type("abtx")
         browser.keyboard.press("Enter")
     saved.value.save_as(tmp_path / "answers.json")
-    study.add_file(tmp_path / "answers.json")
+    study.add((tmp_path / "answers.json").read_bytes())
     assert [row["answer"] for row in study.rows()] == ["first", "second", "tie", "both_bad"] * 12
     assert {row["rater"] for row in study.rows()} == {"r01"}
     assert browser.locator("#end").is_visible() and browser.complaints == []

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from hyvideo.data.videos import read_video
-from hyvideo.evaluation.preference.study import Plan, design, make_study
+from hyvideo.evaluation.preference.study import design, make_study
 from tests.evaluation.preference.conftest import METHODS, write_folder
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
@@ -18,46 +18,41 @@ def spread(counts):
 
 @pytest.mark.parametrize("methods, units, raters, pairs", SIZES)
 def test_a_design_is_balanced_over_methods_prompts_and_sides(methods, units, raters, pairs):
-    plan = Plan(raters, pairs, repeats=0, identical=0, study_seed=4)
-    screens = design(plan, methods, units)
-    together = [screen for of_rater in screens for screen in of_rater]
-    versus = Counter(tuple(sorted(s[2:])) for s in together)
+    designed = design(methods, units, raters=raters, pairs=pairs, checks=0, seed=4)
+    cells = [[(unit, *sorted(sides)) for _, unit, *sides in screens] for screens in designed]
+    together = [cell for of_rater in cells for cell in of_rater]
+    versus = Counter(cell[1:] for cell in together)
     assert len(versus) == min(methods * (methods - 1) // 2, len(together)) and spread(versus.values()) <= 1
-    assert spread([Counter(s.unit for s in together)[unit] for unit in range(units)]) <= 2
-    cells = Counter((s.unit, *sorted(s[2:])) for s in together)
-    assert spread(cells.values()) <= 1
-    for of_rater in screens:
-        assert len(set((s.unit, *sorted(s[2:])) for s in of_rater)) == pairs
-        assert spread(Counter(tuple(sorted(s[2:])) for s in of_rater).values()) <= 1
-        for low, high in versus:
-            sides = Counter(s.first for s in of_rater if sorted(s[2:]) == [low, high])
-            assert abs(sides[low] - sides[high]) <= 1
+    assert spread([Counter(cell[0] for cell in together)[unit] for unit in range(units)]) <= 2
+    assert spread(Counter(together).values()) <= 1
+    for of_rater, screens in zip(cells, designed):
+        assert len(set(of_rater)) == pairs
+        assert spread(Counter(cell[1:] for cell in of_rater).values()) <= 1
+        assert sum(first < second for *_, first, second in screens) in (pairs // 2, (pairs + 1) // 2)
 
 
-def test_sides_and_order_differ_between_raters_and_are_those_of_the_seed():
-    plan = Plan(raters=6, pairs=12, repeats=0, identical=0, study_seed=1)
-    screens = design(plan, 2, 12)
-    assert screens == design(plan, 2, 12)
-    assert len({tuple(s.unit for s in of_rater) for of_rater in screens}) == 6
-    sides = [[s.first for s in of_rater] for of_rater in screens]
-    assert len(set(map(tuple, sides))) == 6
+def test_sides_and_order_differ_between_raters():
+    designed = design(2, 12, raters=6, pairs=12, checks=0, seed=1)
+    assert len({tuple(unit for _, unit, *_ in screens) for screens in designed}) == 6
+    sides = [tuple(first for *_, first, _ in screens) for screens in designed]
+    assert len(set(sides)) == 6
     assert sum(a != b for row in sides for a, b in zip(row, row[1:])) < 0.8 * 66, "sides must not alternate"
+    assert design(2, 12, raters=6, pairs=12, checks=0) != design(2, 12, raters=6, pairs=12, checks=0)
 
 
 def test_checks_come_after_the_pairs_that_they_repeat_and_exchange_their_sides():
-    for screens in design(Plan(raters=20, pairs=10, repeats=3, identical=2), 3, 12):
-        kinds = Counter(s.kind for s in screens)
-        assert kinds == {"pair": 10, "repeat": 3, "identical": 2}
+    for screens in design(3, 12, raters=20, pairs=10, checks=3):
+        assert Counter(kind for kind, *_ in screens) == {"pair": 10, "repeat": 3, "identical": 3}
         for place, (kind, unit, first, second) in enumerate(screens):
             if kind == "repeat":
                 assert screens.index(("pair", unit, second, first)) < place - 1
             assert (first == second) == (kind == "identical")
 
 
-@pytest.mark.parametrize("wrong", [{"raters": 0}, {"pairs": 13}, {"pairs": 0}, {"repeats": 7}, {"identical": -1}])
-def test_a_plan_that_cannot_be_filled_is_refused(wrong):
-    with pytest.raises(ValueError, match=f"--{next(iter(wrong))} must be from"):
-        design(Plan(**({"pairs": 12} | wrong)), 2, 12)
+@pytest.mark.parametrize("wrong", [{"raters": 0}, {"pairs": 13}, {"pairs": 0}, {"checks": 7}, {"checks": -1}])
+def test_sizes_that_cannot_be_had_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"):
+        design(2, 12, **({"raters": 2, "pairs": 12, "checks": 1} | wrong))
 
 
 def test_files_of_a_study_do_not_tell_the_method_and_the_key_does(study, folders):
@@ -75,8 +70,8 @@ def test_files_of_a_study_do_not_tell_the_method_and_the_key_does(study, folders
             assert (copied.int() - original.int()).abs().max() <= 2
 
 
-def test_another_study_of_the_same_seed_has_other_names_and_tokens(study, folders, tmp_path):
-    make_study(tmp_path / "other", folders, [], Plan(raters=4, pairs=8))
+def test_another_study_has_other_names_and_tokens(study, folders, tmp_path):
+    make_study(tmp_path / "other", folders, [], raters=4, pairs=8, checks=0)
     other = json.loads((tmp_path / "other/study.json").read_text())
     assert not set(other["raters"]) & set(study.raters)
     assert not {p.name for p in (tmp_path / "other/videos").iterdir()} & {p.name for p in study.folder.glob("videos/*")}
@@ -84,13 +79,12 @@ def test_another_study_of_the_same_seed_has_other_names_and_tokens(study, folder
 
 def test_folders_are_compared_on_the_prompts_that_all_have(folders, tmp_path):
     fewer = write_folder(tmp_path / "fewer", ["a star", "a dog", "a red circle"], name="x{}")
-    make_study(tmp_path / "study", {"ours": folders[METHODS[0]], "fewer": fewer}, [], Plan(1, 2, 0, 0))
+    sizes = {"raters": 1, "pairs": 2, "checks": 0}
+    make_study(tmp_path / "study", {"ours": folders[METHODS[0]], "fewer": fewer}, [], **sizes)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     assert {pair["prompt"] for pair in pairs} == {"a star", "a red circle"}
     strange = write_folder(tmp_path / "strange", ["a dog"])
     for given in ({"ours": folders[METHODS[0]], "strange": strange}, {"ours": fewer}):
-        with pytest.raises(ValueError, match="two methods or more"):
-            make_study(tmp_path / "none", given, [], Plan(1, 2, 0, 0))
+        with pytest.raises(ValueError, match=f"for {len(given)} methods with"):
+            make_study(tmp_path / "none", given, [], **sizes)
     assert not (tmp_path / "none").exists()
-    with pytest.raises(ValueError, match="without a study"):
-        make_study(tmp_path / "study", {"ours": fewer, "again": fewer}, [], Plan(1, 2, 0, 0))

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
+from hyvideo.models.reward_models.service.limits import Limits
 from hyvideo.models.reward_models.service.protocol import (
     BadRequest,
-    Limits,
     ScoreRequest,
     TooLarge,
     check_texts,

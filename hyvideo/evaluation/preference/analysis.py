@@ -17,7 +17,8 @@ from hyvideo.data.outside import parse_json
 from hyvideo.evaluation.preference.answers import KEY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
-TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True)
+FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)
+TEMPLATES = jinja2.Environment(loader=FOLDER, trim_blocks=True, keep_trailing_newline=True)
 OF_FIRST = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # the first clip's part of a win
 
 
@@ -49,9 +50,9 @@ def scores_of(folder: Path) -> dict[str, dict]:
 def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
     """The mean of what judgements say, in [0, 1], and its 95 % interval where raters and prompts are drawn both.
 
-    The half width h is that of `studies.intervals` for a table with gaps, by cluster-robust variances (Cameron, Gelbach
-    and Miller 2011), and at least that of independent cells. The interval is Wilson's for as many answers as would
-    have this h. Where nothing varies every rater, or prompt if there are fewer, counts as one answer.
+    The half width is that of `studies.intervals` for a table with gaps, by cluster-robust variances (Cameron, Gelbach
+    and Miller 2011), and at least that of independent cells. The interval is Wilson's for as many answers as have this
+    width. Where nothing varies every rater, or prompt if there are fewer, counts as one answer.
     """
     told = [(getattr(j, name), j.rater, j.prompt) for j in given if getattr(j, name) is not None]
     if not told:
@@ -63,8 +64,8 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
         for cluster, value in zip(clusters, values):
             sums[cluster] += value - mean
         freedom = max(1, len(sums) - 1)
-        variance = len(sums) / freedom * sum(total**2 for total in sums.values()) / len(values) ** 2
-        squared.append(t_quantile(freedom) ** 2 * variance)
+        scale = t_quantile(freedom) ** 2 * len(sums) / freedom / len(values) ** 2
+        squared.append(scale * sum(total**2 for total in sums.values()))
     half, spread = max(squared[0] + squared[1] - squared[2], min(squared[:2]), squared[2]), mean * (1 - mean)
     fewest = min(len(set(raters)), len(set(prompts)))
     ratio = half / spread if half > 1e-12 else t_quantile(max(1, fewest - 1)) ** 2 / fewest
@@ -95,10 +96,7 @@ def of_dimension(given: list[SimpleNamespace], methods: list[str]) -> dict:
 
 
 def analyse(study: Study, most_failed: float) -> str:
-    """Writes table3.md, .csv and .tex, pairs.csv, analysis.json and .md, and gives the text of the last.
-
-    Raises ValueError where no answer counts.
-    """
+    """Writes table3, pairs.csv and analysis to the study's folder; gives the text. ValueError if no answer counts."""
     key, questions = parse_json((study.folder / KEY).read_text(encoding="utf-8")), list(study.questions)
     given = judgements(study, key["pairs"])
     checks: dict[str, list[bool]] = {j.rater: [] for j in given}
@@ -110,13 +108,8 @@ def analyse(study: Study, most_failed: float) -> str:
     if not counted:
         raise ValueError(f"no answers in {study.folder} count; raters left out: {', '.join(left_out) or 'none'}")
     of_each = {name: of_dimension([j for j in counted if j.dimension == name], key["methods"]) for name in questions}
-    results = {
-        "methods": key["methods"],
-        "most_failed": most_failed,
-        "checks": checks,
-        "left_out": left_out,
-        "questions": of_each,
-    }
+    told = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
+    results = told | {"questions": of_each}
     (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
     rows = list(zip(*(of["win_rates"] for of in of_each.values())))
     for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):

@@ -20,11 +20,11 @@ TEMPLATES.policies["json.dumps_kwargs"] = {}  # questions in their order
 def create_app(study: Study) -> FastAPI:
     """The service of a study. Who has no token of it learns nothing; who has one sees the rater's own pairs alone."""
 
-    def check_token(token: str = "") -> None:
-        if token not in study.raters:
+    def check(token: str = "", pair: str | None = None, side: str = "first") -> None:
+        if token not in study.raters or side not in SIDES or pair not in (None, *study.raters[token]["pairs"]):
             raise HTTPException(404, "there is nothing here; ask for your link again")
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_token)])
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check)])
 
     @app.get("/{token}/")
     def show(token: str) -> HTMLResponse:
@@ -33,8 +33,6 @@ def create_app(study: Study) -> FastAPI:
 
     @app.get("/{token}/clips/{pair}-{side}.mp4")
     def clip(token: str, pair: str, side: str) -> FileResponse:
-        if side not in SIDES or pair not in study.raters[token]["pairs"]:
-            raise HTTPException(404, "there is no such clip")
         file = study.folder / study.raters[token]["pairs"][pair][side]
         return FileResponse(file, headers={"cache-control": "private, max-age=86400"})
 

@@ -1,9 +1,4 @@
-"""A blind study of preference: pairs of clips for each rater, in files that do not tell which method made them.
-
-<out>/study.json        questions, and each rater's pairs by invitation token: what the server reads
-<out>/key.json          methods and sources of every pair, and which pairs are checks: never served
-<out>/videos/*.mp4      clips under secret names, by one encoder, of one date
-"""
+"""A blind study of preference: pairs of clips for each rater, in files that do not tell which method made them."""
 
 import itertools
 import math
@@ -30,8 +25,8 @@ def design(
     """Screens of each rater in order: kind (pair, repeat, identical), unit, method of the first clip, of the second.
 
     All pairs of methods and units stand in a circle, and each rater gets those after the rater before. Any stretch has
-    every pair of methods as often as the others to within one, every unit to within two. The earlier method is on
-    either side equally often, to within one. Raises ValueError for sizes that cannot be had.
+    pairs of methods equally often to within one, units to within two; so has each rater the earlier method on either
+    side, to within one. Raises ValueError for sizes that cannot be had.
     """
     versus = list(itertools.combinations(range(num_methods), 2))
     circle, lap, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
@@ -60,7 +55,7 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
     """Writes a study of folders of videos by the name of their method, of sizes as `design` takes them.
 
     Methods are compared on the videos that all have: of the same prompt, and of the same place among those of it.
-    Names and tokens are secret and always new.
+    Clips get secret names, one encoder and one date. Key and study are two files: what is never served, and the rest.
     """
     clips: list[dict[tuple[str, int], Path]] = []
     for folder in folders.values():

@@ -48,14 +48,18 @@ def folders(tmp_path_factory):
             {"file": f"clip_{i}.mp4", "prompt": prompt, "group": i, "seed": 3, "VQ": 0.5 - colour, "Overall": 1.5}
             for i, prompt in enumerate(PROMPTS)
         ]
-        (folder / "scores.json").write_text(json.dumps(entries))
+        if colour:
+            (folder / "scores.json").write_text(json.dumps(entries))
+        else:  # as scripts.evaluate --out folder/scores
+            (folder / "scores").mkdir()
+            (folder / "scores/scores.json").write_text(json.dumps({"videos": entries}))
     return made
 
 
 @pytest.fixture(scope="session")
 def made(folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "study"
-    make_study(folder, folders, [], raters=4, pairs=8, checks=2)
+    make_study(folder, folders, [], raters=4, pairs=8, checks=2, seed=0)
     return folder
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals, shown
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.preference.answers import VIDEOS, Study
+from hyvideo.evaluation.preference.rating import VIDEOS, Study, create_app
 from scripts import compare_policies
 
 
@@ -37,7 +37,6 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def serve(study: Study, host: str, port: int) -> None:
-    from hyvideo.evaluation.preference.server import create_app
     from hyvideo.models.reward_models.service.connections import make_server
 
     shown_host, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
@@ -78,9 +77,7 @@ def main() -> None:
             study.add(path.read_bytes())
         print(analyse(study, options.most_failed))
     elif options.static:
-        from hyvideo.evaluation.preference.server import write_static
-
-        write_static(study, options.static)
+        study.write_pages(options.static)
     else:
         serve(study, options.host, options.port)
 

@@ -14,7 +14,7 @@ import krippendorff
 import numpy as np
 
 from hyvideo.data.outside import parse_json
-from hyvideo.evaluation.preference.answers import KEY, Study
+from hyvideo.evaluation.preference.rating import KEY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
 FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)

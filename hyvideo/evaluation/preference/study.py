@@ -12,16 +12,14 @@ import numpy as np
 from hyvideo.data.outside import make_folder, parse_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video, write_video
-from hyvideo.evaluation.preference.answers import KEY, SIDES, STUDY, VIDEOS
+from hyvideo.evaluation.preference.rating import KEY, SIDES, STUDY, VIDEOS
 from hyvideo.evaluation.video_folder import find_clips
 from hyvideo.records.run_files import write_json
 
 DATE = 946_684_800  # seconds: of every clip, the first of January 2000
 
 
-def design(
-    num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int | None = None
-) -> list[list]:
+def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
     """Screens of each rater in order: kind (pair, repeat, identical), unit, method of the first clip, of the second.
 
     All pairs of methods and units stand in a circle, and each rater gets those after the rater before. Any stretch has
@@ -39,7 +37,9 @@ def design(
     units = random.permutation(num_units).tolist()
     for rater in range(raters):
         screens = []
-        for place, side in zip((random.permutation(pairs) + rater * pairs) % circle, random.permutation(pairs) % 2):
+        for place, side in zip(
+            (random.permutation(pairs) + rater * pairs) % circle, (random.permutation(pairs) + rater) % 2
+        ):
             unit, methods = units[(place + place // lap) % num_units], versus[place % len(versus)]
             screens.append(("pair", unit, methods[side], methods[1 - side]))
         for again in random.permutation(half)[:checks]:  # of the first half, in the second
@@ -62,7 +62,8 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
         places = defaultdict(itertools.count)
         clips.append({(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)})
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
-    designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
+    designed = design(len(folders), len(units), **{"seed": secrets.randbits(64)} | sizes)
+    served, key, files = {}, {}, {}
     make_folder(out / VIDEOS)
     for number, screens in enumerate(designed, start=1):
         shown = {secrets.token_hex(10): screen for screen in screens}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyvideo.data.videos import write_video
-from hyvideo.evaluation.preference.answers import Study
+from hyvideo.evaluation.preference.rating import Study
 from hyvideo.evaluation.preference.study import make_study
 
 METHODS = ("ours_zq7", "flow_zq8", "dance_zq9")
@@ -28,6 +28,12 @@ def write_folder(folder, prompts=PROMPTS, colour=0, name="clip_{}"):
         write_video(path, torch.full((8, 3, 16, 16), 60 + 40 * colour + 5 * number, dtype=torch.uint8), 8)
         path.with_suffix(".json").write_text(json.dumps({"prompt": prompt, "seed": 3}))
     return folder
+
+
+def waiting(study, token):
+    """Pairs that the rater's page still asks about."""
+    state = study.page(token).partition('id="state">')[2].partition("</script>")[0]
+    return json.loads(state)["pairs"]
 
 
 def content(study, token, pair, answer):

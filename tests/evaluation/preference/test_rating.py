@@ -1,4 +1,4 @@
-"""The service as raters and others meet it: by HTTP, by a browser, and after its process was killed."""
+"""A study as raters and others meet it: by HTTP, by a browser, and after its process was killed."""
 
 import asyncio
 import json
@@ -13,11 +13,10 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from hyvideo.evaluation.preference import server
-from hyvideo.evaluation.preference.answers import Study
-from hyvideo.evaluation.preference.server import create_app, write_static
+from hyvideo.evaluation.preference import rating
+from hyvideo.evaluation.preference.rating import Study, create_app
 from tests import forked
-from tests.evaluation.preference.conftest import METHODS, PROMPTS, content
+from tests.evaluation.preference.conftest import METHODS, PROMPTS, add, content, waiting
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -61,9 +60,59 @@ def token_and_pairs(study, number=0):
     return token, list(rater["pairs"])
 
 
+@pytest.fixture
+def rater(study):
+    return next(iter(study.raters))
+
+
+def test_a_rater_goes_on_at_the_first_pair_without_an_answer(study, rater):
+    pairs = list(study.raters[rater]["pairs"])
+    assert [pair["id"] for pair in waiting(study, rater)] == pairs and len(pairs) == 12
+    add(study, rater, pairs[0], "tie")
+    left = waiting(Study(study.folder), rater)
+    assert [pair["id"] for pair in left] == pairs[1:]
+    assert all(pair.keys() == {"id", "prompt"} and pair["prompt"] in PROMPTS for pair in left)
+
+
+def test_the_first_answer_to_a_pair_counts(study, rater):
+    pair = next(iter(study.raters[rater]["pairs"]))
+    for answer in ("first", "second"):
+        add(study, rater, pair, answer)
+    assert [row["answer"] for row in study.rows()] == ["first"] * 4
+
+
+def test_what_cannot_be_an_answer_is_refused_and_nothing_is_kept(study, rater):
+    pair, good = next(iter(study.raters[rater]["pairs"])), dict.fromkeys(study.questions, "tie")
+    of_another = next(iter(list(study.raters.values())[1]["pairs"]))
+    wrong = [
+        (rater, {of_another: good}),
+        ("nobody", {pair: good}),
+        (None, {pair: good}),
+        (rater, [pair]),
+        (rater, None),
+    ]
+    wrong += [(rater, {pair: given}) for given in (None, [], {}, good | {"VQ": "C"}, good | {"VQ": ["tie"]})]
+    wrong += [(rater, {pair: given}) for given in (good | {"more": "tie"}, {"VQ": "tie"}, good | {"VQ": None})]
+    wrong += [(rater, {pair: good, of_another: good}), (rater, {pair: good, "x": {}}), (rater, None)]
+    bodies = [json.dumps({"token": token, "answers": answers}).encode() for token, answers in wrong]
+    for body in [*bodies, b"", b"{", b"[" * 9000, b"\xff\xfe", b"NaN", b"[]", b"null", b'{"token": "\\ud800"}']:
+        with pytest.raises(ValueError):
+            study.add(body)
+    assert study.rows() == []
+
+
+def test_all_that_a_page_without_a_server_saves_is_read_once(study, rater):
+    saved = content(study, rater, "", "tie")
+    saved["answers"] = {pair: dict.fromkeys(study.questions, "both_bad") for pair in study.raters[rater]["pairs"]}
+    for _ in range(2):
+        study.add(json.dumps(saved).encode())
+    assert [(row["rater"], row["answer"]) for row in study.rows()] == [("r01", "both_bad")] * 4 * 12
+    assert waiting(study, rater) == []
+
+
 def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_path):
     secrets = [*METHODS, *map(str, folders.values()), "clip_", "key.json", '"identical"', '"repeat"', "methods"]
-    write_static(study, tmp_path / "pages")
+    study.write_pages(tmp_path / "pages")
     seen = [path.read_bytes() + path.name.encode() for path in (tmp_path / "pages").rglob("*") if path.is_file()]
     assert len(seen) == 4 * (1 + 2 * 12)
     for token, rater in study.raters.items():
@@ -74,7 +123,7 @@ def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_pat
             replies += [*clips, client.post(f"/{token}/answers", json=content(study, token, pair, "tie"))]
         assert {reply.status_code for reply in replies} == {200, 204}
         seen += [reply.content + repr(reply.headers).encode() + str(reply.url).encode() for reply in replies]
-        assert study.state(token)["pairs"] == []
+        assert waiting(study, token) == []
     for file in seen:
         assert not [secret for secret in secrets if secret.encode() in file]
 
@@ -108,7 +157,7 @@ def test_answers_that_cannot_be_are_refused(study, client):
 
 
 def test_an_answer_that_does_not_come_whole_is_given_up(study, monkeypatch):
-    monkeypatch.setattr(server, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(rating, "MAX_SECONDS", 0.1)
     token, _ = token_and_pairs(study)
 
     async def trickle():
@@ -116,7 +165,7 @@ def test_an_answer_that_does_not_come_whole_is_given_up(study, monkeypatch):
         await asyncio.sleep(10)
 
     async def post():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(server.create_app(study))) as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(study))) as client:
             headers = {"content-length": "100"}
             return await client.post(f"http://x/{token}/answers", content=trickle(), headers=headers)
 
@@ -131,7 +180,7 @@ def test_an_answer_outlasts_the_process_that_took_it(study, served):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert [row["answer"] for row in Study(study.folder).rows()] == ["first"] * 4
-    assert Study(study.folder).state(token)["pairs"][0]["id"] == second
+    assert waiting(Study(study.folder), token)[0]["id"] == second
 
 
 def test_a_body_without_end_is_refused_before_it_is_read(study, served):
@@ -172,7 +221,7 @@ def test_a_rater_goes_through_pairs_by_keyboard_and_comes_back(study, served, br
             browser.keyboard.press(key)
     browser.locator("#count", has_text="Pair 5 of 12").wait_for()
     for pair, chosen in zip(pairs, keys):
-        given = {row["question"]: row["answer"] for row in study.rows() if row["pair"] == pair}
+        given = {row["dimension"]: row["answer"] for row in study.rows() if row["pair"] == pair}
         assert given == {"VQ": chosen, "MQ": "both_bad", "TA": "tie", "Overall": chosen}
     browser.reload()
     browser.locator("#count", has_text="Pair 5 of 12").wait_for()
@@ -182,7 +231,7 @@ def test_a_rater_goes_through_pairs_by_keyboard_and_comes_back(study, served, br
 
 
 def test_a_rater_without_a_server_saves_answers_that_are_read(study, browser, tmp_path):
-    write_static(study, tmp_path / "pages")
+    study.write_pages(tmp_path / "pages")
     browser.goto((tmp_path / "pages/r01/index.html").as_uri())
     wait_for_clips(browser)
     for _ in range(11):

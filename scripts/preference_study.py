@@ -15,6 +15,7 @@ from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals, shown
 from hyvideo.data.prompts import read_requests
 from hyvideo.evaluation.preference.rating import VIDEOS, Study, create_app
+from hyvideo.models.reward_models.service.connections import make_server
 from scripts import compare_policies
 
 
@@ -30,15 +31,12 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # refused now, not after hours
-        of_policies = ["--policies", *policies, "--num_prompts", str(options.pairs), "--out", str(made)]
-        compare_policies.main([*of_policies, *flags])
+        compare_policies.main(["--policies", *policies, f"--num_prompts={options.pairs}", f"--out={made}", *flags])
     make_study(options.study, {name: folders.get(name, made / name) for name in paths}, requests, **sizes)
     print(f"written to {options.study} for {options.raters} raters; next: serve {options.study}")
 
 
 def serve(study: Study, host: str, port: int) -> None:
-    from hyvideo.models.reward_models.service.connections import make_server
-
     shown_host, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
     with suppress(KeyboardInterrupt), socket.create_server((host, port), family=family) as listener:
         for token, rater in study.raters.items():
@@ -51,8 +49,7 @@ def main() -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make", help="writes the study's folder")
-    kinds = "two or more, ours first: folders of mp4 files, or policies, which make theirs now"
-    making.add_argument("--methods", nargs="+", required=True, metavar="NAME=PATH", help=kinds)
+    making.add_argument("--methods", nargs="+", required=True, help="ours first: NAME=folder, NAME=policy or base")
     making.add_argument("--raters", type=int, default=10, help="people who are invited; 10")
     making.add_argument("--pairs", type=int, default=20, help="of each rater, beside the checks; 20")
     making.add_argument("--checks", type=int, default=2, help="pairs that come again, and clips beside themselves; 2")

@@ -36,10 +36,8 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
     random, designed = np.random.default_rng(seed), []
     units = random.permutation(num_units).tolist()
     for rater in range(raters):
-        screens = []
-        for place, side in zip(
-            (random.permutation(pairs) + rater * pairs) % circle, (random.permutation(pairs) + rater) % 2
-        ):
+        screens, sides = [], (random.permutation(pairs) + rater) % 2
+        for place, side in zip((random.permutation(pairs) + rater * pairs) % circle, sides):
             unit, methods = units[(place + place // lap) % num_units], versus[place % len(versus)]
             screens.append(("pair", unit, methods[side], methods[1 - side]))
         for again in random.permutation(half)[:checks]:  # of the first half, in the second
@@ -62,8 +60,8 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
         places = defaultdict(itertools.count)
         clips.append({(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)})
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
-    designed = design(len(folders), len(units), **{"seed": secrets.randbits(64)} | sizes)
-    served, key, files = {}, {}, {}
+    sizes = {"seed": secrets.randbits(64)} | sizes
+    designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
     make_folder(out / VIDEOS)
     for number, screens in enumerate(designed, start=1):
         shown = {secrets.token_hex(10): screen for screen in screens}

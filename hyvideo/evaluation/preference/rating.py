@@ -25,7 +25,7 @@ TEMPLATES.policies["json.dumps_kwargs"] = {}  # questions in their order
 
 
 class Answers(BaseModel):
-    """A rater's answers by pair and dimension, as JSON: of one pair as the page sends them, or of all as it saves them."""
+    """A rater's answers by pair and dimension, as JSON: of one pair as the page sends, or of all as it saves."""
 
     token: str
     answers: dict[str, dict[str, Literal["first", "second", "tie", "both_bad"]]]

@@ -9,16 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import choix
-import jinja2
 import krippendorff
 import numpy as np
 
 from hyvideo.data.outside import parse_json
-from hyvideo.evaluation.preference.rating import KEY, Study
+from hyvideo.evaluation.preference.rating import KEY, TEMPLATES, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
-FOLDER = jinja2.FileSystemLoader(Path(__file__).parent)
-TEMPLATES = jinja2.Environment(loader=FOLDER, trim_blocks=True, keep_trailing_newline=True)
+TEXTS = TEMPLATES.overlay(autoescape=False, trim_blocks=True, keep_trailing_newline=True)
 OF_FIRST = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # the first clip's part of a win
 
 
@@ -107,12 +105,13 @@ def analyse(study: Study, most_failed: float) -> str:
     counted = [j for j in given if j.kind == "pair" and j.rater not in left_out]
     if not counted:
         raise ValueError(f"no answers in {study.folder} count; raters left out: {', '.join(left_out) or 'none'}")
-    of_each = {name: of_dimension([j for j in counted if j.dimension == name], key["methods"]) for name in questions}
+    asked = {name: [j for j in counted if j.dimension == name] for name in questions}
+    of_each = {name: of_dimension(answers, key["methods"]) for name, answers in asked.items() if answers}
     told = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
     results = told | {"questions": of_each}
     (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
     rows = list(zip(*(of["win_rates"] for of in of_each.values())))
     for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):
-        text = TEMPLATES.get_template(f"{name}.jinja").render(results, counted=counted, rows=rows)
+        text = TEXTS.get_template(f"{name}.jinja").render(results, counted=counted, rows=rows)
         (study.folder / name).write_text(text, encoding="utf-8")
     return text

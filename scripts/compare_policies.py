@@ -22,13 +22,13 @@ from hyvideo.data.outside import Parser, refusals
 
 
 @refusals("compare_policies.py")
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base or name=path, several")
     parser.add_argument("--prompt", nargs="+", help="prompts in place of those of valid_video_csv")
     parser.add_argument("--num_prompts", type=int, default=8, help="rows of valid_video_csv to take; 8")
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures and videos")
-    options, flags = parser.parse_known_args()
+    options, flags = parser.parse_known_args(argv)
     config = parse(flags).config
     if options.num_prompts < 1:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")

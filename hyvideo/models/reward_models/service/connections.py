@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hyvideo.models.reward_models.service.protocol import Limits
+from hyvideo.models.reward_models.service.limits import Limits
 
 
 def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:

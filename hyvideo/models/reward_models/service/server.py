@@ -26,6 +26,7 @@ from hyvideo.data.outside import parse_json
 from hyvideo.models.reward_models.async_scorer import score_safely
 from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
+from hyvideo.models.reward_models.service.limits import Limits
 
 _DECODERS = 4  # requests that are decoded at a time: each holds its body twice
 
@@ -109,14 +110,14 @@ def create_app(
     *,
     name: str,
     token: str | None = None,
-    limits: protocol.Limits | None = None,
+    limits: Limits | None = None,
     max_videos: int = 16,
     max_waiting: int = 64,
 ) -> FastAPI:
     """The service around a scorer. All but /health needs the token; ``max_waiting`` requests may be under way."""
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
-    limits, decoders = limits or protocol.Limits(), anyio.CapacityLimiter(_DECODERS)
+    limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
     under_way = _UnderWay(limits, max_waiting, batcher)
 
@@ -161,7 +162,7 @@ def create_app(
     return app
 
 
-async def _decoded(body: bytes, limits: protocol.Limits, decoders: anyio.CapacityLimiter) -> protocol.ScoreRequest:
+async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter) -> protocol.ScoreRequest:
     try:
         return await anyio.to_thread.run_sync(protocol.decode_request, body, limits, limiter=decoders)
     except protocol.BadRequest as error:
@@ -204,7 +205,7 @@ def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, N
 class _UnderWay:
     """Requests under way, and the deadlines of those whose bodies arrive: every byte puts one off a little."""
 
-    def __init__(self, limits: protocol.Limits, max_waiting: int, batcher: Batcher):
+    def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
         self.limits, self.batcher, self.places = limits, batcher, anyio.CapacityLimiter(max_waiting)
         self._deadlines: set[asyncio.Timeout] = set()
 

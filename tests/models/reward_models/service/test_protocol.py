@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import ScoreResult
+from hyvideo.models.reward_models.service.limits import Limits
 from hyvideo.models.reward_models.service.protocol import (
-    Limits,
     ScoreRequest,
     TooLarge,
     decode_answer,

@@ -1,0 +1,81 @@
+"""A blind study of preference: pairs of clips for each rater, in files that do not tell which method made them."""
+
+import itertools
+import math
+import os
+import secrets
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.data.outside import make_folder, parse_json
+from hyvideo.data.prompts import Request
+from hyvideo.data.videos import read_video, write_video
+from hyvideo.evaluation.preference.rating import KEY, SIDES, STUDY, VIDEOS
+from hyvideo.evaluation.video_folder import find_clips
+from hyvideo.records.run_files import write_json
+
+DATE = 946_684_800  # seconds: of every clip, the first of January 2000
+
+
+def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
+    """Screens of each rater in order: kind (pair, repeat, identical), unit, method of the first clip, of the second.
+
+    All pairs of methods and units stand in a circle, and each rater gets those after the rater before. Any stretch has
+    pairs of methods equally often to within one, units to within two; so has each rater the earlier method on either
+    side, to within one. Raises ValueError for sizes that cannot be had.
+    """
+    versus = list(itertools.combinations(range(num_methods), 2))
+    circle, lap, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
+    bounds = {"pairs": (1, pairs, circle), "raters": (1, raters, 9999), "checks": (0, checks, half)}
+    for name, (least, given, most) in bounds.items():
+        if not least <= given <= most:
+            what = f"{num_methods} methods with {num_units} videos of common prompts"
+            raise ValueError(f"--{name} must be from {least} to {most} for {what}, got {given}")
+    random, designed = np.random.default_rng(seed), []
+    units = random.permutation(num_units).tolist()
+    for rater in range(raters):
+        screens, sides = [], (random.permutation(pairs) + rater) % 2
+        for place, side in zip((random.permutation(pairs) + rater * pairs) % circle, sides):
+            unit, methods = units[(place + place // lap) % num_units], versus[place % len(versus)]
+            screens.append(("pair", unit, methods[side], methods[1 - side]))
+        for again in random.permutation(half)[:checks]:  # of the first half, in the second
+            _, unit, first, second = screens[again]
+            screens.insert(random.integers(half + 1, len(screens) + 1), ("repeat", unit, second, first))
+        for _, unit, first, _ in screens[:checks]:
+            screens.insert(random.integers(1, len(screens) + 1), ("identical", unit, first, first))
+        designed.append(screens)
+    return designed
+
+
+def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **sizes: int) -> None:
+    """Writes a study of folders of videos by the name of their method, of sizes as `design` takes them.
+
+    Methods are compared on the videos that all have: of the same prompt, and of the same place among those of it.
+    Clips get secret names, one encoder and one date. Key and study are two files: what is never served, and the rest.
+    """
+    clips: list[dict[tuple[str, int], Path]] = []
+    for folder in folders.values():
+        places = defaultdict(itertools.count)
+        clips.append({(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)})
+    units = [unit for unit in clips[0] if all(unit in others for others in clips)]
+    sizes = {"seed": secrets.randbits(64)} | sizes
+    designed, served, key, files = design(len(folders), len(units), **sizes), {}, {}, {}
+    make_folder(out / VIDEOS)
+    for number, screens in enumerate(designed, start=1):
+        shown = {secrets.token_hex(10): screen for screen in screens}
+        for pair, (kind, unit, *methods) in shown.items():
+            sources = [clips[method][units[unit]] for method in methods]
+            for source in sources:
+                if source not in files:
+                    files[source] = f"{VIDEOS}/{secrets.token_hex(10)}.mp4"
+                    write_video(out / files[source], *read_video(source))
+                    os.utime(out / files[source], (DATE, DATE))
+            shown[pair] = {"prompt": units[unit][0]} | {side: files[source] for side, source in zip(SIDES, sources)}
+            told = {"kind": kind, "unit": unit, "methods": methods, "sources": [str(s.resolve()) for s in sources]}
+            key[pair] = shown[pair] | told
+        served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
+    questions = parse_json(Path(__file__).with_name("questions.json").read_text())
+    write_json(out / KEY, {"methods": [*folders], "pairs": key})
+    write_json(out / STUDY, {"questions": questions, "raters": served})

@@ -1,0 +1,132 @@
+"""Simulated raters of known preference: what is measured is what they prefer."""
+
+import csv
+import json
+from statistics import NormalDist
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hyvideo.evaluation.preference.analysis import analyse, share
+from hyvideo.evaluation.preference.study import design
+from tests.evaluation.preference.conftest import METHODS
+
+
+def results(study, most_failed=0.5):
+    analyse(study, most_failed)
+    return json.loads((study.folder / "analysis.json").read_text())
+
+
+def share_of(values, raters, prompts):
+    given = zip(values, raters, prompts)
+    return share([SimpleNamespace(value=value, rater=rater, prompt=prompt) for value, rater, prompt in given], "value")
+
+
+def prefers_lower(_, pair):
+    first, second = pair["methods"]
+    return "tie" if first == second else "first" if first < second else "second"
+
+
+@pytest.mark.parametrize("mean, rater_std, prompt_std", [(0.0, 0.5, 0.5), (0.8, 0.3, 0.8), (1.5, 0.0, 0.0)])
+def test_intervals_cover_the_preference_in_95_of_100_studies(mean, rater_std, prompt_std, random):
+    """A win is a latent difference above 0.2: normal in raters, prompts and answers; between -0.2 and 0.2 is a tie."""
+    raters, prompts, studies = 12, 16, 150
+    designed = design(2, prompts, raters=raters, pairs=12, checks=0, seed=0)
+    rater = np.repeat(np.arange(raters), 12)
+    prompt = np.array([unit for screens in designed for _, unit, *_ in screens])
+    total = NormalDist(mean, (1 + rater_std**2 + prompt_std**2) ** 0.5)
+    truth = 1 - (total.cdf(0.2) + total.cdf(-0.2)) / 2
+    covered = 0
+    for _ in range(studies):
+        effects = random.normal(0, rater_std, raters)[rater] + random.normal(0, prompt_std, prompts)[prompt]
+        latent = mean + effects + random.normal(size=len(rater))
+        values = np.mean([latent > 0.2, latent > -0.2], axis=0).tolist()
+        interval = share_of(values, rater.tolist(), prompt.tolist())
+        covered += interval["low"] <= truth <= interval["high"]
+    assert 0.9 * studies <= covered <= studies
+
+
+def test_intervals_widen_where_raters_or_prompts_differ():
+    values, clusters, single = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10, list(range(20))
+    independent = share_of(values, single, single)
+    for clustered in (share_of(values, clusters, single), share_of(values, single, clusters)):
+        assert clustered["high"] - clustered["low"] > 1.5 * (independent["high"] - independent["low"])
+        assert clustered["mean"] == independent["mean"] == 0.5
+
+
+def test_intervals_stay_within_0_and_1_and_have_a_width_where_all_agree():
+    for value in (0.0, 0.5, 1.0):
+        mean, low, high = share_of([value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)]).values()
+        assert mean == value and 0 <= low <= value <= high <= 1
+        assert 0.2 < high - low < 0.9
+
+
+def test_an_even_rater_gives_one_half(study, answer_all):
+    answer_all(lambda *_: "tie")
+    found = results(study)
+    for of_question in found["questions"].values():
+        assert all(rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in of_question["win_rates"])
+        assert of_question["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
+        assert of_question["alpha"] is None and of_question["first_side"]["mean"] is None
+
+
+def test_raters_with_a_preference_are_measured_whatever_the_sides(study, answer_all):
+    answer_all(prefers_lower)
+    found = results(study)
+    versus = [(METHODS[a], METHODS[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    for of_question in found["questions"].values():
+        assert [(rate["method"], rate["against"]) for rate in of_question["win_rates"]] == versus
+        assert all(rate["mean"] == 1 and 0.2 < rate["low"] < 1 for rate in of_question["win_rates"])
+        first, second, third = of_question["strengths"].values()
+        assert first > 1 > second > -1 > third and of_question["alpha"] is None
+        assert 0.3 < of_question["first_side"]["mean"] < 0.7
+    assert found["questions"]["VQ"]["reward_model"]["mean"] == 1
+    assert found["questions"]["Overall"]["reward_model"]["mean"] is None
+    assert found["checks"] == {f"r0{number}": [False] * 4 for number in range(1, 5)} and found["left_out"] == []
+
+
+def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(study, answer_all):
+    def contrary(rater, pair):
+        better = prefers_lower(rater, pair)
+        return {"first": "second", "second": "first", "tie": "tie"}[better] if rater == "r02" else better
+
+    answer_all(contrary)
+    found = results(study)
+    assert -1 < found["questions"]["VQ"]["alpha"] < 0.7
+    assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
+
+
+def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(study, answer_all):
+    answer_all(lambda rater, pair: "first" if rater == "r03" else prefers_lower(rater, pair))
+    found = results(study)
+    assert found["checks"]["r03"] == [True] * 4 and found["left_out"] == ["r03"]
+    assert all(rate["mean"] == 1 for rate in found["questions"]["VQ"]["win_rates"])
+    kept = results(study, most_failed=1.0)["questions"]["VQ"]
+    assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
+
+
+def test_a_study_without_answers_that_count_is_refused(study, answer_all):
+    with pytest.raises(ValueError, match="left out: none"):
+        analyse(study, 0.5)
+    answer_all(lambda *_: "second")
+    with pytest.raises(ValueError, match="r01, r02, r03, r04"):
+        analyse(study, 0.5)
+
+
+def test_the_table_and_the_pairs_are_written(study, answer_all):
+    answer_all(lambda rater, pair: "both_bad" if rater == "r01" else prefers_lower(rater, pair))
+    assert "| r01 | 0 | 4 |" in analyse(study, 0.5)
+    markdown, latex = ((study.folder / f"table3.{kind}").read_text() for kind in ("md", "tex"))
+    lines = markdown.strip().splitlines()
+    assert lines[0] == "| Method | Against | Raters | VQ (%) | MQ (%) | TA (%) | Overall (%) |"
+    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5])
+    assert latex.count(r" \\") == 4 and r"ours\_zq7 & flow\_zq8 & 4 & " in latex
+    with open(study.folder / "table3.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 and 0 < float(rows[0]["VQ low"]) < float(rows[0]["VQ"]) < 1
+    with open(study.folder / "pairs.csv") as file:
+        pairs = list(csv.DictReader(file))
+    assert list(pairs[0]) == ["prompt", "first", "second", "dimension", "answer", "rater"]
+    assert len(pairs) == 4 * 8 * 4 and all((study.folder / pair["first"]).is_file() for pair in pairs)
+    assert {pair["answer"] for pair in pairs if pair["rater"] == "r01"} == {"both_bad"}

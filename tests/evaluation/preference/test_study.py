@@ -1,0 +1,96 @@
+"""Designs are balanced and checks are where they should be; files do not tell the method."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from hyvideo.data.videos import read_video
+from hyvideo.evaluation.preference.study import design, make_study
+from tests.evaluation.preference.conftest import METHODS, write_folder
+
+SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
+
+
+def spread(counts):
+    return max(counts) - min(counts)
+
+
+@pytest.mark.parametrize("methods, units, raters, pairs", SIZES)
+def test_a_design_is_balanced_over_methods_prompts_and_sides(methods, units, raters, pairs):
+    designed = design(methods, units, raters=raters, pairs=pairs, checks=0, seed=4)
+    cells = [[(unit, *sorted(sides)) for _, unit, *sides in screens] for screens in designed]
+    together = [cell for of_rater in cells for cell in of_rater]
+    versus = Counter(cell[1:] for cell in together)
+    assert len(versus) == min(methods * (methods - 1) // 2, len(together)) and spread(versus.values()) <= 1
+    assert spread([Counter(cell[0] for cell in together)[unit] for unit in range(units)]) <= 2
+    assert spread(Counter(together).values()) <= 1
+    for of_rater, screens in zip(cells, designed):
+        assert len(set(of_rater)) == pairs
+        assert spread(Counter(cell[1:] for cell in of_rater).values()) <= 1
+        assert sum(first < second for *_, first, second in screens) in (pairs // 2, (pairs + 1) // 2)
+
+
+def test_sides_and_order_differ_between_raters():
+    designed = design(2, 12, raters=6, pairs=12, checks=0, seed=1)
+    assert len({tuple(unit for _, unit, *_ in screens) for screens in designed}) == 6
+    sides = [tuple(first for *_, first, _ in screens) for screens in designed]
+    assert len(set(sides)) == 6
+    assert sum(a != b for row in sides for a, b in zip(row, row[1:])) < 0.8 * 66, "sides must not alternate"
+
+
+def test_checks_come_after_the_pairs_that_they_repeat_and_exchange_their_sides():
+    for screens in design(3, 12, raters=20, pairs=10, checks=3):
+        assert Counter(kind for kind, *_ in screens) == {"pair": 10, "repeat": 3, "identical": 3}
+        for place, (kind, unit, first, second) in enumerate(screens):
+            if kind == "repeat":
+                assert screens.index(("pair", unit, second, first)) < place - 1
+            assert (first == second) == (kind == "identical")
+
+
+@pytest.mark.parametrize("wrong", [{"raters": 0}, {"pairs": 13}, {"pairs": 0}, {"checks": 7}, {"checks": -1}])
+def test_sizes_that_cannot_be_had_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"):
+        design(2, 12, **({"raters": 2, "pairs": 12, "checks": 1} | wrong))
+
+
+def test_files_of_a_study_do_not_tell_the_method_and_the_key_does(study, folders):
+    files = sorted((study.folder / "videos").iterdir())
+    key = json.loads((study.folder / "key.json").read_text())
+    assert len({file.stat().st_mtime for file in files}) == 1
+    assert len(files) == 12
+    for file in [*files, study.folder / "study.json"]:
+        content = file.read_bytes()
+        assert not [name for name in METHODS if name.encode() in content or name in file.name]
+    assert key["methods"] == list(METHODS)
+    pairs = key["pairs"].values()
+    sources = {pair[side]: pair["sources"][number] for pair in pairs for number, side in enumerate(("first", "second"))}
+    assert all((pair["kind"] == "identical") == (pair["first"] == pair["second"]) for pair in pairs)
+    for file, source in sources.items():
+        copied, original = (read_video(path)[0] for path in (study.folder / file, source))
+        assert (copied.int() - original.int()).abs().max() <= 2
+
+
+def test_another_study_has_other_names_and_tokens(study, folders, tmp_path):
+    make_study(tmp_path / "other", folders, [], raters=4, pairs=8, checks=0)
+    other = json.loads((tmp_path / "other/study.json").read_text())
+    assert not set(other["raters"]) & set(study.raters)
+    orders = [
+        [[pair["prompt"] for pair in r["pairs"].values()] for r in raters.values()]
+        for raters in (other["raters"], study.raters)
+    ]
+    assert orders[0] != orders[1]
+    assert not {p.name for p in (tmp_path / "other/videos").iterdir()} & {p.name for p in study.folder.glob("videos/*")}
+
+
+def test_folders_are_compared_on_the_prompts_that_all_have(folders, tmp_path):
+    fewer = write_folder(tmp_path / "fewer", ["a star", "a dog", "a red circle"], name="x{}")
+    sizes = {"raters": 1, "pairs": 2, "checks": 0}
+    make_study(tmp_path / "study", {"ours": folders[METHODS[0]], "fewer": fewer}, [], **sizes)
+    pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
+    assert {pair["prompt"] for pair in pairs} == {"a star", "a red circle"}
+    strange = write_folder(tmp_path / "strange", ["a dog"])
+    for given in ({"ours": folders[METHODS[0]], "strange": strange}, {"ours": fewer}):
+        with pytest.raises(ValueError, match=f"for {len(given)} methods with"):
+            make_study(tmp_path / "none", given, [], **sizes)
+    assert not (tmp_path / "none").exists()

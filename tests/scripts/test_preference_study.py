@@ -1,0 +1,72 @@
+"""The command: what it refuses, and that only `make` waits for torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scripts import preference_study
+from tests.evaluation.preference.conftest import write_folder
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Runs the command in this process; gives its exit code and what it says."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["preference_study.py", *map(str, arguments)])
+        try:
+            preference_study.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+def test_arguments_are_read_and_raters_are_served_without_torch():
+    code = (
+        "import sys, scripts.preference_study, hyvideo.evaluation.preference.analysis; sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_methods_are_folders_or_policies_which_make_their_videos_now(call, tmp_path):
+    prompts = ["a red circle moves left", "a blue square moves up"]
+    (tmp_path / "prompts.csv").write_text("prompt\n" + "\n".join(prompts) + "\n")
+    theirs = write_folder(tmp_path / "theirs", prompts)
+    make = ("make", tmp_path / "study", "--raters", 2, "--pairs", 2, "--methods", "base", f"theirs={theirs}")
+    flags = (
+        "--config",
+        "configs/miniature.yaml",
+        "--valid_video_csv",
+        tmp_path / "prompts.csv",
+        "--validation_steps",
+        1,
+    )
+    code, said = call(*make, "--checks", 1, *flags)
+    assert code == 0, said
+    key = json.loads((tmp_path / "study/key.json").read_text())
+    assert key["methods"] == ["base", "theirs"] and len(key["pairs"]) == 2 * 4
+    assert {source.split("/")[-2] for pair in key["pairs"].values() for source in pair["sources"]} == {"base", "theirs"}
+    code, said = call(*make, *flags)
+    assert code == 2 and f"delete '{tmp_path}/study/videos'" in said
+
+
+def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tmp_path):
+    wrong = {
+        "--raters must be from 1": ("--raters", 0, "--methods", "base", "tuned=assets/miniature"),
+        "for 1 methods": ("--methods", "base"),
+        "got '/nowhere'": ("--methods", "base", "theirs=/nowhere"),
+        "unknown flag --rater;": ("--rater", 5, "--methods", "base", "theirs=/nowhere"),
+    }
+    for says, flags in wrong.items():
+        code, said = call("make", tmp_path / "study", *flags, "--config", "configs/miniature.yaml")
+        assert code == 2 and says in said, said
+    for command in ("serve", "analyse"):
+        code, said = call(command, tmp_path / "study")
+        assert code == 2 and "study.json" in said
+    assert not (tmp_path / "study").exists()

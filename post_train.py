@@ -4,6 +4,8 @@ Run it with torchrun for several processes. ``--print_config`` shows the setting
 What is slow to import, as torch, is imported when the settings are known to be sound.
 """
 
+import re
+import shlex
 import sys
 from contextlib import ExitStack
 
@@ -14,7 +16,7 @@ from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
-from hyvideo.config.rules import batch_problems, check, check_ranges
+from hyvideo.config.rules import check, check_ranges, least_processes
 from hyvideo.config.run_plan import describe, labelled, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
@@ -67,18 +69,19 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 def show(command: CommandLine) -> None:
     """Prints settings, arithmetic and what this machine lacks for the run. Raises ValueError for settings alone."""
     config, world_size = command.config, command.world_size
-    try:
-        check(config, world_size, on_this_machine=False)
-    except ValueError as error:
-        check_ranges(config.flat())
-        updates = config.loss.num_updates_per_rollout
-        if world_size > 1 or not [*batch_problems(config.rollout, config.distributed, updates, world_size)]:
-            raise
-        raise ValueError(f"{error}\n--world_size N with --print_config shows a run of N processes") from error
+    check_ranges(config.flat())
+    if world_size == 1:
+        of_name = map(int, re.findall(r"(\d{1,4})gpu", " ".join(sys.argv)))  # as the files in configs/ are named
+        world_size = least_processes(config, of_name)
+    check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False))
+    if world_size > command.world_size:
+        nodes = f"--nnodes={world_size // 8} " if world_size > 8 else ""
+        print(f"for                    torchrun {nodes}--nproc_per_node={min(world_size, 8)} {shlex.join(sys.argv)}")
+        print("                       one process cannot make its batches; --world_size N shows it for N")
     print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 
     from hyvideo.training.machine import lacks

@@ -108,7 +108,7 @@ def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
     [
         ("--reward_weights nonsense", "reward_weights must be averaged, "),
         ("--reward_model clip clip", "each scorer once"),
-        ("--reward_config nowhere.yaml", "reward_config must name a readable YAML file"),
+        ("--reward_config nowhere.yaml", "reward_config 'nowhere.yaml' must be a readable YAML file"),
         ("--out README.md/x", "README.md is not a folder"),
         ("--out /proc/x", "'/proc/x': "),
         ("--lora_scale nan --lora_path x", "--lora_scale must be a finite number"),

@@ -41,11 +41,8 @@ def parse() -> argparse.Namespace:
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder, or one mp4")
     model = parser.add_argument_group("by which model")
-    model.add_argument(
-        "--config",
-        help="YAML of a run; that of the run of --checkpoint_path, else configs/miniature.yaml unless a model is named "
-        "by the next three",
-    )
+    words = "YAML of a run; by default that of --checkpoint_path, else configs/miniature.yaml where no model is named"
+    model.add_argument("--config", help=words)
     model.add_argument("--model_path", help="folder of the checkpoints; ./ckpts by default")
     model.add_argument("--resolution", choices=["480p", "720p"], help="picks the version with the task")
     model.add_argument("--transformer_version", help="a version by name, such as 480p_i2v_step_distilled")

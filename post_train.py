@@ -16,7 +16,7 @@ from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
-from hyvideo.config.rules import check, check_ranges, least_processes
+from hyvideo.config.rules import batch_problems, check, check_ranges
 from hyvideo.config.run_plan import describe, labelled, make_plan
 from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
@@ -71,16 +71,18 @@ def show(command: CommandLine) -> None:
     config, world_size = command.config, command.world_size
     check_ranges(config.flat())
     if world_size == 1:
-        of_name = map(int, re.findall(r"(\d{1,4})gpu", " ".join(sys.argv)))  # as the files in configs/ are named
-        world_size = least_processes(config, of_name)
+        about = config.rollout, config.distributed, config.loss.num_updates_per_rollout
+        of_name = map(int, re.findall(r"([1-9]\d{0,3})gpu", " ".join(sys.argv)))  # as the files in configs/ are named
+        fitting = (n for n in (1, *of_name, 8, *range(2, 8)) if not [*batch_problems(*about, n)])
+        world_size = next(fitting, 1)
     check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False))
     if world_size > command.world_size:
-        nodes = f"--nnodes={world_size // 8} " if world_size > 8 else ""
-        print(f"for                    torchrun {nodes}--nproc_per_node={min(world_size, 8)} {shlex.join(sys.argv)}")
+        each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
+        print(f"for                    torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
         print("                       one process cannot make its batches; --world_size N shows it for N")
     print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 

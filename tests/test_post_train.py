@@ -168,7 +168,7 @@ def test_without_print_config_the_same_line_is_refused(program, tmp_path):
 @pytest.mark.parametrize(
     "file, line",
     [
-        ("configs/hunyuanvideo15_480p_8gpu.yaml", "torchrun --nproc_per_node=8 post_train.py --config"),
+        ("configs/hunyuanvideo15_480p_8gpu.yaml", "torchrun --nnodes=1 --nproc_per_node=8 post_train.py --config"),
         ("configs/paper/table2_b_64gpu.yaml", "torchrun --nnodes=8 --nproc_per_node=8 post_train.py --config"),
     ],
 )

@@ -162,16 +162,6 @@ def batch_problems(
         yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
 
 
-def least_processes(config: Config, named: Iterable[int] = ()) -> int:
-    """The first number of processes that can make the batches: 1, one that is ``named``, 8 of a machine, or fewer.
-
-    It is 1 too where none of them can.
-    """
-    about = config.rollout, config.distributed, config.loss.num_updates_per_rollout
-    numbers = (number for number in (1, *named, 8, *range(2, 8)) if not [*batch_problems(*about, number)])
-    return next(numbers, 1)
-
-
 def process_problems(distributed: DistributedSettings, reward: RewardSettings, world_size: int) -> Problems:
     """Copies of a whole model; a report, which may be late by a tenth, or scores that come after the timeout."""
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:

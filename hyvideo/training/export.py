@@ -50,9 +50,7 @@ def export_other_parts(root: Path, version: str | None, out: Path, *, task: str,
     Raises: ValueError where a part of the checkpoints in ``root`` is missing or does not fit.
     """
     import diffusers
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # of parts that are written, in a log too
     defaults = version_defaults(version)
     shift, guidance_scale = (defaults.shift, defaults.guidance_scale) if defaults else (5.0, 6.0)
     # In bf16 decoding is off by eight times as much as in fp16, in which runs decode, and the original.

@@ -42,9 +42,8 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
 
 def negative_prompt(folder: Path) -> str | None:
     """The negative prompt that a checkpoint's policy was trained with; None for a folder that is not of a run."""
-    if not _is_of_a_run(folder):
-        return None
-    return str(read_state(folder, {"settings": dict})["settings"].get("negative_prompt", ""))
+    saved = _settings(folder)
+    return None if saved is None else str(saved.get("negative_prompt", ""))
 
 
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
@@ -52,17 +51,18 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
 
     The file is the run's config.yaml, and the checkpoint's own state.json where it was moved away from the run.
     """
-    if not _is_of_a_run(folder):
+    if (saved := _settings(folder)) is None:
         return {}, None
     checkpoints = folder.resolve().parent
     if checkpoints.name == FOLDER and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
-    saved = read_state(folder, {"settings": dict})["settings"]
     return {name: value for name, value in saved.items() if name in FIELDS}, folder / "state.json"
 
 
-def _is_of_a_run(folder: Path) -> bool:
-    return os.path.isfile(folder / "state.json")  # not the method: that raises for a name that is too long
+def _settings(folder: Path) -> dict | None:
+    if not os.path.isfile(folder / "state.json"):  # not the method: that raises for a name that is too long
+        return None
+    return read_state(folder, {"settings": dict})["settings"]
 
 
 def is_lora(folder: Path) -> bool:

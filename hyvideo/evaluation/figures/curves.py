@@ -61,10 +61,8 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         paths = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
         paths = [path for path in sorted(paths) if (path / "config.yaml").is_file()]
         if not paths:
-            lacking = folder_problem(folder) or "there is none"
-            raise ValueError(
-                f"{folder} must be a run, or have runs in it: a config.yaml beside a metrics.jsonl; {lacking}"
-            )
+            lacking = folder_problem(folder) or "no metrics.jsonl beside a config.yaml"
+            raise ValueError(f"{folder} must be a run, or have runs in it: {lacking}")
         runs |= {path.resolve(): path for path in paths}
     return [_read_run(path) for path in runs.values()]
 

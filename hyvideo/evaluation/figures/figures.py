@@ -56,9 +56,8 @@ def learning_curve(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Reward and its dimensions over iterations, of one run or of the seeds of one setting."""
     if (number := len({frozenset(run.settings.items()) for run in runs})) != 1:
         raise Absent(f"it is of one run or of seeds of one setting, got {number} settings")
-    dimensions = [name for name in runs[0].lines[-1] if name.startswith("reward/")] if runs[0].lines else []
-    kept = [name for name in dimensions if name not in ("reward/mean", "reward/std", "reward/missing")]
-    names = {"reward/mean": "reward"} | {name: name.removeprefix("reward/") for name in kept}
+    scored = [name[7:] for name in (runs[0].lines or [{}])[-1] if name.startswith("reward/")]
+    names = {"reward/mean": "reward"} | {f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")}
     window = min(window, max(1, *(len(run.lines) for run in runs)))
     return [_by_variant(Comparison({}, (), {runs[0].folder.name: runs}), names, folder, "learning_curve", 0, window)]
 

@@ -222,10 +222,6 @@ def test_one_video_may_be_named(make, tmp_path):
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
         (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
-        (
-            ["--prompt", "a", "--checkpoint_path", "nowhere"],
-            "a policy is a checkpoint of a run, or a transformer's own folder",
-        ),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere is not there"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
         (["--prompt", "a", "--lora_path", "nowhere"], "; it is not there"),

@@ -184,7 +184,7 @@ def test_print_config_of_a_file_for_several_gpus_says_for_which_line_it_is(capsy
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ([*LINE, "--batch_size", "3"], "is not a multiple of num_generations 4"),
+        ([*LINE, "--batch_size", "3"], "the number of processes must be a multiple of sp_size, got 1"),
         ([*SMOKE, "--validate_video_length", "16"], "validation_num_frames (given as --validate_video_length)"),
         ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be"),
     ],

@@ -139,8 +139,6 @@ def test_figures_are_made_from_runs(make_run, figures, tmp_path):
 def test_the_learning_curve_is_of_one_run_or_of_the_seeds_of_one_setting(make_run, figures, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plt.Axes, "plot", lambda axes, x, y, **more: drawn.append([*y]) or original(axes, x, y, **more))
-        plt.Axes, "plot", lambda axes, x, y, **label: drawn.append([*y]) or original(axes, x, y, **label)
-    )
     for seed in (0, 1):
         make_run(f"seed{seed}", seed=seed, level=seed, iterations=3)
     code, made, said = figures(tmp_path / "runs" / "seed0", "--figures", "0")

@@ -70,8 +70,9 @@ if ! $dry_run; then
             fail "neither hf nor huggingface-cli is here; run: pip install huggingface_hub (or: source scripts/setup.sh)"
     fi
     if { [ "$source" = modelscope ] || wants quoted_text; } && ! command -v modelscope > /dev/null; then
-        fail "modelscope is not here; run: pip install modelscope (the glyph encoder of quoted_text is on ModelScope only;
-  --with can leave it out)"
+        [ "$source" = modelscope ] || why=", which alone has the glyph encoder of quoted_text"
+        fail "the program modelscope is missing${why:-}. Install it: source scripts/setup.sh && pip install modelscope
+${why:+  or do without quoted text in prompts: --with reward}"
     fi
     if wants i2v && [ "$source" = huggingface ] && [ -z "${HF_TOKEN:-}" ] &&
         [ ! -f "${HF_HOME:-$HOME/.cache/huggingface}/token" ]; then
@@ -83,7 +84,12 @@ fi
 run() {
     printf '%q ' "$@" | sed 's/ $//'
     echo
-    $dry_run || "$@"
+    $dry_run || "$@" || {
+        local code=$?
+        [ "$1" = python ] || echo "download_weights.sh: that download failed (is there a network?); run the same command" \
+            "again, it goes on where it stopped" >&2
+        exit "$code"
+    }
 }
 
 from_huggingface() { # repository, folder below --out, then files or --include PATTERN

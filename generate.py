@@ -1,7 +1,7 @@
 """Makes videos: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
 
-From the base model, from a checkpoint of a training run (``--checkpoint_path outputs/.../checkpoints/000060``) or with
-a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
+From the base model, from a checkpoint of a training run (``--checkpoint_path outputs/.../checkpoints/000060``), by the
+settings of that run, or with a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
 
     generate.py --resolution 480p --prompt "a cat jumps"                              text to video
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import truth
+from hyvideo.config.command_line import read_settings, truth
 from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
 from hyvideo.data.outside import Parser, brief, shown
 
@@ -41,9 +41,8 @@ def parse() -> argparse.Namespace:
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder, or one mp4")
     model = parser.add_argument_group("by which model")
-    model.add_argument(
-        "--config", help="YAML of a run; configs/miniature.yaml unless a model is named by the next three"
-    )
+    words = "YAML of a run; by default that of --checkpoint_path, else configs/miniature.yaml where no model is named"
+    model.add_argument("--config", help=words)
     model.add_argument("--model_path", help="folder of the checkpoints; ./ckpts by default")
     model.add_argument("--resolution", choices=["480p", "720p"], help="picks the version with the task")
     model.add_argument("--transformer_version", help="a version by name, such as 480p_i2v_step_distilled")
@@ -57,8 +56,8 @@ def parse() -> argparse.Namespace:
     model.add_argument("--device", choices=["auto", "cuda", "cpu"])
     how = parser.add_argument_group(
         "how",
-        "By default as the version is meant to be sampled; with --config in the frames, size, shift and steps of that "
-        "run's validation, and with --stochastic in the frames, size and shift of its rollouts.",
+        "By default as the version is meant to be sampled; with --config or a checkpoint of a run in the frames, size, "
+        "shift and steps of its validation, and with --stochastic in the frames, size and shift of its rollouts.",
     )
     how.add_argument("--num_inference_steps", type=int, help="denoising steps")
     how.add_argument("--guidance_scale", type=float, help="1 or less runs one branch")
@@ -118,13 +117,20 @@ def take_reference_forms(options: argparse.Namespace) -> None:
 
 
 def config_of(options: argparse.Namespace, has_images: bool):
-    """Settings of a YAML file or of a version, changed by the flags."""
+    """Settings of a YAML file, of the run of a checkpoint or of a version, changed by the flags."""
     from hyvideo.evaluation.generation import sampling_config
+    from hyvideo.training.saved_policy import settings_of_run
 
+    of_file = read_settings(options.config) if options.config else {}
+    if options.checkpoint_path and not options.config:
+        of_file, options.config = settings_of_run(options.checkpoint_path)
+        if options.config and processes.rank() == 0:
+            moved = "" if options.config.suffix == ".yaml" else ", as no config.yaml of its run is two folders above"
+            print(f"settings of the checkpoint's run: {options.config}{moved}; flags override them", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
     given |= {} if options.eta is None else {"match_noise": ""}
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
-    return sampling_config(options.config, given, options.resolution, has_images, kinds, options.checkpoint_path)
+    return sampling_config(of_file, given, options.resolution, has_images, kinds)
 
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
@@ -134,7 +140,7 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
     if options.height is not None:
         return options.height, options.width
     size = None
-    if options.aspect_ratio or not options.config:
+    if options.aspect_ratio or options.resolution or not options.config:
         size = model_size(config.model.transformer_version, options.resolution, options.aspect_ratio, image)
     return size or (config.data.height, config.data.width)
 

@@ -4,6 +4,8 @@ Run it with torchrun for several processes. ``--print_config`` shows the setting
 What is slow to import, as torch, is imported when the settings are known to be sound.
 """
 
+import re
+import shlex
 import sys
 from contextlib import ExitStack
 
@@ -67,18 +69,21 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 def show(command: CommandLine) -> None:
     """Prints settings, arithmetic and what this machine lacks for the run. Raises ValueError for settings alone."""
     config, world_size = command.config, command.world_size
-    try:
-        check(config, world_size, on_this_machine=False)
-    except ValueError as error:
-        check_ranges(config.flat())
-        updates = config.loss.num_updates_per_rollout
-        if world_size > 1 or not [*batch_problems(config.rollout, config.distributed, updates, world_size)]:
-            raise
-        raise ValueError(f"{error}\n--world_size N with --print_config shows a run of N processes") from error
+    check_ranges(config.flat())
+    if world_size == 1:
+        about = config.rollout, config.distributed, config.loss.num_updates_per_rollout
+        of_name = map(int, re.findall(r"([1-9]\d{0,3})gpu", " ".join(sys.argv)))  # as the files in configs/ are named
+        fitting = (n for n in (1, *of_name, 8, *range(2, 8)) if not [*batch_problems(*about, n)])
+        world_size = next(fitting, 1)
+    check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False))
+    if world_size > command.world_size:
+        each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
+        print(f"for                    torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
+        print("                       one process cannot make its batches; --world_size N shows it for N")
     print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 
     from hyvideo.training.machine import lacks

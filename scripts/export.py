@@ -22,8 +22,8 @@ def main() -> None:
     parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--with_pipeline", action="store_true", help="write the other parts of diffusers' pipeline too")
-    parser.add_argument("--model_path", type=Path, default=Path("ckpts"), help="checkpoints of the base model")
-    parser.add_argument("--transformer_version", help="version that the policy came from")
+    parser.add_argument("--model_path", type=Path, help="checkpoints of the base model; those of the run, else ./ckpts")
+    parser.add_argument("--transformer_version", help="version that the policy came from; that of the run by default")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
     options = parser.parse_args()
     with refusals("export.py"):
@@ -51,12 +51,15 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
     from hyvideo.training.export import export_other_parts, load_policy, share_mode
+    from hyvideo.training.saved_policy import settings_of_run
 
     dtype = DTYPES[options.dtype]
     if only_lora:
         save_lora(read_lora(options.lora_path), options.out, form=options.form)
         return
-    root, version = options.model_path, options.transformer_version
+    of_run = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
+    root = options.model_path or Path(of_run.get("pretrained_model_root", "ckpts"))
+    version = options.transformer_version or of_run.get("transformer_version")
     transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
     if options.form == "original":
         save_original(TRANSFORMER, transformer, options.out, dtype=dtype)

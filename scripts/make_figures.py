@@ -1,5 +1,6 @@
 """Figures 3, 4, 7, 8 and 9 of the paper from runs: ``python -m scripts.make_figures RUN... --out DIR``.
 
+    python -m scripts.make_figures outputs/miniature --out outputs/figures         the learning curve of a run
     python -m scripts.make_figures outputs/table2/cells --out outputs/figures      every run below the folder
     python -m scripts.make_figures --out outputs/figures                           4 and 9, which need no run
 
@@ -19,7 +20,9 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run, or of runs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
-    parser.add_argument("--figures", nargs="+", type=int, choices=[3, 4, 7, 8, 9], default=[3, 4, 7, 8, 9])
+    words = "of the paper; 0 is the learning curve of a run, or of the seeds of one setting"
+    numbers = [0, 3, 4, 7, 8, 9]
+    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help=words)
     parser.add_argument(
         "--gradients", nargs="+", type=Path, default=[], help="JSON of scripts.measure_gradient_norms, for figure 4"
     )

@@ -59,7 +59,7 @@ def test_a_version_brings_its_own_settings(make, tmp_path):
     video, fps = read_video(tmp_path / "videos" / "0000.mp4")
     assert len(video) == 5 and fps == 24
     assert (settings["height"], settings["width"]) == (32, 48)
-    assert "1 videos in" in said.out
+    assert "1 videos in" in said.out and "%|" not in said.err, "a bar in a log"
 
 
 def test_an_image_picks_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):
@@ -222,8 +222,10 @@ def test_one_video_may_be_named(make, tmp_path):
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
         (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
-        (["--prompt", "a", "--checkpoint_path", "nowhere"], "a policy is a checkpoint of a run"),
+        (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere is not there"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
+        (["--prompt", "a", "--lora_path", "nowhere"], "; it is not there"),
+        (["--prompt", "a", "--config", "nowhere.yaml"], "'nowhere.yaml' must be a readable YAML file: it is not there"),
         (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py is not a folder"),
         (["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"], "sparse attention"),
         (["--prompt", "a", "--transformer_version", "720p_t2v"], "has no such folder"),
@@ -276,6 +278,37 @@ def test_a_checkpoint_brings_its_negative_prompt_and_a_file_of_a_run_its_validat
     assert of(*run, "--stochastic", "cps") == (5, 16, 16, 3, 2, "blurry")
     assert of("--checkpoint_path", tmp_path)[-1] == "murky"
     assert of("--checkpoint_path", ROOT)[-1] == of()[-1] == ""
+
+
+def test_a_checkpoint_of_a_run_brings_the_settings_of_its_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    checkpoint = tmp_path / "run" / "checkpoints" / "000003"
+    checkpoint.mkdir(parents=True)
+    saved = {"width": 48, "height": 32, "sample_n_frames": 5, "cfg_scale": 2.0, "shift": 3.0, "a_setting_that_went": 1}
+    saved |= {"pretrained_model_root": "assets/miniature", "transformer_version": "miniature", "validation_steps": 4}
+    (checkpoint / "state.json").write_text(json.dumps({"settings": saved}))
+    (tmp_path / "run" / "config.yaml").write_text(Path("configs/smoke.yaml").read_text() + "negative_prompt: murky\n")
+
+    def of(folder, *flags):
+        monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags])
+        options = generate.parse()
+        config = generate.config_of(options, has_images=False)
+        size = generate.size_of(options, config, None)
+        return (config.data.sample_n_frames, *size, config.record.validation_steps, config.rollout.cfg_scale), config
+
+    sampled, config = of(checkpoint)
+    assert sampled == (5, 16, 16, 4, 2) and config.model.random_weights and config.data.negative_prompt == "murky"
+    note = f"settings of the checkpoint's run: {tmp_path / 'run' / 'config.yaml'}; flags override them\n"
+    assert capsys.readouterr().err == note
+    given = ["--num_inference_steps", "9", "--guidance_scale", "1", "--height", "64", "--width", "32"]
+    assert of(checkpoint, *given)[0] == (5, 64, 32, 9, 1)
+    assert of(checkpoint, "--resolution", "480p")[0][1:3] == (480, 848)
+    capsys.readouterr()
+    assert of(checkpoint, "--config", "configs/miniature.yaml")[0] == (9, 32, 32, 8, 1)
+    assert "settings of" not in capsys.readouterr().err
+    moved = checkpoint.rename(tmp_path / "kept")
+    assert of(moved)[0] == (5, 32, 48, 4, 2)
+    assert f"{moved / 'state.json'}, as no config.yaml of its run is two folders above" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

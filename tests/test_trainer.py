@@ -373,7 +373,10 @@ def test_a_run_leaves_what_the_layout_promises(tiny_config, mesh, tmp_path):
         assert (out / name).exists(), name
     assert (out / "checkpoints/latest").read_text().strip() == "000002"
     entries = json.loads((out / "rollouts/000002/scores.json").read_text())
-    assert len(entries) == 8 and {"prompt", "seed", "group", "file", "reward", "VQ", "missing"} <= entries[0].keys()
+    assert len(entries) == 8 and {"prompt", "file", "reward", "VQ", "Overall", "missing"} <= entries[0].keys()
+    keys = [(entry["seed"], entry["iteration"], entry["group"], entry["member"]) for entry in entries]
+    assert keys == [(config.data.seed, 2, group, member) for group in range(2) for member in range(4)], "of the noise"
+    assert {"reward/Overall", "validation/Overall"} <= lines(out)[1].keys(), "one name in files and metrics"
     assert [line["iteration"] for line in lines(out)] == [1, 2]
     assert "validation/frechet_distance" in lines(out)[1]
     assert trainer.validation.picture(2).is_file()

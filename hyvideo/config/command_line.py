@@ -242,11 +242,11 @@ _NO_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, 
 def read_yaml(path: str | Path) -> object:
     """The content of a YAML file. Raises ValueError for a file that cannot be read, and for what is no YAML."""
     if problem := file_problem(path, MAX_BYTES):
-        raise ValueError(f"must name a readable YAML file, got {shown(path)}: {problem}")
+        raise ValueError(f"{shown(path)} must be a readable YAML file: {problem}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:
-        raise ValueError(f"must name a readable YAML file, got {shown(path)}: {error.strerror}") from error
+        raise ValueError(f"{shown(path)} must be a readable YAML file: {error.strerror}") from error
     except _NO_YAML as error:
         raise ValueError(f"{shown(path)} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
 

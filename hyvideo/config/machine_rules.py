@@ -118,8 +118,8 @@ def a_lora_to_start_from_is_there(path: str) -> Problems:
 def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
     if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
         yield (
-            f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}, of whose "
-            f"state.json is to say: {problem}"
+            f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}: "
+            f"{folder_problem(wanted) or f'its state.json: {problem}'}"
         )
 
 

@@ -9,6 +9,8 @@ from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import Transition, schedule, shifted_levels
 
+MOST_NOISE = 5.0  # standard deviation of a step over the noise level after it; eta 1 has at most 2.5 in 50 steps
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -120,15 +122,24 @@ def describe(config: Config, plan: Plan) -> str:
         [
             f"replicas               {plan.replicas} (sp_size {config.distributed.sp_size})",
             f"rollouts per iteration {plan.rollouts} = {plan.groups} prompts x {config.rollout.num_generations}",
-            f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups",
+            f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups"
+            + _uneven_passes(plan.rollouts // (plan.replicas * plan.updates), config.rows_per_pass),
             f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
             + (f", {plan.num_trained_steps} trained" if loss.objective == "grpo" else ""),
             f"exploration            {_exploration(config.rollout)}",
+            *labelled("WARNING", _too_much_noise(config.rollout)),
             f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient"
             f"{_part_of_the_kl(config.rollout) if by_ratio else ''}",
             *of_loss,
         ]
     )
+
+
+def _uneven_passes(rollouts: int, size: int) -> str:
+    """Words for passes that are not all of ``size`` rollouts of a replica's; none where it divides them."""
+    whole, rest = divmod(rollouts, size)
+    passes = f"passes of {size} and a last one of {rest}" if whole else f"one pass of {rest}"
+    return f"; mini_batch_size_per_update {size} does not divide a replica's {rollouts}: {passes}" if rest else ""
 
 
 def _part_of_the_kl(rollout: RolloutSettings) -> str:
@@ -140,6 +151,13 @@ def _part_of_the_kl(rollout: RolloutSettings) -> str:
         f"; the log_ratio of cps is 2 std^2 times the KL, {parts[0]:.2g} at the first and {parts[-1]:.2g} at the last "
         "stochastic step: kl_velocity gaussian is the KL"
     )
+
+
+def _too_much_noise(rollout: RolloutSettings) -> list[str]:
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
+    most = max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0)
+    words = f"eta {rollout.eta:.4g} adds noise of up to {most:.3g} times the level that a step leads to; above"
+    return [f"{words} {MOST_NOISE:g} videos become noise: lower eta"] if most > MOST_NOISE else []
 
 
 def _exploration(rollout: RolloutSettings) -> str:

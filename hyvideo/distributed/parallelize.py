@@ -80,7 +80,7 @@ def _compile(transformer: nn.Module, backend: str) -> None:
     first call: a first length of text with kernels of its own would be computed by those or by the others. Where
     inductor can, it chooses kernels by rule: one that a stopwatch chose could be another with gradient, or on a rank.
     """
-    if backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
+    if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(backend)}")
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._inductor.config.emulate_precision_casts = True

@@ -17,7 +17,7 @@ from torch import nn
 from tqdm import tqdm
 
 from hyvideo.config import processes
-from hyvideo.config.command_line import load_config
+from hyvideo.config.command_line import read_settings
 from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.images import check_image, nearest_size, read_image, size_of_aspect_ratio
@@ -118,29 +118,23 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
 
 
 def sampling_config(
-    file: str | None,
-    settings: dict,
-    resolution: str | None,
-    has_images: bool,
-    kinds: dict[str, bool | None],
-    checkpoint: Path | None = None,
+    of_file: dict, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
 ) -> Config:
-    """Settings of a YAML file, or of the version that is named or goes with the resolution, changed by ``settings``.
+    """Settings of a file or, without any, of the version that is named or goes with the resolution, changed by
+    ``settings``.
 
-    A run's file gives the frames, size, shift and guidance of its validation, or with ``sde_type`` in ``settings``
-    those of its rollouts. Without a file a checkpoint of a run gives its negative prompt, which is part of the policy.
+    A run's settings give the frames, size, shift and guidance of its validation, or with ``sde_type`` in ``settings``
+    those of its rollouts.
 
     Args:
         kinds: Claims by kind whether the version is ``cfg_distilled``, ``step_distilled``; None where nothing is said.
 
     Raises: ValueError for a version that is not of the kinds.
     """
-    if not file and checkpoint:
-        settings = {"negative_prompt": saved_policy.negative_prompt(checkpoint) or ""} | settings
     if resolution and "transformer_version" not in settings:
         asked = "".join(f"_{SUFFIXES[kind]}" for kind, is_asked in kinds.items() if is_asked)
         settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}{asked}"}
-    config = _config_of_version(file, settings)
+    config = _config_of_version(of_file, settings)
     version = version_defaults(config.model.transformer_version)
     for name, is_asked in kinds.items():
         if is_asked not in (None, version is not None and version.kind == name):
@@ -152,9 +146,9 @@ def sampling_config(
     return config
 
 
-def _config_of_version(file: str | None, settings: dict) -> Config:
-    if file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
-        config = load_config(file or MINIATURE, **settings)
+def _config_of_version(of_file: dict, settings: dict) -> Config:
+    if of_file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
+        config = Config().with_settings(**(of_file or read_settings(MINIATURE)) | settings).resolved()
         return config if "sde_type" in settings else config.sampled_as_validation().with_settings(**settings)
     config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**settings)
     defaults = version_defaults(config.model.transformer_version)
@@ -215,7 +209,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     gc.collect()
     pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
-    for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0), conditions):
+    for video, condition in zip(tqdm(local, unit="video", disable=processes.rank() > 0 or None), conditions):
         _make(pipeline, config.data, video, condition, seed=seed, is_stochastic=is_stochastic)
         write_json(video.path.with_suffix(".json"), _settings(config, video, source, seed, is_stochastic))
     if processes.rank() == 0 and local:
@@ -236,7 +230,7 @@ def _make(
     is_stochastic: bool,
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
-    is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1
+    is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1 or None  # None: without a terminal
     with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
     def noise(*step: int) -> torch.Tensor:

@@ -37,7 +37,7 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
     measures = means | {
         "reward": _finite_mean(totals),
         "reward_std": spreads["reward"].std if totals else math.nan,
-        **overall(means, "overall"),
+        **overall(means, "Overall"),
         "missing": float(len(rewards) - len(scored)),
     }
     return measures, spreads

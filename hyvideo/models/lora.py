@@ -248,10 +248,11 @@ def lora_files(path: str | Path) -> list[Path]:
 def _file_of(path: Path) -> Path:
     if path.is_file():
         return path
-    for name in LORA_FILES:
+    for name in (*LORA_FILES, f"lora/{_DIFFUSERS_FILE}"):  # the last of a run's checkpoint
         if (path / name).is_file():
             return path / name
-    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}")
+    lacking = "" if path.exists() else "; it is not there"
+    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{lacking}")
 
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:

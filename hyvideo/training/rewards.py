@@ -56,7 +56,7 @@ class GroupRewards:
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
         advantages = group_advantages(in_order[:, 0], self.group_size, clip=self.clip)
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
-        metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/overall")
+        metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall")
         return advantages[numbers].float(), metrics
 
     def refuse_too_many_missing(

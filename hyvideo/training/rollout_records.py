@@ -1,4 +1,7 @@
-"""What is kept of an iteration's rollouts: some videos, every video without a reward, and all scores."""
+"""What is kept of an iteration's rollouts: some videos, every video without a reward, and all scores.
+
+``seed``, ``iteration``, ``group`` and ``member`` of an object of scores.json are the key of its noise (`RolloutNoise`).
+"""
 
 from pathlib import Path
 
@@ -57,13 +60,13 @@ class RolloutRecorder:
         files: dict[int, str] = {}
         with reported_if_unwritable(f"VIDEOS OF {folder}"):
             files = write_videos(folder, {numbers[row]: video for row, video in kept.items()}, self.fps)
-        self._write_scores(folder, rollouts, numbers, files)
+        self._write_scores(folder, iteration, rollouts, numbers, files)
         for row in kept if writer else ():
             if file := files.get(numbers[row]):
                 writer.add_video(f"rollout/{row}", videos[row], self.fps, iteration, file=folder / file)
 
     def _write_scores(
-        self, folder: Path, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]
+        self, folder: Path, iteration: int, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]
     ) -> None:
         """The main rank writes the scores of all ranks."""
         entries = [
@@ -76,6 +79,7 @@ class RolloutRecorder:
                 advantage=rollouts.advantages[row].item(),
                 number=number,
             )
+            | {"iteration": iteration, "member": rollouts.indices[row].member}
             for row, number in numbers.items()
         ]
         gathered = all_objects(entries, self.mesh)

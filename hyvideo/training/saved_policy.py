@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state
+from hyvideo.config.command_line import read_settings
+from hyvideo.config.settings import FIELDS
+from hyvideo.distributed.checkpoint import FOLDER, TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora, read_lora
@@ -40,9 +42,27 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
 
 def negative_prompt(folder: Path) -> str | None:
     """The negative prompt that a checkpoint's policy was trained with; None for a folder that is not of a run."""
+    saved = _settings(folder)
+    return None if saved is None else str(saved.get("negative_prompt", ""))
+
+
+def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
+    """Settings of the run that made a checkpoint and the file that has them; empty and None where no run made it.
+
+    The file is the run's config.yaml, and the checkpoint's own state.json where it was moved away from the run.
+    """
+    if (saved := _settings(folder)) is None:
+        return {}, None
+    checkpoints = folder.resolve().parent
+    if checkpoints.name == FOLDER and (file := checkpoints.parent / "config.yaml").is_file():
+        return read_settings(file), file
+    return {name: value for name, value in saved.items() if name in FIELDS}, folder / "state.json"
+
+
+def _settings(folder: Path) -> dict | None:
     if not os.path.isfile(folder / "state.json"):  # not the method: that raises for a name that is too long
         return None
-    return str(read_state(folder, {"settings": dict})["settings"].get("negative_prompt", ""))
+    return read_state(folder, {"settings": dict})["settings"]
 
 
 def is_lora(folder: Path) -> bool:
@@ -76,7 +96,8 @@ def _transformer_folder(folder: Path) -> Path:
         if candidate and (candidate / "config.json").is_file():
             return candidate
     raise ValueError(
-        f"a policy is a checkpoint of a run, or a transformer's own folder with a config.json; {folder} is neither"
+        "a policy is a checkpoint of a run, or a transformer's own folder with a config.json; "
+        f"{folder} {'is neither' if folder.exists() else 'is not there'}"
     )
 
 

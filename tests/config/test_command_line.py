@@ -71,7 +71,7 @@ def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said)
         (["--eta", "0.5", "0.6"], "unknown flag 0.6"),
         (["--eta"], "expected one argument"),
         (["--learning", "1"], "unknown flag --learning"),  # no abbreviations
-        (["--config", "nowhere.yaml"], "must name a readable YAML file"),
+        (["--config", "nowhere.yaml"], "must be a readable YAML file"),
     ],
 )
 def test_a_command_line_with_a_mistake_is_refused_with_code_2(capsys, argv, said):

@@ -240,7 +240,7 @@ def test_what_has_no_end_is_not_read(folder, path):
     os.mkfifo(folder / "pipe")
     path = str(folder / path)
     _, message = outcome(lambda: parse(["--config", path]))
-    assert "must name a readable YAML file" in message
+    assert "must be a readable YAML file" in message
     with pytest.raises(ValueError, match="must be a readable file"):
         read_requests(path)
 

@@ -33,3 +33,29 @@ def test_what_cps_leaves_of_the_velocity_distance_is_said_where_it_counts(tiny_c
     assert said(sde_type="cps") and said(sde_type="cps", kl_strategy="stepwise")
     assert not said() and not said(sde_type="cps", kl_velocity="gaussian")
     assert not said(sde_type="cps", kl_strategy="moving") and not said(sde_type="cps", num_updates_per_rollout=1)
+
+
+def test_a_step_with_more_noise_than_a_model_takes_away_is_warned_of(tiny_config):
+    for sde_type, eta, is_too_much in (
+        ("sage_grpo", 50.0, True),
+        ("flow_grpo", 50.0, True),
+        ("dance_grpo", 50.0, True),
+        ("dance_grpo", 1.0, False),
+        ("sage_grpo", 1.0, False),
+        ("cps", 1.0, False),
+    ):
+        config = tiny_config.with_settings(sde_type=sde_type, eta=eta, grpo_sampling_steps=20, shift=5.0)
+        said = describe(config, make_plan(config))
+        assert (f"WARNING                eta {eta:g} adds noise of up to " in said) == is_too_much
+
+
+def test_passes_that_are_not_full_are_told(tiny_config):
+    def said(size):
+        config = tiny_config.with_settings(batch_size=8, mini_batch_size_per_update=size, batched_forward="true")
+        (line,) = [line for line in describe(config, make_plan(config)).splitlines() if line.startswith("updates")]
+        return line.partition("groups")[2]
+
+    words = "; mini_batch_size_per_update {} does not divide a replica's 8: "
+    assert said(3) == words.format(3) + "passes of 3 and a last one of 2"
+    assert said(64) == words.format(64) + "one pass of 8"
+    assert said(4) == said(1) == ""

@@ -164,3 +164,9 @@ def test_compiled_blocks_round_as_eager_does(mesh):
     torch._inductor.config.emulate_precision_casts = False
     parallelize(small(), mesh, compile=True, compile_backend="aot_eager")
     assert torch._inductor.config.emulate_precision_casts
+
+
+def test_backends_that_are_for_tests_of_torch_are_not_offered(mesh):
+    with pytest.raises(ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile") as refusal:
+        parallelize(small(), mesh, Parallelism(compile=True, compile_backend="relu_compile_error_TESTING_ONLY"))
+    assert str(refusal.value).count("TESTING_ONLY") == 1

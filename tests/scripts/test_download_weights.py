@@ -111,7 +111,10 @@ def test_without_a_downloader_it_stops_before_the_first_file(own_copy):
     programs, run = own_copy
     assert "neither hf nor huggingface-cli" in run("--with", "reward").stderr
     program(programs, "hf", "exit 1")
-    assert "pip install modelscope" in run("--with", "quoted_text").stderr
+    said = run("--with", "quoted_text").stderr
+    assert "the program modelscope is missing, which alone has the glyph encoder of quoted_text. Install it: " in said
+    assert "pip install modelscope" in said and "--with reward" in said
+    assert "glyph" not in run("--source", "modelscope", "--with", "none").stderr
     gated = run("--with", "i2v")
     assert gated.returncode == 2 and "HF_TOKEN" in gated.stderr
 
@@ -128,3 +131,4 @@ def test_it_runs_what_it_prints_and_stops_at_a_failure(own_copy):
     failed = run("--with", "none")
     assert failed.returncode == 3
     assert len(failed.stdout.splitlines()) == 1
+    assert "that download failed (is there a network?); run the same command again, it goes on" in failed.stderr

@@ -23,6 +23,27 @@ ENDS = {
 }
 
 
+def lines_of_the_pages():
+    """Lines of code blocks of the README and docs/ that reproduce something, whole."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    found = re.findall(r"^python -m (scripts\.reproduce_\w+) ([^#\n]*)", text, re.MULTILINE)
+    return sorted({(module, " ".join(flags.split())) for module, flags in found})
+
+
+@pytest.mark.parametrize("module, flags", lines_of_the_pages())
+def test_a_line_that_reproduces_something_runs_as_it_stands(module, flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    dry = [] if "--dry_run" in flags else ["--dry_run"]
+    monkeypatch.setattr("sys.argv", [module, *shlex.split(flags), *dry, "--out", str(tmp_path)])
+    assert import_module(module).main() == 0
+    assert "to run: " in capsys.readouterr().out and not [*tmp_path.iterdir()]
+
+
+def test_the_pages_have_such_lines():
+    assert len(lines_of_the_pages()) >= 3
+
+
 @pytest.mark.parametrize("module, flags", [c for c in COMMANDS if "RUN..." not in c[1]])
 def test_a_command_of_the_document_can_be_called(module, flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

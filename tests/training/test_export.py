@@ -150,6 +150,31 @@ def test_the_call_of_the_page_applies_an_exported_lora(run, root, tmp_path, monk
     assert_same(theirs, expected)
 
 
+def test_the_lora_of_an_image_to_video_run_is_exported_by_the_settings_of_its_run(run, root, tmp_path, monkeypatch):
+    pair = Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)
+    lora = {f"transformer_blocks.0.attn.to_{name}": pair for name in "qkv"}
+    checkpoint = tmp_path / "run" / "checkpoints" / "000001"
+    (checkpoint / "tensors").mkdir(parents=True)
+    save_lora(lora, checkpoint / "lora")
+    settings = {"pretrained_model_root": str(root), "transformer_version": VERSION}
+    (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
+    expected = load_transformer(root, VERSION)
+    add_lora(expected, lora)
+    merge(expected)
+    monkeypatch.setattr(
+        sys, "argv", ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")]
+    )
+    assert export.main() == 0
+    read = load_transformer(tmp_path / "whole", None)
+    assert read.config.task_type == "i2v"
+    assert_same(read, expected.bfloat16())
+    for form in ("diffusers", "peft", "original"):
+        code, said = run("--lora_path", checkpoint, "--form", form, out=form)
+        assert code == 0, said
+        assert read_lora(tmp_path / form).keys() == lora.keys()
+        assert all(torch.equal(read_lora(tmp_path / form)[name].b, pair.b) for name in lora)
+
+
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     """Merged into weights that are bf16 already, most of it would be lost, with no message."""
     name = "transformer_blocks.0.attn.to_q"
@@ -174,7 +199,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
         ([], "say what to write"),
         (["--merge", "--transformer_version", VERSION], "--merge needs --lora_path"),
         (["--transformer_version", VERSION, "--form", "peft"], "form of LoRA files"),
-        (["--checkpoint_path", "nowhere"], "a policy is a checkpoint of a run"),
+        (["--checkpoint_path", "nowhere"], "nowhere is not there"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
         (["--transformer_version", VERSION, "--form", "original", "--with_pipeline"], "goes with --form diffusers"),
     ],

@@ -232,7 +232,7 @@ def test_the_readmes_own_reward_trains_beside_one_of_a_module_and_all_shows_what
     assert line["reward/mean"] == line["reward/brightness"] < 0 < line["reward/shade"] and line["reward/VQ"] == 2
     assert {f"validation/{name}" for name in own} < line.keys() and not {
         "validation/MQ",
-        "validation/overall",
+        "validation/Overall",
     } & line.keys()
     for scores in (tmp_path / "run").glob("*/000001/scores.json"):
         assert all(

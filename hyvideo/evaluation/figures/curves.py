@@ -15,6 +15,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.identity import experiment_settings
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import Config
+from hyvideo.data.outside import folder_problem
 from hyvideo.records.metrics_file import whole_lines
 
 # Settings that say nothing in a run without one.
@@ -60,7 +61,8 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         paths = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
         paths = [path for path in sorted(paths) if (path / "config.yaml").is_file()]
         if not paths:
-            raise ValueError(f"{folder} must be a run, or have runs in it: a config.yaml beside a metrics.jsonl")
+            lacking = folder_problem(folder) or "no metrics.jsonl beside a config.yaml"
+            raise ValueError(f"{folder} must be a run, or have runs in it: {lacking}")
         runs |= {path.resolve(): path for path in paths}
     return [_read_run(path) for path in runs.values()]
 

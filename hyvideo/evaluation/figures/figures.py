@@ -2,7 +2,7 @@
 
     3  reward with and without the equalizer, for each SDE         8  mean and spread of the reward by trust region
     4  gradient norm by noise level, beside 1 / std                9  noise of each step in three conventions at sigma 1
-    7  schedules of the KL coefficient on VQ, MQ and TA
+    7  schedules of the KL coefficient on VQ, MQ and TA            0  none of the paper: a run's learning curve
 
 A figure that the runs do not allow is not made, and `Absent` says what it lacks.
 """
@@ -50,6 +50,16 @@ class Sampler(NamedTuple):
 
 class Absent(Exception):
     """Reason why a figure cannot be made."""
+
+
+def learning_curve(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
+    """Reward and its dimensions over iterations, of one run or of the seeds of one setting."""
+    if (number := len({frozenset(run.settings.items()) for run in runs})) != 1:
+        raise Absent(f"it is of one run or of seeds of one setting, got {number} settings")
+    scored = [name[7:] for name in (runs[0].lines or [{}])[-1] if name.startswith("reward/")]
+    names = {"reward/mean": "reward"} | {f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")}
+    window = min(window, max(1, *(len(run.lines) for run in runs)))
+    return [_by_variant(Comparison({}, (), {runs[0].folder.name: runs}), names, folder, "learning_curve", 0, window)]
 
 
 def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
@@ -153,17 +163,19 @@ def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: st
     return [math.sqrt(max(variance, 0.0)) for variance in variances]
 
 
-FIGURES: dict[int, Callable[..., list[Path]]] = {3: figure_3, 4: figure_4, 7: figure_7, 8: figure_8, 9: figure_9}
+FIGURES: dict[int, Callable[..., list[Path]]] = {0: learning_curve, 3: figure_3, 4: figure_4, 7: figure_7}
+FIGURES |= {8: figure_8, 9: figure_9}
 
 
 def draw(number: int, runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> str:
     """Makes a figure in the folder and gives a sentence: its files, or why the runs do not allow it."""
     folder.mkdir(parents=True, exist_ok=True)
+    name = f"figure {number}" if number else "learning curve"
     try:
         paths = FIGURES[number](runs, folder, window=window, **({"measured": measured} if number == 4 else {}))
     except Absent as reason:
-        return f"figure {number}: not made, {reason}"
-    return f"figure {number}: {', '.join(map(str, paths))}"
+        return f"{name}: not made, {reason}"
+    return f"{name}: {', '.join(map(str, paths))}"
 
 
 def _compare(runs: list[Run], name: str, *, whose: str = "runs", may_lack: Iterable[str] = ()) -> list[Comparison]:

@@ -12,7 +12,7 @@ import yaml
 from hyvideo.config.command_line import load_config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
-from hyvideo.data.outside import parse_json
+from hyvideo.data.outside import folder_problem, parse_json
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.evaluation.reward_hacking import rule
 from hyvideo.evaluation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -65,6 +65,8 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder. Raises ValueError where there is none, or where its records are broken."""
+    if problem := folder_problem(folder):
+        raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config, path, samples = load_config(folder / "config.yaml"), folder / "metrics.jsonl", folder / SAMPLES
     environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["environment"]
     lines = [json.loads(text) for _, text in whole_lines(path)] if path.is_file() else []

@@ -80,7 +80,7 @@ function drawCurves() {
   const names = [...new Set(RUNS.flatMap(([, run]) => Object.keys(run.metrics)))];
   const held = [...new Set(RUNS.flatMap(([, run]) => run.validations.flatMap((each) => Object.keys(each.means))))];
   const dimensions = names.filter((name) => name.startsWith("reward/")).map((name) => name.slice(7));
-  const scored = dimensions.filter((name) => !["mean", "std", "missing", "overall"].includes(name));
+  const scored = dimensions.filter((name) => !["mean", "std", "missing", "overall", "Overall"].includes(name));
   const pair = (training, validation) => [
     ...traces(training, "rollouts"), ...traces(validation, "validation", { place: 1, ofValidation: true, dash: RUNS.length > 1 ? "dash" : "solid" }),
   ];
@@ -216,7 +216,7 @@ function gainText(gain) {
 }
 
 function scoresOf(entry) {
-  const others = ["number", "seed", "group", "reward", "advantage", "Overall"];
+  const others = ["number", "seed", "iteration", "group", "member", "reward", "advantage", "Overall"];
   return Object.keys(entry).filter((name) => Number.isFinite(entry[name]) && !others.includes(name));
 }
 

@@ -2,6 +2,7 @@
 
 import json
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, by_schedule, co
 from hyvideo.evaluation.figures.figures import Sampler, gradient_scale
 from scripts import make_figures
 
+original = plt.Axes.plot
 METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
 
 
@@ -134,6 +136,22 @@ def test_figures_are_made_from_runs(make_run, figures, tmp_path):
     assert "give norms that scripts/measure_gradient_norms.py measured by --gradients" in said.out
 
 
+def test_the_learning_curve_is_of_one_run_or_of_the_seeds_of_one_setting(make_run, figures, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plt.Axes, "plot", lambda axes, x, y, **more: drawn.append([*y]) or original(axes, x, y, **more))
+    for seed in (0, 1):
+        make_run(f"seed{seed}", seed=seed, level=seed, iterations=3)
+    code, made, said = figures(tmp_path / "runs" / "seed0", "--figures", "0")
+    assert code == 0 and made == ["learning_curve.png"] and "learning curve: " in said.out
+    assert drawn == [[2.0]] * 4, "reward, VQ, MQ and TA: the mean of the three iterations that there are"
+    drawn.clear()
+    figures(tmp_path / "runs", "--figures", "0")
+    assert drawn == [[2.5]] * 4
+    make_run("other", learning_rate=1e-3)
+    said = figures(tmp_path / "runs", "--figures", "0")[2].out
+    assert said == "learning curve: not made, it is of one run or of seeds of one setting, got 2 settings\n"
+
+
 def test_without_runs_the_theory_is_drawn_and_the_rest_is_said_to_be_absent(figures):
     code, made, said = figures()
     assert code == 0 and made == ["figure4.png", "figure9.png"]
@@ -151,7 +169,8 @@ def test_a_metric_that_the_runs_lack_is_named(make_run, figures, tmp_path):
 
 def test_a_folder_without_runs_is_refused(figures, tmp_path):
     code, _, said = figures(tmp_path)
-    assert code == 2 and "must be a run" in said.err
+    assert code == 2 and "no metrics.jsonl beside a config.yaml" in said.err
+    assert "it is not there" in figures(tmp_path / "nowhere")[2].err
 
 
 def test_the_gradient_scale_of_the_first_and_last_step_of_sage_is_the_papers():

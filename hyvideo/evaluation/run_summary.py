@@ -39,24 +39,32 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
             f"{after['reward_std']:.3f}; the base has no such validation (validate_at_step0), so there is no before "
             "and after"
         )
-    print(f"metrics, videos and checkpoints are in {output_dir}")
+    print(f"all of the run:       {output_dir}")
 
 
 def _validation_lines(validation: Validation, iteration: int) -> list[str]:
     before, after = validation.measures(0), validation.measures(iteration)
-    gain = after["reward"] - before["reward"]
-    in_spreads = f" = {gain / before['reward_std']:+.2f} of the base's spread" if before["reward_std"] > 0 else ""
+    gain, std = after["reward"] - before["reward"], before["reward_std"]
+    frames, height, width = validation.size
+    in_std = f", {gain / std:+.2f} base standard deviations" if std > 0 else ""
     lines = [
-        f"{len(validation.prompts)} validation videos, same prompts and seeds, iteration 0 -> {iteration}",
-        f"  reward {before['reward']:.3f} ± {before['reward_std']:.3f} -> {after['reward']:.3f} ± "
-        f"{after['reward_std']:.3f}   ({gain:+.3f}{in_spreads})",
+        f"{len(validation.prompts)} validation videos, same prompts and seeds, iteration 0 -> {iteration}; "
+        f"{frames} frames of {height} x {width}; ± is the standard deviation over videos",
+        f"  {'reward':<20} {before['reward']:.3f} ± {std:.3f} -> {after['reward']:.3f} ± {after['reward_std']:.3f}, "
+        f"{gain:+.3f}{in_std}",
     ]
-    others = [name for name in after if name not in ("reward", "reward_std", "missing") and name in before]
-    lines += [f"  {name:<20} {before[name]:.3f} -> {after[name]:.3f}" for name in others]
+    rows = {name: [f"{of[name]:.3f}" for of in (before, after)] for name in after.keys() & before.keys()}
+    weights = {name: weight for name, weight in validation.scorer.weights.items() if weight and name in rows}
+    others = sorted(rows.keys() - {"reward", "reward_std", "missing", *weights})
+    lines += [f"  {name:<20} {' -> '.join(rows[name])}, weight {weight:g}" for name, weight in weights.items()]
+    lines.append("other measures of the videos")
+    lines += [f"  {name:<20} {' -> '.join(rows[name])}" for name in others if len(set(rows[name])) > 1]
+    if same := [f"{name} {rows[name][0]}" for name in others if len(set(rows[name])) == 1]:
+        lines.append(f"  unchanged: {', '.join(same)}")
     picture = validation.picture(iteration)
     if picture:
-        lines.append(f"pictures of both: {picture}")
-    lines.append(f"videos of both:   {validation.folder(0)} and {validation.folder(iteration)}")
+        lines.append(f"both in one picture:  {picture}")
+    lines.append(f"videos:               {validation.folder(0)} and {validation.folder(iteration)}")
     return lines
 
 

@@ -6,7 +6,7 @@ may not, unless ``allow_changed_settings`` is set.
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,23 @@ class Progress:
 
     Args:
         on_stage: Is called with the stage and the iteration.
+        show: Is called with the stage, the iteration, and the part of the stage; of sampling with each step.
     """
 
-    def __init__(self, on_stage: Callable[[str, int], None] = lambda stage, iteration: None):
-        self.iteration, self._on_stage = 0, on_stage
+    def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
+        self.iteration, self._on_stage, self._show = 0, on_stage, show
 
-    def enter(self, stage: str) -> None:
-        """Reports a stage of the current iteration."""
+    def enter(self, stage: str, part: str = "") -> None:
+        """Reports a stage of the current iteration, or a ``part`` of it."""
+        self._stage, self._part = stage, part
         self._on_stage(stage, self.iteration)
+        self._show(stage, self.iteration, part)
+
+    def steps(self, schedule: Sequence[int]) -> Iterator[int]:
+        """Goes through the steps of the sampler and shows each."""
+        for number, step in enumerate(schedule, 1):
+            self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
+            yield step
 
 
 class RunState:

@@ -14,20 +14,10 @@ CONSOLE_TEXTS = {  # by metric
     "kl/position": "KL {:.1e}",
     "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
 }
-STAGE_TEXTS = {  # with the part of the stage; of other stages nothing is said
-    "load reward": "loading the reward model",
-    "load encoders": "loading the text encoders and the VAE",
-    "load transformer": "loading the transformer",
-    "conditions": "encoding {}",
-    "rollout": "sampling {}",
-    "decode": "decoding {}",
-    "anchor": "reference model, {}",
-    "reward": "scoring {}",
-    "update": "training, {}",
-    "validation": "validation: {}",
-    "validation reward": "validation: scoring {}",
-    "save": "saving a checkpoint",
-}
+# Before the part of the stage; of other stages nothing is said.
+STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
+STAGE_TEXTS |= {"anchor": "reference model,", "reward": "scoring", "update": "training,", "save": "saving"}
+STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
 
 
 def console_text(metrics: dict[str, float]) -> str:
@@ -36,53 +26,45 @@ def console_text(metrics: dict[str, float]) -> str:
 
 
 class ProgressBar(AbstractContextManager):
-    """A bar on stderr with the stage of the run. In a log file, where a bar cannot be read, plain lines instead.
-
-    Each stage has a line until the first iteration is done; after that there are two lines a minute. The first and the
-    last iteration always have theirs. A run that is not ``is_shown`` says nothing.
-    """
+    """A bar on stderr with the stage of the run; in a log file a line for each stage of the first iteration, then two a
+    minute."""
 
     def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
         self.total, self.is_shown = total, is_shown
         self.stream = sys.stderr if stream is None else stream
         self.start = self.next_line = self.next_stage_line = time.monotonic()  # a line is due from then on
-        self.training_since: float | None = None
-        self.told: set[tuple[str, int]] = set()
-        self.initial = self.iteration = 0
-        self.bar, self.results = None, ""
+        self.initial, self.iteration, self.training_since = 0, 0, None
+        self.bar, self.results, self.told = None, "", set()
 
     def begin(self, initial: int = 0) -> "ProgressBar":
         """Opens the bar, in a terminal that knows its size; ``initial`` iterations were done before a resumption."""
         self.initial = self.iteration = initial
         if self.is_shown and self.stream.isatty() and all(os.get_terminal_size(self.stream.fileno())):
-            form = "{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}"
-            options = {"initial": initial, "dynamic_ncols": True, "bar_format": form}
-            self.bar = tqdm(total=self.total, file=self.stream, **options)
+            options = {"dynamic_ncols": True, "bar_format": "{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}"}
+            self.bar = tqdm(total=self.total, initial=initial, file=self.stream, **options)
         return self
 
     def stage(self, stage: str, iteration: int, part: str = "") -> None:
         """Shows the stage that the run is in and the ``part`` of it, such as a batch or a step."""
         text, now = STAGE_TEXTS.get(stage, ""), time.monotonic()
-        if not (self.is_shown and text and (part or "{}" not in text)):
+        if not (self.is_shown and text and part):
             return
-        if iteration > self.initial and self.training_since is None:
-            self.training_since = now
-        text = ("base " if iteration == 0 and stage.startswith("validation") else "") + text.format(part)
+        self.training_since = self.training_since or (now if iteration > self.initial else None)
+        key = iteration, stage if stage != "load" else part
+        text = f"{'base ' if iteration == 0 and stage != 'load' else ''}{text} {part}"
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))
-        elif now >= self.next_stage_line or (self.iteration == self.initial and (stage, iteration) not in self.told):
-            self.told.add((stage, iteration))
+        elif now >= self.next_stage_line or (self.iteration == self.initial and key not in self.told):
+            self.told.add(key)
             self._line(f"iteration {iteration}/{self.total}, {text}" if iteration else text, now)
 
     def update(self, metrics: dict[str, float]) -> None:
         """Shows that one more iteration is done, and how long the others take at the mean speed of this process."""
-        if not self.is_shown:
-            return
         self.iteration += 1
         now, count = time.monotonic(), self.iteration - self.initial
         each = (now - (self.training_since or self.start)) / count
-        left = f"{tqdm.format_interval(each * (self.total - self.iteration))} left"
-        self.results = ", ".join(filter(None, [left, console_text(metrics)]))
+        left = tqdm.format_interval(each * (self.total - self.iteration))
+        self.results = ", ".join(filter(None, [f"{left} left", console_text(metrics)]))
         if self.bar is not None:
             self.bar.set_postfix_str(self.results, refresh=False)
             self.bar.update()

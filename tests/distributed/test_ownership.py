@@ -83,7 +83,7 @@ def test_a_life_that_comes_back_finds_itself_superseded_and_leaves_the_other_alo
     first, second = own(tmp_path), own(tmp_path)
     with first:
         with second:
-            with pytest.raises(NotOwner, match="another life of the run has taken .* this one stops"):
+            with pytest.raises(NotOwner, match="another process of the run has taken .* this one ends"):
                 first.check()
             second._ended.set()
             second._thread.join()

@@ -96,7 +96,7 @@ def test_a_long_stage_is_heard_of_twice_a_minute(monkeypatch):
 def test_another_rank_says_nothing():
     stream = io.StringIO()
     with ProgressBar(2, stream=stream, is_shown=False).begin() as bar:
-        train(bar, range(1, 3))
+        bar.stage("rollout", 1, "batch 1/1")
     assert not stream.getvalue()
 
 

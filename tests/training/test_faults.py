@@ -170,7 +170,7 @@ def test_each_life_ends_as_it_was_struck_and_leaves_its_last_finished_iteration(
         is_finished = kind == "TERM" and stage in ("update", "save")
         assert newest[stage] == f"{iteration - (not is_finished):06d}", stage
         if kind == "TERM":
-            assert "asked to leave by SIGTERM" in told[stage] and "Traceback" not in told[stage], told[stage]
+            assert "stop requested by SIGTERM" in told[stage] and "Traceback" not in told[stage], told[stage]
 
 
 def test_a_run_of_many_lives_is_the_unbroken_one_bit_for_bit(broken, unbroken):
@@ -236,7 +236,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(unbr
         "CHECKPOINT NOT WRITTEN",
         "METRICS NOT WRITTEN YET",
         "VIDEOS OF",
-        "TensorBoardReport GIVEN UP",
+        "TensorBoardReport DISABLED",
     ):
         assert said in life.told, life.told
     assert "File too large" in life.told and "earlier ones are kept, training goes on" in life.told

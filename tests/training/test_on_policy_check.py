@@ -110,7 +110,7 @@ def fault_of(config, mesh, *, before=(), between=()):
 )
 def test_a_planted_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
     told = fault_of(tiny_config.with_settings(**settings), mesh, before=before, between=between)
-    assert "what iteration 1 trains is not the policy that was sampled from: on rank 0" in told
+    assert "iteration 1 trains another policy than the one it sampled from: on rank 0" in told
     assert f"cause: {cause}" in told, told
     assert f"first module that differs: {module}" in told, told
 

@@ -102,7 +102,7 @@ def length_lines(run: PlannedRun) -> list[str]:
     validations += f" of {_counted(length.validation_videos, 'video')}"
     if not run.architecture.is_released or run.config.model.device == "cpu":
         iterations += f" of {_counted(cost(run).rollouts, 'rollout')}"
-        lines = [f"{length.forwards:,.0f} transformer forwards, in a time not known"]
+        lines = [f"{length.forwards:,.0f} transformer forwards, duration not known"]
     else:
         iterations += f" x {length.iteration_seconds:,.0f} s"
         validations += f" x {length.validation_seconds:,.0f} s"

@@ -225,7 +225,7 @@ def test_what_few_videos_show_is_said_and_ends_no_run(tmp_path, mesh, capsys, co
         assert watch.ends_run == ends
     said = capsys.readouterr().err
     assert said.count("reward hacking at iteration") == 2
-    assert said.count("fewer than 16 videos shows too little") == (0 if ends else 1)
+    assert said.count("fewer than 16 videos is too small") == (0 if ends else 1)
 
 
 def test_a_distance_of_other_videos_than_the_bases_ends_no_run_and_that_is_said_once(tmp_path, mesh, capsys):

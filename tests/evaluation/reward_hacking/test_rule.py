@@ -31,7 +31,7 @@ BASE = {
 
 
 def seen(iteration, count=96, **changes):
-    """A validation whose means are the base's, but for those given, in spreads of the base."""
+    """A validation whose means are the base's, but for those given, in base std."""
     means = {name: mean for name, (mean, _) in BASE.items()}
     spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items()}
     for key, by in changes.items():

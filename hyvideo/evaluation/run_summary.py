@@ -57,10 +57,9 @@ def _validation_lines(validation: Validation, iteration: int) -> list[str]:
     weights = {name: weight for name, weight in validation.scorer.weights.items() if weight and name in rows}
     others = sorted(rows.keys() - {"reward", "reward_std", "missing", *weights})
     lines += [f"  {name:<20} {' -> '.join(rows[name])}, weight {weight:g}" for name, weight in weights.items()]
-    lines.append("other measures of the videos")
-    lines += [f"  {name:<20} {' -> '.join(rows[name])}" for name in others if len(set(rows[name])) > 1]
-    if same := [f"{name} {rows[name][0]}" for name in others if len(set(rows[name])) == 1]:
-        lines.append(f"  unchanged: {', '.join(same)}")
+    changed = [f"  {name:<20} {' -> '.join(rows[name])}" for name in others if len(set(rows[name])) > 1]
+    same = [f"{name} {rows[name][0]}" for name in others if len(set(rows[name])) == 1]
+    lines += ["other measures of the videos", *changed, f"  unchanged: {', '.join(same) or 'none'}"]
     picture = validation.picture(iteration)
     if picture:
         lines.append(f"both in one picture:  {picture}")

@@ -26,8 +26,7 @@ def console_text(metrics: dict[str, float]) -> str:
 
 
 class ProgressBar(AbstractContextManager):
-    """A bar on stderr with the stage of the run; in a log file a line for each stage of the first iteration, then two a
-    minute."""
+    """A bar on stderr with the stage of the run; in a log file lines: each stage at first, then two a minute."""
 
     def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
         self.total, self.is_shown = total, is_shown

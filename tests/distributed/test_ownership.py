@@ -154,7 +154,7 @@ def test_two_writers_in_one_folder_make_no_mixed_checkpoint(tmp_path, capsys):
 
         early.save(5, {"weight": torch.tensor(1.0)}, {"of": 1}, meanwhile)
     assert early.last_failed and not late.last_failed
-    assert "another life of the run has" in capsys.readouterr().err
+    assert "another process of the run has" in capsys.readouterr().err
     assert state_and_weight(tmp_path / "checkpoints" / "000005") == (2, 2.0)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000005", "latest"]
 

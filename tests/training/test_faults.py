@@ -192,7 +192,7 @@ def test_only_rollouts_of_the_iteration_under_way_are_made_again(broken, unbroke
 def test_ctrl_c_twice_leaves_at_once_and_once_after_the_stage(unbroken, tmp_path):
     run = Run(tmp_path)
     life = run.live("rollout", 2, "INT INT", max_steps=3)
-    assert life.code == 130 and "Ctrl-C twice leaves at once" in life.told
+    assert life.code == 130 and "Ctrl-C twice ends it at once" in life.told
     assert run.checkpoints() == ["000001"]
     life = run.live("update", 2, "INT", max_steps=3)
     assert life.code == 75 and run.checkpoints() == ["000001", "000002"]

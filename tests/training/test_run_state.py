@@ -110,7 +110,7 @@ def test_settings_of_the_machine_are_free_and_those_of_the_method_are_not(tiny_c
     assert sorted(sentence.split()[0] for sentence in found.free) == ["max_steps", "save_interval", "sp_size"]
     assert sorted(sentence.split()[0] for sentence in found.of_the_method) == ["learning_rate", "seed"]
     assert "learning_rate is 1.0 and was 0.0001" in found.of_the_method
-    with pytest.raises(ValueError, match="would become another run:\n.*\n.*\nset them as they were"):
+    with pytest.raises(ValueError, match="made with other settings:\n.*\n.*\nrestore them"):
         refuse_changes(found)
 
 

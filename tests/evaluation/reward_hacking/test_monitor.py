@@ -203,7 +203,7 @@ def test_validations_made_otherwise_are_no_history(tiny_config, mesh, tmp_path, 
     prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
     assert not trainer_of(config, mesh).validation.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
-    assert "has no validation of the base policy made as this one" in capsys.readouterr().err
+    assert "has no validation of the base policy with these settings" in capsys.readouterr().err
 
 
 def stats_of(iteration, count=96, std=0.1, **means):

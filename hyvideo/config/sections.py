@@ -122,7 +122,7 @@ class RewardSettings:
     reward_offload: bool = machine(False, "Keep idle scorers on the CPU.", no.SCORERS)
     reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one by one.")
     check_reward: bool = machine(True, "Try the scorers on one clip before the run begins.")
-    max_missing_fraction: float = machine(0.25, "Largest fraction of missing rewards that goes on.", at_most=1)
+    max_missing_fraction: float = machine(0.25, "Most missing rewards, as a fraction; more stop the run.", at_most=1)
     remote_reward_url: str = machine("", "Reward services by address, with commas, in place of scorers.", measured=True)
     remote_reward_timeout: float = machine(120.0, "Seconds after which a service has failed.", no.SERVICE, above=0)
     advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this.", no.CLIP, above=0)

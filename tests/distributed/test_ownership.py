@@ -108,7 +108,7 @@ def test_a_later_start_that_loads_is_refused_and_what_lived_through_its_load_is_
     first.take()
     with second:
         pass  # has taken the folder, and is done
-    with pytest.raises(NotOwner, match="another life"), first:
+    with pytest.raises(NotOwner, match="another process"), first:
         pass
 
 

@@ -93,9 +93,9 @@ def show(command: CommandLine) -> None:
 
 
 def print_plan(config: Config, world_size: int, about: list[str]) -> None:
-    """Prints the arithmetic of the run, lines ``about`` its length, and the settings that do nothing in it."""
+    """Prints the arithmetic of the run, lines ``about`` its length, and the settings that it ignores."""
     plan = make_plan(config, world_size)
-    idle = labelled("does nothing here", settings_without_effect(config, plan, world_size))
+    idle = labelled("ignored settings", settings_without_effect(config, plan, world_size))
     print("\n".join([describe(config, plan), *about, *idle]))
 
 
@@ -111,7 +111,7 @@ def print_start(command: CommandLine, trainer) -> None:
     kernel = attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
     print(f"attention              {kernel}")
     for sentence in trainer.state.changed_settings:
-        print(f"changed since then     {sentence}")
+        print(f"changed settings       {sentence}")
     begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
     print(f"output                 {trainer.output_dir}, {begin}", flush=True)
 

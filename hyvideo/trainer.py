@@ -65,7 +65,8 @@ class Trainer(RunParts):
         config = settled(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
         self.output_dir = Path(config.record.output_dir)
-        self.progress = Progress(on_stage)
+        self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
+        self.progress = Progress(on_stage, self.bar.stage)
         self.progress.enter("load")
         self.owner = Ownership(self.output_dir, mesh)
         with ExitStack() as if_refused:
@@ -100,7 +101,7 @@ class Trainer(RunParts):
         Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run; Stopped after a
             signal; NotOwner where another life has the folder; TooManyMissingRewards; OffPolicyError.
         """
-        with self.owner:  # which is asked again before anything is written or removed
+        with self.owner, self.bar.begin(self.iteration):  # whose folder it is, is asked again before any write
             self._train()
         self.progress.enter("end")
         if self.checkpoints.last_failed:
@@ -113,11 +114,7 @@ class Trainer(RunParts):
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
             self._report()
-        with (
-            self.signals,
-            writer or nullcontext(),
-            ProgressBar(max_steps, initial=self.iteration) if writer else nullcontext() as bar,
-        ):
+        with self.signals, writer or nullcontext():
             while self.iteration < max_steps or self.state.unvalidated:
                 try:
                     if not self.state.unvalidated:
@@ -134,7 +131,7 @@ class Trainer(RunParts):
                     raise
                 if writer:
                     writer.log(metrics, self.iteration)
-                    bar.update(metrics)
+                    self.bar.update(metrics)
                 if self._is_due(self.config.record.validation_interval):
                     self._report()
                 self.state.unvalidated = {}
@@ -154,7 +151,7 @@ class Trainer(RunParts):
         rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.reads_means())
         with timer("anchor"):  # while the last are scored
             anchor_means = self.update.anchor_means(rollouts)
-        with timer("reward"):
+        with timer("reward", f"{self.plan.rollouts} videos"):
             rewards = self.rewards.wait(pending, self.signals.all_ready)
         advantages, reward_metrics = self.rewards.advantages(rollouts.indices, rewards)
         rollouts = rollouts.scored(rewards, advantages.to(self.device))

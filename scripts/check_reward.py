@@ -21,16 +21,16 @@ def main() -> int:
     parser.add_argument("--reward_model", required=True, help="a scorer, as in post_train.py: a name or FILE.py:CLASS")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="the checkpoint folder; ckpts")
     parser.add_argument("--model_path", help="the scorer's own folder (CLIP and PickScore: or hub name)")
-    parser.add_argument("--options", default="{}", help="""of the scorer, as JSON: '{"precision": "fp32_math"}'""")
+    parser.add_argument("--options", default="{}", help="""its options, as JSON: '{"precision": "fp32_math"}'""")
     parser.add_argument("--device", help="cuda or cpu; cuda where there is one")
     parser.add_argument(
-        "--clip", choices=("miniature", "synthetic"), help="rendered; miniature for scorers of its world"
+        "--clip", choices=("miniature", "synthetic"), help="kind of rendered clip; miniature for its own scorers"
     )
     parser.add_argument("--video", type=Path, help="an mp4 to try it on, in place of a rendered clip")
-    parser.add_argument("--prompt", help="of the video")
-    parser.add_argument("--foreign_prompt", help="that does not fit the video")
-    parser.add_argument("--dimensions", nargs="+", help="that must be there; those that the scorer promises")
-    parser.add_argument("--tolerance", type=float, help="of scores that differ by rounding, in their units")
+    parser.add_argument("--prompt", help="prompt of the video")
+    parser.add_argument("--foreign_prompt", help="prompt that does not fit the video")
+    parser.add_argument("--dimensions", nargs="+", help="dimensions that must be scored; by default its own")
+    parser.add_argument("--tolerance", type=float, help="largest difference of scores that counts as rounding")
     parser.add_argument("--quick", action="store_true", help="only what a training run tries at its start")
     args = parser.parse_args()
     if (args.video is None) != (args.prompt is None):

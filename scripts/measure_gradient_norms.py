@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--rollouts", type=int, default=8, help="of a round, over all processes; 8")
+    parser.add_argument("--rollouts", type=int, default=8, help="rollouts of a round, over all processes; 8")
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:

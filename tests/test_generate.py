@@ -143,13 +143,13 @@ def test_the_line_of_the_reference_makes_the_prompts_and_those_of_the_csv(make, 
     assert {(entry["height"], entry["width"], entry["seed"], entry["image"]) for entry in settings} == {
         (32, 48, 930, None)
     }
-    notes = [note for note in said.err.splitlines() if note.startswith("no effect here: ")]
+    notes = [note for note in said.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
-        "no effect here: offloading false, rewrite false, sparse_attn false, use_sageattn false, enable_cache false, "
+        "ignored flags: offloading false, rewrite false, sparse_attn false, use_sageattn false, enable_cache false, "
         "overlap_group_offloading false, sr false; it is off",
-        "no effect here: cache_type deepcache; nothing is cached between steps",
-        "no effect here: save_pre_sr_video true; there is no super-resolution, and the video is kept as it is",
-        "no effect here: aspect_ratio 16:9; the size is given",
+        "ignored flags: cache_type deepcache; nothing is cached between steps",
+        "ignored flags: save_pre_sr_video true; there is no super-resolution, and the video is kept as it is",
+        "ignored: aspect_ratio 16:9; the size is given",
     ]
 
 

@@ -154,7 +154,7 @@ def test_print_config_shows_the_line_of_the_reference_on_a_machine_that_lacks_ev
     assert result.returncode == 0, result.stderr
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
     lacks = result.stdout[result.stdout.index("this machine lacks") :].splitlines()
-    assert "got './ckpts', which is not there" in lacks[0]
+    assert "got './ckpts', which does not exist" in lacks[0]
     assert "a GPU for each process: there are 0 GPUs and 8 processes; device auto takes the CPU then" in lacks[1]
     assert list(tmp_path.iterdir()) == []
 

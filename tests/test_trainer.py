@@ -464,7 +464,7 @@ def test_a_start_has_the_folder_before_it_chooses_a_checkpoint_and_one_overtaken
     overtaken = Trainer(config, mesh, CPU)
     Trainer(config, mesh, CPU).train()
     before = files(tmp_path)
-    with pytest.raises(NotOwner, match="another life"):
+    with pytest.raises(NotOwner, match="another process"):
         overtaken.train()
     assert files(tmp_path) == before and owned == [True, True]
 

@@ -102,7 +102,7 @@ def say_no_effect(idle: Mapping[str, list[str]]) -> None:
     """Prints which flags change nothing, by the reason why, on stderr of one process."""
     for reason, texts in idle.items():
         if processes.rank() == 0:
-            print(f"no effect here: {shown(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
+            print(f"ignored flags: {shown(', '.join(texts), 500)[1:-1]}; {reason}", file=sys.stderr)
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:

@@ -111,10 +111,10 @@ def describe(config: Config, plan: Plan) -> str:
     """The arithmetic in words, a line each."""
     loss = config.loss
     by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio" and plan.clip_can_bind
-    ratio = "1 in the first update of a round, then free" if plan.clip_can_bind else "1 for every rollout"
+    ratio, active = "1 in the first update of an iteration", "active after the first update"
     of_loss = [
-        f"ratios                 {ratio}",
-        f"clip range             {loss.clip_range:g}, can bind: {'yes' if plan.clip_can_bind else 'no'}",
+        f"ratios                 {ratio if plan.clip_can_bind else 'always 1'}",
+        f"clip range             {loss.clip_range:g}, {active if plan.clip_can_bind else 'never active'}",
     ]
     if loss.objective == "nft":
         of_loss = [f"objective              nft, {loss.nft_levels} noise levels of each rollout"]
@@ -165,11 +165,11 @@ def _exploration(rollout: RolloutSettings) -> str:
     if not variances:
         return "none after the initial noise: rollouts are those of the ODE"
     matched = f", matched with {rollout.match_noise}" if rollout.match_noise else ""
-    words = f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: a variance of {sum(variances):.4g} over the steps"
+    words = f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: noise variance {sum(variances):.4g} over the steps"
     window = parse_window(rollout.sde_window, len(variances))
     if window is None:
         return words
     inside = window.sums(variances)
     ends = dict.fromkeys(f"{end:.4g}" for end in (min(inside), max(inside)))
-    mean = f", {fmean(inside):.4g} in the mean over its places" if len(ends) > 1 else ""
-    return f"{words} without a window, of {' to '.join(ends)} in sde_window {rollout.sde_window}{mean}"
+    mean = f", mean {fmean(inside):.4g} over its positions" if len(ends) > 1 else ""
+    return f"{words} without a window, {' to '.join(ends)} in sde_window {rollout.sde_window}{mean}"

@@ -24,12 +24,12 @@ class ModelSettings:
     vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the decoder.", measured=True)
     vae_tile_size: int = machine(256, "Pixels on a side of a tile to decode; 0 decodes videos whole.", measured=True)
     vae_tile_overlap: float = machine(0.125, "Part of a tile that neighbours share.", no.TILES, below=1, measured=True)
-    precompute_conditions: bool = machine(False, "Encode all prompts first, and let the encoders' memory go.")
+    precompute_conditions: bool = machine(False, "Encode all prompts first, then free the encoders.")
     conditions_dir: str = machine(
         "", "Folder that keeps encoded prompts for later runs; <output_dir>/conditions with precompute_conditions."
     )
     random_weights: bool = learning(False, "Draw weights at random, for smoke tests.", measured=True)
-    device: Literal["auto", "cuda", "cpu"] = machine("auto", "Where to compute; auto takes a GPU if there is one.")
+    device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device to compute on; auto takes a GPU if there is one.")
     num_threads: int = machine(0, "CPU threads of a process; 0 leaves the choice to torch.")
 
 
@@ -40,9 +40,9 @@ class DataSettings:
     prompts_csv: list[str] = learning(
         ["assets/prompts/train.csv"], "CSV files to train on, with columns `prompt` and perhaps `ref_image_path`."
     )
-    valid_video_csv: list[str] = records([], "CSV files of the same kind: what to validate on; none by default.")
+    valid_video_csv: list[str] = records([], "CSV files of validation prompts, of the same kind; none by default.")
     negative_prompt: str = learning(
-        "", "Prompt of the branch that guidance leads away from, also in validation.", no.GUIDANCE, measured=True
+        "", "Negative prompt of the guidance, also in validation.", no.GUIDANCE, measured=True
     )
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
@@ -86,7 +86,7 @@ class RolloutSettings:
         "Samples and guidance branches go through the transformer together; auto: one by one on a GPU.",
     )
     sde_window: str = learning(
-        "", "Noisy steps, else the ODE: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by default."
+        "", "Stochastic steps: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by default."
     )
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "Whether the last step leaves its noise in the video, or takes the mean and is not trained."
@@ -111,18 +111,18 @@ class RewardSettings:
         "", "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`; or the same as JSON.", no.SCORERS
     )
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
-        "auto", "VideoAlign's names: v1 and v3 as released, v2 of newer transformers.", *no.VIDEOALIGN, measured=True
+        "auto", "VideoAlign's tensor names: v1, v3 released, v2 newer transformers.", *no.VIDEOALIGN, measured=True
     )
     reward_precision: Literal["bf16", "fp32_math"] = learning(
-        "bf16", "VideoAlign as published, or in float32, which settles ties in a group.", *no.VIDEOALIGN, measured=True
+        "bf16", "bf16 as published, or float32, which tells close scores apart.", *no.VIDEOALIGN, measured=True
     )
     reward_video: Literal["memory", "file"] = learning(
         "memory", "Score decoded frames, or what an H.264 file keeps of them, as was published.", measured=True
     )
     reward_offload: bool = machine(False, "Keep idle scorers on the CPU.", no.SCORERS)
-    reward_retries: int = machine(1, "Times that a failed batch is scored again before its videos one by one.")
+    reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one by one.")
     check_reward: bool = machine(True, "Try the scorers on one clip before the run begins.")
-    max_missing_fraction: float = machine(0.25, "Stop when more of a round's rewards are missing.", at_most=1)
+    max_missing_fraction: float = machine(0.25, "Most missing rewards, as a fraction; more stop the run.", at_most=1)
     remote_reward_url: str = machine("", "Reward services by address, with commas, in place of scorers.", measured=True)
     remote_reward_timeout: float = machine(120.0, "Seconds after which a service has failed.", no.SERVICE, above=0)
     advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this.", no.CLIP, above=0)
@@ -134,8 +134,8 @@ class LossSettings:
 
     objective: Literal["grpo", "nft"] = learning(
         "grpo",
-        "The loss: of the clipped ratio of transitions, or DiffusionNFT's of velocities at rollouts with new noise, "
-        "which takes rollouts of any sampler, those of the ODE (eta 0) first of all.",
+        "Loss: grpo clips the ratios of transitions; nft (DiffusionNFT) contrasts velocities at rollouts with new "
+        "noise, and takes rollouts of any sampler, preferably the ODE (eta 0).",
     )
     nft_levels: int = learning(4, "Noise levels at which nft trains each rollout.", no.NFT, at_least=1)
     clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this.", no.RATIO, above=0)
@@ -153,10 +153,10 @@ class LossSettings:
     )
     num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", no.APART, at_least=1)
-    gate_interval: int = machine(1, "Rounds between checks that fresh rollouts have a ratio of 1; 0 never checks.")
+    gate_interval: int = machine(1, "Iterations between checks that fresh rollouts have a ratio of 1; 0 never checks.")
     gate_tolerance: float | None = machine(
         None,
-        "How far their log-ratio may be from 0; by default 1e-6, and clip_range in bf16 where the update's batches "
+        "Largest log-ratio that this check allows; by default 1e-6, and clip_range in bf16 where the update's batches "
         "have other shapes than the rollouts'.",
         no.CHECK,
         above=0,
@@ -168,10 +168,10 @@ class TrustRegionSettings:
     """Distances that hold the policy, and their coefficient."""
 
     kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
-        "flags", "Which distances hold the policy; `flags` derives it from kl_weight, use_moving_KL and use_dual_kl."
+        "flags", "KL terms of the trust region; `flags` derives them from kl_weight, use_moving_KL and use_dual_kl."
     )
-    use_moving_KL: bool = learning(True, "The anchor moves with the policy.", no.FLAGS)
-    use_dual_kl: bool = learning(True, "Hold position (anchor) and velocity (last policy) together.", no.FLAGS)
+    use_moving_KL: bool = learning(True, "The anchor (reference model) follows the policy.", no.FLAGS)
+    use_dual_kl: bool = learning(True, "Hold both position (anchor) and velocity (last policy).", no.FLAGS)
     update_ref_model_step: int = learning(
         10, "Optimizer updates between two refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
@@ -193,7 +193,7 @@ class TrustRegionSettings:
     kl_min_coef: float = learning(1e-7, "Smallest coefficient.", no.KL, no.ADAPTATION)
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "Rule of the coefficient.", no.KL)
     kl_feedback: Literal["paper", "lagrangian"] = learning(
-        "paper", "Whether a KL above the target lowers the coefficient (paper) or raises it.", *no.FEEDBACK
+        "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian).", *no.FEEDBACK
     )
     kl_warmup_updates: int = learning(100, "Updates over which the coefficient rises to kl_weight.", no.KL, no.RISE)
     kl_window: int = learning(10, "Updates whose KL the feedback averages.", *no.FEEDBACK, at_least=1)
@@ -219,7 +219,7 @@ class OptimizerSettings:
     adam_beta2: float = learning(0.999, "AdamW's decay of the variance.", below=1)
     adam_epsilon: float = learning(1e-8, "AdamW's epsilon.", above=0)
     max_grad_norm: float = learning(1.0, "Gradients are clipped to this global norm.", above=0)
-    max_bad_updates: int = machine(3, "Updates in a row without finite loss or gradient that end the run.", at_least=1)
+    max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", at_least=1)
     warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.")
     use_muon: bool = learning(True, "Muon for matrices and AdamW for the rest; false is AdamW for all.", no.MATRICES)
     muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, below=1)
@@ -228,7 +228,7 @@ class OptimizerSettings:
     )
     use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
     ema_decay: float = learning(
-        0.0, "Decay an update of the policy's average, for validation and export; 0 keeps none.", no.AVERAGE, below=1
+        0.0, "Decay per update of the average of the weights, for validation and export; 0: none.", no.AVERAGE, below=1
     )
     lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
@@ -264,11 +264,11 @@ class DistributedSettings:
         no.RECOMPUTATION,
     )
     enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")
-    compile_backend: str = machine("inductor", "By what; aot_eager finds breaks in seconds.", no.COMPILE)
-    deterministic: bool = machine(False, "On a GPU, take only kernels with the same bits every time: slower.")
+    compile_backend: str = machine("inductor", "Backend of torch.compile; aot_eager finds breaks fast.", no.COMPILE)
+    deterministic: bool = machine(False, "Use only deterministic kernels on a GPU; slower.")
     collective_timeout: float = machine(1800.0, "Seconds until a silent rank ends the run.", no.OTHER_PROCESS, above=0)
     watchdog_seconds: float = machine(
-        900.0, "Tell on stderr all ranks' stages, and the stack of one that is longer in it, or in a pass; 0 never."
+        900.0, "Seconds in one stage or pass after which stderr shows all ranks' stages and that rank's stack; 0 never."
     )
 
     @property
@@ -281,19 +281,19 @@ class DistributedSettings:
 class RecordSettings:
     """Records of a run: metrics, videos, checkpoints, validations."""
 
-    output_dir: str = records("./outputs", "Where the run leaves everything.")
+    output_dir: str = records("./outputs", "Folder of metrics, videos and checkpoints.")
     report_to: list[str] = records(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
     report: bool = records(True, "Write report.html, the run as a page, at every validation and at the end.")
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
-    save_minutes: float = records(0.0, "Save besides at the end of an iteration after so many minutes; 0 does not.")
+    save_minutes: float = records(0.0, "Minutes after which the end of an iteration saves too; 0: never.")
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
-    keep_every: int = records(0, "Checkpoints of every so many iterations stay beyond save_total_limit.", no.LIMIT)
-    save_asynchronously: bool = records(True, "Write checkpoints beside the training, from a copy on the CPU.")
+    keep_every: int = records(0, "Interval of checkpoints that save_total_limit does not delete; 0: none.", no.LIMIT)
+    save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
     resume_from_checkpoint: str = start(
         "", "Folder of a checkpoint, or `latest` (or `auto`) for the newest whole one of output_dir, if there is one."
     )
-    allow_changed_settings: bool = start(False, "Go on with a run although its method is set otherwise now.")
-    log_video_interval: int = records(10, "Iterations between two that keep some of their videos; 0 keeps none.")
+    allow_changed_settings: bool = start(False, "Resume a run although settings of its method have changed.")
+    log_video_interval: int = records(10, "Iterations between those whose videos are kept; 0 keeps none.")
     log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", no.VIDEOS)
     validation_interval: int = records(
         50, "Iterations between validations; also before the first and after the last.", no.VALIDATION, at_least=1
@@ -315,8 +315,8 @@ class RecordSettings:
     validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION)
     validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION)
     on_reward_hacking: Literal["warn", "stop"] = records(
-        "warn", "On more reward and worse held-out measures in validation: say so, or save and end.", no.FEW_VIDEOS
+        "warn", "Where validation shows more reward and worse held-out measures: warn, or save and stop.", no.FEW_VIDEOS
     )
     hacking_threshold: float = records(
-        1.5, "Spreads of the base policy's videos that the mean of a held-out measure may move.", no.VALIDATION, above=0
+        1.5, "Base standard deviations that the mean of a held-out measure may move.", no.VALIDATION, above=0
     )

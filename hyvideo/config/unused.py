@@ -27,7 +27,7 @@ ANCHOR = Unused("no anchor", lambda c, n: not c.needs_anchor)
 MOVING_ANCHOR = Unused("no moving anchor", lambda c, n: not c.anchor_moves)
 # The first refresh is due after the last update, when nothing refers to the anchor any more.
 REFRESH = Unused(
-    "the run has {num_updates} updates, and the anchor stays the policy that they began with",
+    "the run has {num_updates} updates, and the anchor stays the initial policy",
     lambda c, n: c.trust_region.update_ref_model_step >= c.num_updates,
 )
 COPIES = Unused(
@@ -38,8 +38,7 @@ RISE = Unused("kl_schedule constant", lambda c, n: c.trust_region.kl_schedule ==
 ADAPTATION = Unused("kl_schedule {kl_schedule}", lambda c, n: c.trust_region.kl_schedule != "adaptive")
 # The feedback after update w + 1 is the first, for update w + 2.
 TIME_FOR_FEEDBACK = Unused(
-    "the coefficient rises for kl_warmup_updates {kl_warmup_updates} of the run's {num_updates} updates, and no "
-    "feedback comes",
+    "the run's {num_updates} updates end before the feedback, which follows kl_warmup_updates {kl_warmup_updates}",
     lambda c, n: c.num_updates <= c.trust_region.kl_warmup_updates + 1,
 )
 FEEDBACK = (KL, ADAPTATION, TIME_FOR_FEEDBACK)
@@ -53,7 +52,7 @@ MATRICES = Unused(
     lambda c, n: c.optimizer.lora_rank > 0 and c.optimizer.muon_scope == "hidden",
 )
 AVERAGE = Unused(
-    "after the run's {num_updates} updates {left_of_base:.0%} of the average is the base still",
+    "after the run's {num_updates} updates {left_of_base:.0%} of the average is still the base",
     lambda c, n: c.optimizer.ema_decay**c.num_updates > 0.5,
 )
 LORA = Unused("lora_rank 0", lambda c, n: c.optimizer.lora_rank == 0)
@@ -63,13 +62,13 @@ RECOMPUTATION = Unused(
 COMPILE = Unused("enable_compile false", lambda c, n: c.distributed.enable_compile == "false")
 OTHER_PROCESS = Unused("one process", lambda c, n: n == 1)
 SHARDING = Unused("no sharding", lambda c, n: n == 1 or not c.distributed.enable_fsdp)
-APART = Unused("batched_forward {batched_forward}: samples go one by one", lambda c, n: not c.is_batched)
+APART = Unused("batched_forward {batched_forward}: one sample per forward", lambda c, n: not c.is_batched)
 NFT = Unused("objective grpo", lambda c, n: c.loss.objective != "nft")
 RATIO = Unused("objective nft, which has no ratio", lambda c, n: c.loss.objective == "nft")
 CHECK = Unused("gate_interval 0", lambda c, n: c.loss.gate_interval == 0)
 SERVICE = Unused("no remote_reward_url", lambda c, n: not c.reward.remote_reward_url)
 SCORERS = Unused(
-    "remote_reward_url, whose services have scorers of their own", lambda c, n: bool(c.reward.remote_reward_url)
+    "remote_reward_url: the services have their own scorers", lambda c, n: bool(c.reward.remote_reward_url)
 )
 VIDEOALIGN = (SCORERS, Unused("no videoalign", lambda c, n: "videoalign" not in c.reward.reward_model))
 TILES = Unused("vae_tile_size 0", lambda c, n: c.model.vae_tile_size == 0)

@@ -43,8 +43,8 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
         # Where samples go apart, rollout and update run the same shapes, and their ratios are 1 in bf16 too.
         is_default = config.model.dtype == "bf16" and loss.gate_tolerance is None and loss.gate_interval > 0
         yield (
-            f"clip_range {loss.clip_range:g}: with num_updates_per_rollout 1 every ratio is 1, and a clip never binds"
-            + ("; it is the on-policy check's tolerance only" if is_default and config.is_batched else "")
+            f"clip_range {loss.clip_range:g}: with num_updates_per_rollout 1 every ratio is 1 and nothing is clipped"
+            + ("; it only sets the tolerance of the on-policy check" if is_default and config.is_batched else "")
         )
         if config.measures_velocity and settings.kl_velocity == "log_ratio":
             yield (
@@ -52,12 +52,12 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
                 "on average; take kl_velocity gaussian or more updates"
             )
         elif config.measures_velocity:
-            yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still is the last one"
+            yield "the velocity KL (gaussian): with num_updates_per_rollout 1 the policy still equals the previous one"
     if loss.enable_timestep_permutation and plan.num_trained_steps == plan.stochastic_steps:
-        yield "enable_timestep_permutation: an update has all steps, and their order changes rounding only"
+        yield "enable_timestep_permutation: an update trains all steps, and their order changes only rounding"
     if config.anchor_moves and settings.update_ref_model_step == plan.updates == 1:
         yield (
-            "the position KL: update_ref_model_step 1 refreshes the anchor after every update, and the distance is "
+            "the position KL: update_ref_model_step 1 refreshes the anchor after every update, so the distance is "
             "always 0"
         )
     strength = _strength_of_kl(config.kl_strategy, config.rollout, settings, is_balanced=loss.use_grad_balancing)
@@ -69,12 +69,12 @@ def _of_the_method(config: Config, plan: Plan) -> Iterator[str]:
             forwards = config.num_branches * plan.num_anchor_steps if config.needs_anchor else 0
             saving = f"; its anchor takes {forwards} forwards a rollout: kl_weight 0 saves them, anchor_fraction a part"
             yield (
-                f"kl_weight {settings.kl_weight:g}: at a distance of kl_target {target:g} the KL term pulls with at "
-                f"most {pull:.1g} of the force of an advantage of 1{rounding}; it holds nothing before the distance is "
+                f"kl_weight {settings.kl_weight:g}: at kl_target {target:g} the gradient of the KL term is at "
+                f"most {pull:.1g} of that of an advantage of 1{rounding}; it has no effect below a distance of "
                 f"{(_WEAK / strength) ** 2 / 2:.1g}{saving if forwards else ''}"
             )
     if loss.use_grad_balancing and plan.stochastic_steps == 1:
-        yield "use_grad_balancing: one step is stochastic, and its weight is 1"
+        yield "use_grad_balancing: only one step is stochastic, and its weight is 1"
 
 
 def _strength_of_kl(

@@ -78,6 +78,6 @@ def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
         print(error, file=sys.stderr)
         return 1
     except SignalException as error:
-        print(f"{error}; its processes have left", file=sys.stderr)
+        print(f"{error}; its processes have ended", file=sys.stderr)
         return LEFT
     return 0

@@ -121,7 +121,7 @@ def find_undamaged(
         if passed_over is not None:
             passed_over.append(folder)
         if mesh.is_main:
-            print(f"checkpoint {folder} is damaged and passed over: {problem}", file=sys.stderr)
+            print(f"checkpoint {folder} is damaged and skipped: {problem}", file=sys.stderr)
     if folders:
         raise ValueError(f"every checkpoint in {output_dir / FOLDER} is damaged; remove the folder to begin again")
     return None

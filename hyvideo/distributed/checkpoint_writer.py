@@ -152,7 +152,7 @@ class CheckpointWriter:
     def _refuse_superseded(self) -> None:
         """Raises RuntimeError where a later life has the folder: what it goes on from must stay as it is."""
         if self.owner and not self.owner.holds():
-            raise RuntimeError(f"another life of the run has {self.output_dir}")
+            raise RuntimeError(f"another process of the run has taken over {self.output_dir}")
 
 
 def _check_files(tensors: Path) -> None:

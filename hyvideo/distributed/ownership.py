@@ -86,7 +86,7 @@ class Ownership:
     def check(self) -> None:
         """Raises NotOwner on all ranks, which must all call, where another life has taken the folder."""
         if anywhere(self.mesh.is_main and not self.holds(), self.mesh):
-            raise NotOwner(f"another life of the run has taken {self.path.parent}; this one stops and writes no more")
+            raise NotOwner(f"another process of the run has taken {self.path.parent}; this one ends and writes no more")
 
     def _beat(self) -> None:
         while not self._ended.wait(self.beat_s):
@@ -127,7 +127,7 @@ class Ownership:
         if beat != self._seen[0]:
             raise NotOwner(
                 f"output_dir {shown(self.path.parent)} is in use by {who}; end that run, or name another "
-                f"output_dir; if it must not go on there, delete {self.path}, and it stops"
+                f"output_dir; to stop it from here, delete {self.path}"
             )
         return time.monotonic() < self._seen[1]
 

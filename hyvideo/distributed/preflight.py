@@ -60,7 +60,7 @@ def problems_of(reports: list[NodeReport]) -> list[str]:
     return [
         *(f"{_places(those)}: {problem}" for problem, those in by_problem.items()),
         *(
-            f"{_places(users)} have one GPU between them; start at most one process for each GPU"
+            f"{_places(users)} share one GPU; start at most one process for each GPU"
             for users in by_gpu.values()
             if len(users) > 1
         ),

@@ -58,7 +58,7 @@ def agree(
         store.set(read[mesh.rank], "yes")
         if not is_sound:
             time.sleep(2)  # torchrun ends all ranks when one has left; the main rank shall say why first
-            raise ValueError(f"rank {mesh.rank} stops, as rank 0 says why")
+            raise ValueError(f"rank {mesh.rank} stops; rank 0 reports the reason")
         return
     with suppress(dist.DistError):
         store.wait(keys, timedelta(seconds=timeout_s))

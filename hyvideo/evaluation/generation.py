@@ -231,16 +231,16 @@ def _make(
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
     is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1 or None  # None: without a terminal
-    with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
+    pipeline.with_progress = partial(tqdm, desc=video.path.name, unit="step", leave=False, disable=is_silent)
 
     def noise(*step: int) -> torch.Tensor:
         return to_device(normal(shape, seed, "generate", video.number, *step)[None], pipeline.device)
 
     conditions = conditions.to(pipeline.device)
     if is_stochastic:
-        latents = pipeline.sample(conditions, noise(), noise, with_progress=with_progress).final
+        latents = pipeline.sample(conditions, noise(), noise).final
     else:
-        latents = pipeline.sample_ode(conditions, noise(), with_progress=with_progress)
+        latents = pipeline.sample_ode(conditions, noise())
     (frames,) = pipeline.decode(latents)
     if frames is None:
         raise FloatingPointError(f"the video for {video.path} is not finite; try --dtype fp32 or another checkpoint")

@@ -31,6 +31,7 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
     if validation:
         values["before"], values["after"] = (validation.measures(k) for k in (0, iteration))
         values["videos"], values["folders"] = len(validation.prompts), [validation.folder(k) for k in (0, iteration)]
+        values["size"], values["weights"] = validation.size, validation.scorer.weights
     if values["before"] and values["after"]:
         values["picture"] = validation.picture(iteration)
     else:

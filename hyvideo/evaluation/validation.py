@@ -47,7 +47,7 @@ class Validation:
         pipeline: HunyuanVideoGRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
-        on_stage: Callable[[str], None] = lambda stage: None,
+        on_stage: Callable[..., None] = lambda *stage: None,
         may_end: Callable[[bool], bool] = bool,
     ):
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
@@ -80,6 +80,7 @@ class Validation:
         """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
         videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
+        self.on_stage("validation reward", f"{len(self.prompts)} videos")
         pending = self.scorer.submit(list(videos.values()), prompts, fps=self.fps)
         local = dict(zip(videos, self.scorer.collect([pending], self.may_end)))
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
@@ -129,8 +130,10 @@ class Validation:
         """Videos that this rank decodes, by row; ranks that sample a batch together share its videos."""
         batch_size = self.settings.validation_batch_size
         videos: dict[int, Tensor | None] = {}
-        for start in range(0, len(rows), batch_size):
-            self.on_stage("validation")
+        starts = range(0, len(rows), batch_size)
+        for number, start in enumerate(starts, 1):
+            part = f"batch {number}/{len(starts)}"
+            self.on_stage("validation", f"sampling {part}")
             self.may_end(False)
             batch = rows[start : start + batch_size]
             _, height, width = self.size
@@ -139,6 +142,7 @@ class Validation:
             latents = self.pipeline.sample_ode(conditions.to(self.pipeline.device), noise)
             share = self.mesh.own_share(list(range(len(batch))))
             if share:
+                self.on_stage("validation", f"decoding {part}")
                 decoded = self.pipeline.decode(select(latents, share), batch_size=self.decode_batch_size)
                 videos |= zip([batch[i] for i in share], decoded)
         return videos

@@ -80,6 +80,7 @@ class HunyuanVideoGRPOPipeline:
         self.sampling = sampling
         self.negative = negative
         self.compute_dtype = compute_dtype
+        self.with_progress = iter  # wraps the loop over the steps, e.g. in a progress bar
 
     @property
     def device(self) -> torch.device:
@@ -117,7 +118,6 @@ class HunyuanVideoGRPOPipeline:
         *,
         mean_steps: Tensor | None = None,
         origins: list[int] | None = None,
-        with_progress=iter,
     ) -> Trajectories:
         """Draws one rollout per condition, without gradient.
 
@@ -127,29 +127,28 @@ class HunyuanVideoGRPOPipeline:
             mean_steps: Places in the schedule whose means are kept, in that order. On the CPU. Shape: (batch, kept).
             origins: For each row the first that has its condition and its initial latents: what comes before their
                 first noise is computed once.
-            with_progress: Wraps the loop over the steps, e.g. in a progress bar.
         """
         latents, log_probs, means = [noise.float()], [], None
         if mean_steps is not None:
             means = latents[0].new_empty(*mean_steps.shape, *noise.shape[1:])
-        for i, step in enumerate(self._walk(conditions, noise, step_noise, self.sampling.eta, with_progress, origins)):
+        for i, step in enumerate(self._walk(conditions, noise, step_noise, self.sampling.eta, origins)):
             latents.append(step.prev_sample)
             log_probs.append(step.log_prob)
             for row, place in [] if means is None else (mean_steps == i).nonzero().tolist():
                 means[row, place] = step.prev_sample_mean[row]
         return Trajectories(torch.stack(latents, 1), torch.stack(log_probs, 1), means)
 
-    def sample_ode(self, conditions: Conditions, noise: Tensor, *, with_progress=iter) -> Tensor:
+    def sample_ode(self, conditions: Conditions, noise: Tensor) -> Tensor:
         """The final latents of sampling without noise, keeping no trajectory. Shape: that of ``noise``."""
-        for step in self._walk(conditions, noise, None, 0.0, with_progress):
+        for step in self._walk(conditions, noise, None, 0.0):
             latents = step.prev_sample
         return latents
 
     @torch.no_grad()
-    def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, with_progress, origins=None):
+    def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
         latents = noise.float()
         stochastic = set(self.scheduler.stochastic_steps(eta=eta, sde_type=self.sampling.sde_type))
-        for i in with_progress(range(len(self.scheduler.timesteps))):
+        for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
             if origins and i < self.num_shared_steps:
                 rows = sorted(set(origins))

@@ -64,7 +64,7 @@ class MetricsWriter(AbstractContextManager):
             except OSError as error:
                 self.reports.remove(report)
                 name = type(report).__name__
-                print(f"\n{name} GIVEN UP ({error}); training goes on", file=sys.stderr, flush=True)
+                print(f"\n{name} DISABLED ({error}); training goes on", file=sys.stderr, flush=True)
 
     def __exit__(self, *exception) -> None:
         self.close()

@@ -1,5 +1,6 @@
 """How far a run is, how it does and how long it still takes: a bar in a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -10,46 +11,71 @@ from tqdm import tqdm
 PLAIN_LINE_SECONDS = 30.0
 CONSOLE_TEXTS = {  # by metric
     "reward/mean": "reward {:.4f}",
-    "kl/position": "kl {:.1e}",
-    "policy/ratio_max_deviation": "ratio off by {:.1e}",
+    "kl/position": "KL {:.1e}",
+    "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
 }
+# Before the part of the stage; of other stages nothing is said.
+STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
+STAGE_TEXTS |= {"anchor": "reference model,", "reward": "scoring", "update": "training,", "save": "saving"}
+STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """One short line of reward, KL and the largest deviation of a ratio from 1, as far as they are there."""
-    return " | ".join(text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics)
+    """Short text of reward, KL and the largest deviation of a ratio from 1, as far as they are there."""
+    return ", ".join(text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics)
 
 
 class ProgressBar(AbstractContextManager):
-    """A bar on stderr. In a log file, where a bar cannot be read, plain lines: first, last and two a minute.
+    """A bar on stderr with the stage of the run; in a log file lines: each stage at first, then two a minute."""
 
-    Of the ``total`` iterations ``initial`` were done before the run was resumed.
-    """
-
-    def __init__(self, total: int, *, initial: int = 0, stream: TextIO | None = None):
-        self.total, self.initial, self.iteration = total, initial, initial
+    def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
+        self.total, self.is_shown = total, is_shown
         self.stream = sys.stderr if stream is None else stream
-        self.start = self.next_line = time.monotonic()  # a plain line is due from then on
-        form = "{n_fmt}/{total_fmt} |{bar:20}| {elapsed} < {remaining}{postfix}"
-        options = {"dynamic_ncols": True, "bar_format": form, "disable": not self.stream.isatty()}
-        self.bar = tqdm(total=total, initial=initial, file=self.stream, **options)
+        self.start = self.next_line = self.next_stage_line = time.monotonic()  # a line is due from then on
+        self.initial, self.iteration, self.training_since = 0, 0, None
+        self.bar, self.results, self.told = None, "", set()
+
+    def begin(self, initial: int = 0) -> "ProgressBar":
+        """Opens the bar, in a terminal that knows its size; ``initial`` iterations were done before a resumption."""
+        self.initial = self.iteration = initial
+        if self.is_shown and self.stream.isatty() and all(os.get_terminal_size(self.stream.fileno())):
+            options = {"dynamic_ncols": True, "bar_format": "{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}"}
+            self.bar = tqdm(total=self.total, initial=initial, file=self.stream, **options)
+        return self
+
+    def stage(self, stage: str, iteration: int, part: str = "") -> None:
+        """Shows the stage that the run is in and the ``part`` of it, such as a batch or a step."""
+        text, now = STAGE_TEXTS.get(stage, ""), time.monotonic()
+        if not (self.is_shown and text and part):
+            return
+        self.training_since = self.training_since or (now if iteration > self.initial else None)
+        key = iteration, stage if stage != "load" else part
+        text = f"{'base ' if iteration == 0 and stage != 'load' else ''}{text} {part}"
+        if self.bar is not None:
+            self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))
+        elif now >= self.next_stage_line or (self.iteration == self.initial and key not in self.told):
+            self.told.add(key)
+            self._line(f"iteration {iteration}/{self.total}, {text}" if iteration else text, now)
 
     def update(self, metrics: dict[str, float]) -> None:
-        """Shows that one more iteration is done."""
+        """Shows that one more iteration is done, and how long the others take at the mean speed of this process."""
         self.iteration += 1
-        self.bar.set_postfix_str(console_text(metrics), refresh=False)
-        self.bar.update()
-        now = time.monotonic()
-        if self.bar.disable and (now >= self.next_line or self.iteration == self.total):
-            print(self.plain_line(metrics, now - self.start), file=self.stream, flush=True)
+        now, count = time.monotonic(), self.iteration - self.initial
+        each = (now - (self.training_since or self.start)) / count
+        left = tqdm.format_interval(each * (self.total - self.iteration))
+        self.results = ", ".join(filter(None, [f"{left} left", console_text(metrics)]))
+        if self.bar is not None:
+            self.bar.set_postfix_str(self.results, refresh=False)
+            self.bar.update()
+        elif now >= self.next_line or count == 1 or self.iteration == self.total:
+            self._line(f"iteration {self.iteration}/{self.total} done, {each:.2f} s each, {self.results}", now)
             self.next_line = now + PLAIN_LINE_SECONDS
 
-    def plain_line(self, metrics: dict[str, float], elapsed: float) -> str:
-        """A line with the time left, from ``elapsed`` seconds since this process began to train."""
-        per_iteration = elapsed / (self.iteration - self.initial)
-        left = tqdm.format_interval(per_iteration * (self.total - self.iteration))
-        parts = [f"iteration {self.iteration}/{self.total}", console_text(metrics)]
-        return " | ".join([part for part in parts if part] + [f"{per_iteration:.2f} s each", f"{left} left"])
+    def _line(self, text: str, now: float) -> None:
+        print(f"{tqdm.format_interval(now - self.start)}  {text}", file=self.stream, flush=True)
+        self.next_stage_line = now + PLAIN_LINE_SECONDS
 
     def __exit__(self, *exception) -> None:
-        self.bar.close()
+        if self.bar is not None:
+            self.bar.set_postfix_str(self.results, refresh=False)
+            self.bar.close()

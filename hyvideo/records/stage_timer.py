@@ -11,18 +11,18 @@ import torch
 class StageTimer:
     """Seconds spent in each stage of an iteration, as ``time/<stage>``.
 
-    ``on_stage`` hears ``<stage>`` where it begins, and ``after <stage>`` where it ends.
+    ``on_stage`` hears ``<stage>`` and the part of it where it begins, and ``after <stage>`` where it ends.
     """
 
-    def __init__(self, device: torch.device, on_stage: Callable[[str], None] = lambda stage: None):
+    def __init__(self, device: torch.device, on_stage: Callable[..., None] = lambda *stage: None):
         self.device, self.on_stage = device, on_stage
         self.seconds: dict[str, float] = {}
         self._start = time.perf_counter()
 
     @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
+    def __call__(self, stage: str, part: str = "") -> Iterator[None]:
         start = time.perf_counter()
-        self.on_stage(stage)
+        self.on_stage(stage, part)
         yield
         if self.device.type == "cuda":
             # This stream, not the device: rewards are computed beside it.

@@ -38,8 +38,8 @@ class WeightCopy:
         ]
         if different:
             raise RuntimeError(
-                f"a copy of the weights did not become equal to them, at {', '.join(different[:3])} and perhaps more; "
-                "weights that are not finite never do"
+                f"a copy of the weights differs from them, at {', '.join(different[:3])} and perhaps more; "
+                "weights that are not finite always do"
             )
 
     @torch.no_grad()

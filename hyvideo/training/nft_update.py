@@ -74,7 +74,7 @@ class NFTUpdate(PolicyUpdate):
         what is bad has no contrast. What needs forwards is asked once, after the first pass."""
         rows = [row for a_pass in passes for row in a_pass.rows]
         found = self._findings(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
-        found["the policy is off the old one, before any update, by"] = torch.stack(deviations).amax(), self._tolerance
+        found["the distance to the old policy, before any update, is"] = torch.stack(deviations).amax(), self._tolerance
         values = torch.stack([value.flatten()[0] for value, _ in found.values()])
         # What a rollout without a reward holds may not be finite.
         largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
@@ -92,16 +92,16 @@ class NFTUpdate(PolicyUpdate):
         differ = len(scored) > len({group for group, _ in scored})
         is_flat = zeros.new_tensor(differ and not rollouts.advantages.nan_to_num().any(), dtype=torch.float)
         return {
-            "a first step of the rollouts is off by": (off_rollout, self._tolerance),
-            "the error at noised rollouts is, in units of that of zeros,": (
+            "the distance of a rollout's first step from its replay is": (off_rollout, self._tolerance),
+            "the error at noised rollouts, relative to that of a zero velocity, is": (
                 mean_square(velocity - target) / zeros,
                 max(1.0, self.pipeline.sampling.guidance_scale) ** 2,  # guidance adds the distance of its branches
             ),
-            "the pull of the worst rollouts is, in units of that of the best,": (
+            "the gradient of the worst rollouts, relative to that of the best, is": (
                 self._contrast(velocity, target),
                 -0.5,
             ),
-            "rewards of a group differ, and advantages that are all 0 are": (is_flat, 0.0),
+            "the rewards of a group differ, but all advantages are 0:": (is_flat, 0.0),
         }
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:

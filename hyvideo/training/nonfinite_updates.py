@@ -60,8 +60,8 @@ class NonFiniteUpdates:
         """The sentence on a policy whose videos are not finite in ``iteration``; none before the first update."""
         if iteration == 1:
             return ""
-        seen = f"loss or gradient left their range in iteration {self.strayed}"
-        unseen = f"by the update of iteration {iteration - 1}, before which loss and gradient were in their range"
+        seen = f"loss or gradient left the usual range in iteration {self.strayed}"
+        unseen = f"by the update of iteration {iteration - 1}, before which loss and gradient were in the usual range"
         is_recent = 0 < self.strayed >= iteration - _REMEMBERED
         return f"The policy has diverged: {seen if is_recent else unseen}. Lower learning_rate"
 

@@ -68,7 +68,7 @@ class OnPolicyCheck:
         message = self._diagnosis(rollouts, passes[number], iteration, bounds[number], shapes[number])
         worst = int(of_ranks.amax(1).argmax())
         raise OffPolicyError(
-            message if worst == self.mesh.rank else f"rank {worst} says why the run stops; here: {message}"
+            message if worst == self.mesh.rank else f"rank {worst} reports why the run stops; this rank: {message}"
         )
 
     def _diagnosis(

@@ -42,8 +42,8 @@ def explain(
     """
     measured = transitions.deviation()
     lines = [
-        f"what iteration {iteration} trains is not the policy that was sampled from: on rank {rank} the log-ratio of "
-        f"fresh rollouts is off by {measured:.3g}, and may be by {tolerance:g}. The policy was not changed."
+        f"iteration {iteration} trains another policy than the one it sampled from: on rank {rank} the log-ratio of "
+        f"fresh rollouts is {measured:.3g}, above the tolerance of {tolerance:g}. The policy was not changed."
     ]
     if transitions.shapes:
         lines.append(
@@ -52,19 +52,19 @@ def explain(
         )
     else:
         lines.append(
-            "  the transformer's calls have equal shapes; if only kernels differ, try --enable_compile false, or allow "
-            "more by --gate_tolerance"
+            "  the transformer's calls have equal shapes; if only kernels differ, try --enable_compile false, or raise "
+            "--gate_tolerance"
         )
     causes = []
     with torch.no_grad():
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
     if same_batch <= tolerance < measured:
-        causes.append(f"batch shape or gradient: without gradient, in the rollout's own batch, it is {same_batch:.3g}")
+        causes.append(f"batch shape or gradient: in the rollout's batch without gradient it is {same_batch:.3g}")
     for name, in_other_state in suspects(transitions, pipeline).items():
         with in_other_state:
             switched = transitions.deviation()
         if switched <= tolerance:
-            causes.append(f"{name}: with that switched it is {switched:.3g}")
+            causes.append(f"{name}: with that switched the log-ratio is {switched:.3g}")
     lines += [f"  cause: {cause}" for cause in causes] or ["  no single suspect explains it"]
     where = first_difference(transitions, pipeline.transformer)
     lines.append(f"  first module that differs: {where or 'none; look at what surrounds the transformer'}")

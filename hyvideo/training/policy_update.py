@@ -7,6 +7,7 @@ rollouts, since sharded weights are gathered by all together.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -50,7 +51,7 @@ class PolicyUpdate:
     Args:
         num_updates: Optimizer updates of an iteration.
         cost: Counts the transformer evaluations.
-        on_stage: Is called with ``anchor`` or ``update`` before each of their passes.
+        on_stage: Is called with ``anchor`` or ``update`` and the number of the pass before each of their passes.
         check: Is called with it, on every rank, until the first optimizer step; raises where the run shall stop.
     """
 
@@ -63,7 +64,7 @@ class PolicyUpdate:
         *,
         num_updates: int,
         cost: Cost,
-        on_stage: Callable[[str], None] = lambda stage: None,
+        on_stage: Callable[..., None] = lambda *stage: None,
         check: Callable[[], None] = lambda: None,
     ):
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
@@ -118,11 +119,11 @@ class PolicyUpdate:
         """Means at these turns under the weights in place. Shape: (rollouts, turns, channels, ...)."""
         latents = rollouts.trajectories.latents
         means = latents.new_empty(len(rollouts), len(turns), *latents.shape[2:])
-        for rows in chunks(range(len(rollouts)), self.config.rows_per_pass):
-            for place, turn in enumerate(turns):
-                self.on_stage("anchor")
-                self.check()
-                means[rows[0] : rows[-1] + 1, place] = self._mean(rollouts, Pass(rows, turn))
+        passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), enumerate(turns)))
+        for number, (rows, (place, turn)) in enumerate(passes, 1):
+            self.on_stage("anchor", f"pass {number}/{len(passes)}")
+            self.check()
+            means[rows[0] : rows[-1] + 1, place] = self._mean(rollouts, Pass(rows, turn))
         return means
 
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float | list]:
@@ -205,7 +206,7 @@ class PolicyUpdate:
         is_checked = is_fresh and self.on_policy_check.is_due(iteration)
         turns = self._anchor_turns(rollouts, anchor_means)
         for number, (rows, turn) in enumerate(passes):
-            self.on_stage("update")
+            self.on_stage("update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}")
             if is_fresh:
                 self.check()
             anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), anchor_means) if turn in turns else None

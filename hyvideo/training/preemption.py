@@ -44,7 +44,7 @@ class PreemptionSignals:
     def check(self) -> None:
         """Raises Stopped on all ranks if any was asked to leave. All ranks must call."""
         if anywhere(self.received is not None, self.mesh):
-            raise Stopped(f"asked to leave by {self.received or 'a signal to another rank'}")
+            raise Stopped(f"stop requested by {self.received or 'a signal to another rank'}")
 
     def all_ready(self, is_ready: bool) -> bool:
         """Claims that every rank is ready. All ranks must ask, again and again until they are; raises as `check`."""
@@ -55,5 +55,5 @@ class PreemptionSignals:
         if number == signal.SIGINT and self.received == "SIGINT":
             os._exit(130)
         if self.received is None and self.mesh.is_main:
-            os.write(2, b"\nasked to leave: it does after this pass, with all saved; Ctrl-C twice leaves at once\n")
+            os.write(2, b"\nstop requested: the run saves and ends after this pass; Ctrl-C twice ends it at once\n")
         self.received = signal.Signals(number).name

@@ -135,7 +135,7 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
             checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
-            raise ValueError(f"reward {name} cannot be trained with; scripts/check_reward.py says more:\n{problems}")
+            raise ValueError(f"reward {name} cannot be trained with; see scripts/check_reward.py:\n{problems}")
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
     if data.valid_video_csv:

@@ -84,7 +84,7 @@ class RolloutCollector:
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
-        with timer("conditions"):
+        with timer("conditions", f"{len(requests)} prompts"):
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
@@ -156,11 +156,12 @@ class RolloutCollector:
         """
         rollout = self.config.rollout
         parts, pending = [], PendingRewards()
-        for start in range(0, len(indices), rollout.batch_size):
+        starts = range(0, len(indices), rollout.batch_size)
+        for number, start in enumerate(starts, 1):
             self.check()
             rows = list(range(start, min(start + rollout.batch_size, len(indices))))
             kept = None if mean_steps is None else mean_steps[rows]
-            with timer("rollout"):
+            with timer("rollout", f"batch {number}/{len(starts)}"):
                 batch = [indices[row] for row in rows]
                 parts.append(self.sample(iteration, batch, conditions.select(rows), mean_steps=kept))
                 timesteps, shared = self.pipeline.scheduler.timesteps, self.pipeline.num_shared_steps
@@ -169,7 +170,7 @@ class RolloutCollector:
             share = self.mesh.own_share(rows)
             if not share:
                 continue
-            with timer("decode"):
+            with timer("decode", f"batch {number}/{len(starts)}"):
                 latents = select(parts[-1].final, [row - start for row in share])
                 decoded = self.pipeline.decode(latents, batch_size=rollout.decode_batch_size)
             shared_prompts = [prompts[row] for row in share]

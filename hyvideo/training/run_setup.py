@@ -68,18 +68,23 @@ class RunParts:
         with failing_together(mesh):
             if mesh.is_main:
                 check_room(run)
+        progress.enter("load", "the reward model")
         self.scorer = make_async_scorer(config, device, scorers)
         self.scorer.check_prompts([request.prompt for request in requests + validated])
         if config.reward.check_reward and scorers is None:
             try_scorers(self.scorer, config.data, requests[0].prompt)
+        progress.enter("load", "the text encoders and the VAE")
         self.encoder, vae = load_encoder(config, device)
         if config.model.precompute_conditions:
+            progress.enter("conditions", f"all {len(encoded + validated)} prompts")
             sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
             precompute_conditions(self.encoder, sized, mesh)
         negative = negative_condition(config.negative_requests, self.encoder, device)
+        progress.enter("load", "the transformer")
         trained = encoded if config.num_branches == 2 else requests
         self.policy = Policy(config, mesh, device, RequiredEncoders.of(trained))
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
+        self.pipeline.with_progress = progress.steps
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}
         self.cost, self.signals = Cost(training_forwards(run)), PreemptionSignals(mesh)
         common = {"cost": self.cost, "check": self.signals.check}

@@ -6,7 +6,7 @@ may not, unless ``allow_changed_settings`` is set.
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,22 @@ STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": d
 
 
 class Progress:
-    """The iteration that the run is in, and a report of every stage that it comes to.
+    """The iteration that the run is in; reports stage and iteration to ``on_stage``, and with the part to ``show``."""
 
-    Args:
-        on_stage: Is called with the stage and the iteration.
-    """
+    def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
+        self.iteration, self._on_stage, self._show = 0, on_stage, show
 
-    def __init__(self, on_stage: Callable[[str, int], None] = lambda stage, iteration: None):
-        self.iteration, self._on_stage = 0, on_stage
-
-    def enter(self, stage: str) -> None:
-        """Reports a stage of the current iteration."""
+    def enter(self, stage: str, part: str = "") -> None:
+        """Reports a stage of the current iteration, or a ``part`` of it."""
+        self._stage, self._part = stage, part
         self._on_stage(stage, self.iteration)
+        self._show(stage, self.iteration, part)
+
+    def steps(self, schedule: Sequence[int]) -> Iterator[int]:
+        """Goes through the steps of the sampler and shows each."""
+        for number, step in enumerate(schedule, 1):
+            self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
+            yield step
 
 
 class RunState:
@@ -72,7 +76,7 @@ class RunState:
 
     def save(self) -> Path:
         """Begins to write a checkpoint of the run as it stands; every rank calls it."""
-        self.progress.enter("save")
+        self.progress.enter("save", "a checkpoint")
         anchor = self.policy.anchor
         state = {
             "iteration": self.progress.iteration,
@@ -149,16 +153,14 @@ def contents(settings: Mapping[str, Any]) -> dict[str, str]:
 def changed_contents(saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
     """Sentences on files, by the setting that names them, whose hashes are not those that were saved."""
     changed = {name: named_files(settings)[name] for name, digest in now.items() if saved.get(name, digest) != digest}
-    return [
-        f"the contents of {name} {', '.join(map(str, paths))} are not what they were" for name, paths in changed.items()
-    ]
+    return [f"the contents of {name} {', '.join(map(str, paths))} have changed" for name, paths in changed.items()]
 
 
 def refuse_changes(changes: Changes) -> None:
     """Raises ValueError where the run would become another one."""
     if changes.of_the_method:
         raise ValueError(
-            "the run to go on with was made with other settings, and would become another run:\n  "
+            "the run to resume was made with other settings:\n  "
             + "\n  ".join(changes.of_the_method)
-            + "\nset them as they were, begin a new run in another output_dir, or set allow_changed_settings"
+            + "\nrestore them, start a new run in another output_dir, or set allow_changed_settings"
         )

@@ -129,7 +129,7 @@ def test_the_noise_of_all_steps_is_matched_inside_a_window(tiny_config):
     check(config)
     wanted = total_variance("sage_grpo", shifted_levels(4, 3.0), 0.5, "deterministic")
     said = describe(config, make_plan(config))
-    assert f"of {wanted:.4g}" not in said and f", {wanted:.4g} in the mean over its places\n" in said
+    assert f"variance {wanted:.4g}" not in said and f", mean {wanted:.4g} over its positions\n" in said
 
 
 def test_a_window_that_does_not_fit_is_told_once(tiny_config):

@@ -104,7 +104,7 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
     assert (data.prompts_csv, data.fps) == (["a.csv", "b.csv"], 16)
     settings = settings_of("--config", str(path), "--lora_r", "4", "--fps", "8")
     assert (settings["lora_rank"], settings["lora_alpha"], settings["fps"]) == (4, 16, 8)
-    assert "no effect here: num_workers 4; prompts are read once" in capsys.readouterr().err
+    assert "ignored flags: num_workers 4; prompts are read once" in capsys.readouterr().err
     path.write_text("lora_rank: 64\n")
     assert settings_of("--config", str(path), "--use_lora")["lora_rank"] == 64
     assert settings_of("--config", str(path), "--use_lora", "no")["lora_rank"] == 0
@@ -146,13 +146,13 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
 )
 def test_what_contradicts_itself_or_cannot_be_is_refused_in_words(capsys, flags, said):
     err = refused(capsys, *flags.split())
-    assert said in err and "no effect here" not in err
+    assert said in err and "ignored flags" not in err
 
 
 @pytest.mark.parametrize("word", ["", "none", "None"])
 def test_a_task_type_may_be_left_open(capsys, word):
     assert settings_of("--task_type", word) == Config().resolved().flat()
-    assert capsys.readouterr().err.startswith(f"no effect here: task_type {word or chr(34) * 2}; ")
+    assert capsys.readouterr().err.startswith(f"ignored flags: task_type {word or chr(34) * 2}; ")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_flag_that_changes_nothing_says_so(capsys, monkeypatch, name):
     row, flag = TRAINING[name], name.replace("*", "sampler")
     value = "t2v" if row.values else str(row.only[0]) if row.only else "1"
     assert settings_of(f"--{flag}", value) == Config().resolved().flat()
-    assert capsys.readouterr().err == f"no effect here: {flag} {value}; {row.no_effect}\n"
+    assert capsys.readouterr().err == f"ignored flags: {flag} {value}; {row.no_effect}\n"
     monkeypatch.setenv("RANK", "1")  # one process says it
     settings_of(f"--{flag}={value}")
     assert capsys.readouterr().err == ""

@@ -69,7 +69,7 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"ema_decay": 1.0}, "ema_decay must be below 1"),
         ({"prompts_csv": ""}, "prompts_csv must name a CSV"),
         ({"prompts_csv": "README.md"}, "column named `prompt`"),
-        ({"pretrained_model_root": "nowhere"}, "which is not there"),
+        ({"pretrained_model_root": "nowhere"}, "which does not exist"),
         ({"output_dir": "README.md/run"}, "README.md is not a folder"),
     ],
 )

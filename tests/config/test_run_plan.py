@@ -13,7 +13,7 @@ def test_it_is_said_whether_the_clip_can_bind(tiny_config):
     assert not make_plan(tiny_config).clip_can_bind
     twice = tiny_config.with_settings(num_updates_per_rollout=2)
     assert make_plan(twice).clip_can_bind
-    assert "can bind: yes" in describe(twice, make_plan(twice))
+    assert "active after the first update" in describe(twice, make_plan(twice))
 
 
 def test_steps_that_sage_cannot_make_stochastic_are_not_counted(tiny_config):

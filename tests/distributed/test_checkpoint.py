@@ -438,7 +438,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, break_i
     break_it(newest)
     assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002"
     told = capsys.readouterr().err
-    assert "000004 is damaged and passed over" in told and said in told
+    assert "000004 is damaged and skipped" in told and said in told
     with pytest.raises(ValueError, match="000004 is damaged"):
         checkpoint.find_undamaged(tmp_path, str(newest), ALONE)
     break_it(tmp_path / "checkpoints" / "000002")

@@ -83,7 +83,7 @@ def test_a_life_that_comes_back_finds_itself_superseded_and_leaves_the_other_alo
     first, second = own(tmp_path), own(tmp_path)
     with first:
         with second:
-            with pytest.raises(NotOwner, match="another life of the run has taken .* this one stops"):
+            with pytest.raises(NotOwner, match="another process of the run has taken .* this one ends"):
                 first.check()
             second._ended.set()
             second._thread.join()
@@ -108,7 +108,7 @@ def test_a_later_start_that_loads_is_refused_and_what_lived_through_its_load_is_
     first.take()
     with second:
         pass  # has taken the folder, and is done
-    with pytest.raises(NotOwner, match="another life"), first:
+    with pytest.raises(NotOwner, match="another process"), first:
         pass
 
 
@@ -154,7 +154,7 @@ def test_two_writers_in_one_folder_make_no_mixed_checkpoint(tmp_path, capsys):
 
         early.save(5, {"weight": torch.tensor(1.0)}, {"of": 1}, meanwhile)
     assert early.last_failed and not late.last_failed
-    assert "another life of the run has" in capsys.readouterr().err
+    assert "another process of the run has" in capsys.readouterr().err
     assert state_and_weight(tmp_path / "checkpoints" / "000005") == (2, 2.0)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000005", "latest"]
 

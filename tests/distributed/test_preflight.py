@@ -166,7 +166,7 @@ def test_what_differs_is_a_problem_that_names_rank_key_and_values(reports, key, 
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"gpu_id": "2"}, "ranks 2-3 (node1) have one GPU between them"),
+        ({"gpu_id": "2"}, "ranks 2-3 (node1) share one GPU"),
         ({"problems": ["no room"]}, "rank 3 (node1): no room"),
     ],
 )

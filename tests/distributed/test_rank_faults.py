@@ -355,7 +355,7 @@ def test_what_one_rank_cannot_read_stops_all_with_its_reason(played):
 def test_a_life_whose_folder_was_taken_stops_on_all_ranks_and_writes_no_more(played):
     for rank in played:
         seen = rank["superseded"]
-        assert "another life of the run has taken" in seen["told"] and seen["owner"] == '{"life": "later"}'
+        assert "another process of the run has taken" in seen["told"] and seen["owner"] == '{"life": "later"}'
         assert seen["left"] == ["000001", "latest"] and seen["lines"] == 1
 
 

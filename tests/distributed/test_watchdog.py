@@ -219,11 +219,13 @@ def test_a_run_says_its_stages(tiny_config, mesh):
     )
     trainer = Trainer(config, mesh, CPU, on_stage=lambda stage, iteration: stages.append((stage, iteration)))
     trainer.train()
-    assert stages[:2] == [("load", 0), ("validation", 0)] and ("conditions", 1) in stages
+    assert stages[:5] == [*[("load", 0)] * 4, ("validation", 0)] and ("conditions", 1) in stages
     begun = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
     passes = trainer.plan.num_trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is told in parts
-    assert begun[3:] == ["rollout", "decode", "anchor", "reward", "record", "update", "validation", "save", "end"]
+    assert begun[1:5] == ["validation", "validation reward", "conditions", "rollout"]
+    assert begun[5:11] == ["decode", "anchor", "reward", "record", "update", "validation"]
+    assert begun[11:] == ["validation reward", "save", "end"]
     assert stages[stages.index(("reward", 1)) + 1] == ("after reward", 1)
 
 

@@ -168,5 +168,5 @@ def test_compiled_blocks_round_as_eager_does(mesh):
 
 def test_backends_that_are_for_tests_of_torch_are_not_offered(mesh):
     with pytest.raises(ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile") as refusal:
-        parallelize(small(), mesh, Parallelism(compile=True, compile_backend="relu_compile_error_TESTING_ONLY"))
+        parallelize(small(), mesh, compile=True, compile_backend="relu_compile_error_TESTING_ONLY")
     assert str(refusal.value).count("TESTING_ONLY") == 1

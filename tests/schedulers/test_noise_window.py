@@ -66,14 +66,14 @@ def test_what_is_no_window_is_refused_at_the_start(tiny_config, text):
 @pytest.mark.parametrize(
     "changes, told",
     [
-        ({}, "a variance of 1 over the steps\n"),
+        ({}, "noise variance 1 over the steps\n"),
         (
             {"sde_window": "fixed:1:2"},
-            "a variance of 1 over the steps without a window, of 0.5 in sde_window fixed:1:2\n",
+            "noise variance 1 over the steps without a window, 0.5 in sde_window fixed:1:2\n",
         ),
         (
             {"sde_window": "random:1", "shift": 3.0},
-            "of 0.1 to 0.5 in sde_window random:1, 0.25 in the mean over",
+            "0.1 to 0.5 in sde_window random:1, mean 0.25 over",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def test_other_prompts_in_the_same_file_are_another_run(config, mesh):
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, CPU)
     change_prompts(config)
-    with pytest.raises(ValueError, match="contents of prompts_csv .*prompts.csv are not what they were"):
+    with pytest.raises(ValueError, match="contents of prompts_csv .*prompts.csv have changed"):
         Trainer(config, mesh, CPU)
     changed = Trainer(config.with_settings(allow_changed_settings=True), mesh, CPU).state.changed_settings
     assert any("contents of prompts_csv" in sentence for sentence in changed)

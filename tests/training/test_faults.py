@@ -170,7 +170,7 @@ def test_each_life_ends_as_it_was_struck_and_leaves_its_last_finished_iteration(
         is_finished = kind == "TERM" and stage in ("update", "save")
         assert newest[stage] == f"{iteration - (not is_finished):06d}", stage
         if kind == "TERM":
-            assert "asked to leave by SIGTERM" in told[stage] and "Traceback" not in told[stage], told[stage]
+            assert "stop requested by SIGTERM" in told[stage] and "Traceback" not in told[stage], told[stage]
 
 
 def test_a_run_of_many_lives_is_the_unbroken_one_bit_for_bit(broken, unbroken):
@@ -192,7 +192,7 @@ def test_only_rollouts_of_the_iteration_under_way_are_made_again(broken, unbroke
 def test_ctrl_c_twice_leaves_at_once_and_once_after_the_stage(unbroken, tmp_path):
     run = Run(tmp_path)
     life = run.live("rollout", 2, "INT INT", max_steps=3)
-    assert life.code == 130 and "Ctrl-C twice leaves at once" in life.told
+    assert life.code == 130 and "Ctrl-C twice ends it at once" in life.told
     assert run.checkpoints() == ["000001"]
     life = run.live("update", 2, "INT", max_steps=3)
     assert life.code == 75 and run.checkpoints() == ["000001", "000002"]
@@ -236,7 +236,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(unbr
         "CHECKPOINT NOT WRITTEN",
         "METRICS NOT WRITTEN YET",
         "VIDEOS OF",
-        "TensorBoardReport GIVEN UP",
+        "TensorBoardReport DISABLED",
     ):
         assert said in life.told, life.told
     assert "File too large" in life.told and "earlier ones are kept, training goes on" in life.told

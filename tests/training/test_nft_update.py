@@ -91,11 +91,11 @@ def with_advantages_of_0(trainer, rollouts):
 @pytest.mark.parametrize(
     "plant, message",
     [
-        (of_another_policy, "first step of the rollouts"),
-        (with_an_old_policy_of_its_own, "off the old one"),
-        (with_the_policy_in_the_mirrored_branch, "pull of the worst"),
-        (with_a_loss_that_knows_no_advantage, "pull of the worst"),
-        (with_advantages_of_0, "advantages that are all 0"),
+        (of_another_policy, "first step from its replay"),
+        (with_an_old_policy_of_its_own, "distance to the old policy"),
+        (with_the_policy_in_the_mirrored_branch, "gradient of the worst"),
+        (with_a_loss_that_knows_no_advantage, "gradient of the worst"),
+        (with_advantages_of_0, "all advantages are 0"),
     ],
 )
 def test_a_planted_fault_stops_the_run_before_the_first_update(trainer, plant, message):
@@ -119,7 +119,7 @@ def test_levels_in_other_units_stop_the_run(trainer, monkeypatch):
 
     monkeypatch.setattr(trainer.pipeline, "velocity", unscaled)
     anchor = trainer.update.anchor_means(rollouts)
-    with pytest.raises(OffPolicyError, match="in units of that of zeros"):
+    with pytest.raises(OffPolicyError, match="relative to that of a zero velocity"):
         trainer.update(rollouts, anchor, 1)
 
 

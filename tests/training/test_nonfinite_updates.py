@@ -40,7 +40,7 @@ def test_a_divergence_is_told_with_the_iteration_in_which_the_range_was_left(tmp
     health.spike(100.0, 4)
     again = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
     again.load_state_dict(health.state_dict())
-    assert "left their range in iteration 4" in again.divergence(6)
+    assert "left the usual range in iteration 4" in again.divergence(6)
     for iteration in (7, 8):
         again.bad(rollouts(1), ranks=[0], iteration=iteration)
-    assert "left their range in iteration 7" in again.divergence(9)
+    assert "left the usual range in iteration 7" in again.divergence(9)

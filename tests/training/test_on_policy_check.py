@@ -110,7 +110,7 @@ def fault_of(config, mesh, *, before=(), between=()):
 )
 def test_a_planted_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
     told = fault_of(tiny_config.with_settings(**settings), mesh, before=before, between=between)
-    assert "what iteration 1 trains is not the policy that was sampled from: on rank 0" in told
+    assert "iteration 1 trains another policy than the one it sampled from: on rank 0" in told
     assert f"cause: {cause}" in told, told
     assert f"first module that differs: {module}" in told, told
 
@@ -161,15 +161,15 @@ def test_the_bound_in_bf16_is_wide_only_where_the_calls_have_other_shapes(tiny_c
     told(as_sampled, off=0.9e-6)
     told(as_sampled, turned, off=0.9e-4)  # texts of another length stand in other rows
     told(as_sampled, [4, 5], off=0.9e-4)
-    with pytest.raises(OffPolicyError, match="may be by 1e-06") as error:
+    with pytest.raises(OffPolicyError, match="the tolerance of 1e-06") as error:
         told(as_sampled, off=1.1e-6)
     assert "samples x branches" not in str(error.value)
     video, (long, short) = 2 * 2 * 2, (len(sample.text) for sample in (samples[0], shorter))
     shapes = f"8 x 2 x {video + long} in the rollout, 2 x 2 x {video + short} in the update"
-    with pytest.raises(OffPolicyError, match=f"may be by 0.0001(?s:.*){shapes}.* --batched_forward false"):
+    with pytest.raises(OffPolicyError, match=f"the tolerance of 0.0001(?s:.*){shapes}.* --batched_forward false"):
         told(as_sampled, [0, 1], off=1.1e-4)
     guides_one_by_one(trainer)
-    with pytest.raises(OffPolicyError, match="may be by 1e-06"):
+    with pytest.raises(OffPolicyError, match="the tolerance of 1e-06"):
         told([0], [4], off=1.1e-6)
     assert tolerances_of(config.loss, "fp32") == (1e-6, 1e-6)
     assert tolerances_of(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (1e-2, 1e-2)

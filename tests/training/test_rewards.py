@@ -180,12 +180,12 @@ def a_slow_reward():
 
 def test_a_reward_that_is_slow_on_one_rank_is_missing_before_the_others_give_up():
     (missing, none), (same, reason) = launch("tests.training.test_rewards:a_slow_reward", 2)
-    assert missing == same == 4 and none is None and "no reward came within 1.6 s" in reason
+    assert missing == same == 4 and none is None and "no reward within 1.6 s" in reason
 
 
 def test_a_policy_that_diverged_is_called_so(tiny_config, mesh):
     config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
-    told = "of iteration 2 are missing.*The policy has diverged: loss or gradient left their range in iteration 1"
+    told = "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
     with pytest.raises(TooManyMissingRewards, match=told):
         Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()
 
@@ -239,14 +239,10 @@ def test_the_readmes_own_reward_trains_beside_one_of_a_module_and_all_shows_what
             own < entry.keys() and not {"MQ", "Overall"} & entry.keys() for entry in json.loads(scores.read_text())
         )
     said = capsys.readouterr().out
-    assert (
-        "  brightness           -0." in said and "  VQ                   2.000 -> 2.000" in said and "nan" not in said
-    )
+    assert re.search(r" brightness +-0\.", said) and re.search(r" VQ +2\.000", said) and "nan" not in said
 
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, CPU)
     (tmp_path / "my_rewards.py").write_text(example.replace("255", "256"))
-    with pytest.raises(
-        ValueError, match=r"contents of reward_model my_rewards.py, \S+shades.py are not what they were"
-    ):
+    with pytest.raises(ValueError, match=r"contents of reward_model my_rewards.py, \S+shades.py have changed"):
         Trainer(config, mesh, CPU)

@@ -47,5 +47,5 @@ def checkpoint_lines(run: PlannedRun) -> list[str]:
     each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
     line = f"{each:.1f} GiB, {most} at most: {each * most:,.0f} GiB"
     if not record.save_minutes and (between := record.save_interval * duration(run).total / 3600) > 1:
-        line += f"; a kill costs up to {between:.1f} h, an hour and an iteration with --save_minutes 60"
+        line += f"; a killed run loses up to {between:.1f} h; with --save_minutes 60, an hour and an iteration"
     return labelled("checkpoints", [line])

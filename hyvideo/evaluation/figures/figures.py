@@ -133,7 +133,7 @@ def figure_7(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 
 def figure_8(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Mean and spread of the reward under the strategies of the trust region."""
-    names = {"reward/mean": "mean of the reward", "reward/std": "spread of the reward within a group"}
+    names = {"reward/mean": "mean of the reward", "reward/std": "standard deviation of the reward within a group"}
     comparisons = _compare(runs, "kl_strategy", may_lack=OF_A_TRUST_REGION)
     return [_by_variant(c, names, folder, "figure8", n, window) for n, c in enumerate(comparisons)]
 

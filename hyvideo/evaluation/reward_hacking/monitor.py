@@ -62,7 +62,7 @@ class HackingWatch:
         base = rule.base_stats(history)
         if base is None:
             self._warn_once(
-                f"{self.samples} has no validation of the base policy made as this one: reward hacking cannot be told"
+                f"{self.samples} has no validation of the base policy with these settings: hacking cannot be detected"
             )
             return False, shifts, reason, False
         for name, (before, after) in rule.other_sets(base, now).items():
@@ -70,7 +70,7 @@ class HackingWatch:
         stops = self.action == "stop" and rule.may_stop(base, now)
         if self.action == "stop" and not stops:
             few = f"a validation of fewer than {rule.FEWEST_TO_STOP} videos"
-            self._warn_once(f"{few} shows too little to end a run by: on_reward_hacking stop only warns")
+            self._warn_once(f"{few} is too small to stop a run: on_reward_hacking stop only warns")
         if reason:
             _warn(reason)
         return True, shifts, reason, bool(shifts) and stops
@@ -102,7 +102,7 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:  # AttributeError: it is not an object
-        _warn(f"{path} cannot be read ({error}): the validation counts as not made")
+        _warn(f"{path} cannot be read ({error}): the validation is treated as missing")
         return None
     if recorded.get("made_with", made_with) != made_with:
         return None

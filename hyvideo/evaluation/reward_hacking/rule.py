@@ -93,7 +93,7 @@ class MetricShift:
         return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] > self.allowed
 
     def __str__(self) -> str:
-        return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} spreads, {self.allowed:.2f} allowed)"
+        return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} base std, {self.allowed:.2f} allowed)"
 
 
 def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
@@ -157,7 +157,7 @@ def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) 
     rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
         f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> {now.means[REWARD]:.3g} "
-        f"({rise:+.2f} spreads of the base) while " + ", ".join(map(str, shifts))
+        f"({rise:+.2f} base std) while " + ", ".join(map(str, shifts))
     )
 
 

@@ -32,7 +32,7 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     """Parser of a study of the cells of Table 2."""
     parser = study_parser(doc, out="outputs/table2", makes=makes)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--world", choices=list(WORLDS), help="a world that needs no download")
+    where.add_argument("--world", choices=list(WORLDS), help="the miniature, which needs no download")
     where.add_argument("--config", help="YAML of a run, with valid_video_csv")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

@@ -148,7 +148,7 @@ class AsyncScorer:
         if batch.rewards.done():
             return batch.rewards.result()
         batch.rewards.cancel()
-        reason = f"no reward came within {self.deadline:g} s, the deadline for those of a round"
+        reason = f"no reward within {self.deadline:g} s, the deadline of an iteration"
         return [Reward(math.nan, {}, reason)] * batch.num_videos
 
     def _score_in_stream(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:

@@ -25,7 +25,7 @@ def pages(tmp_path_factory):
 
 def test_the_page_tells_what_a_reader_has_to_know(pages):
     text = pages["one"].read_text(encoding="utf-8")
-    assert "started anew before iteration 2<" in text  # one second after the iteration before, which took nine
+    assert "restarted before iteration 2<" in text  # one second after the iteration before, which took nine
     assert re.search(r"3 of \d+ rewards are missing", text) and "the service was away" in text
     assert "<code>eta</code></th><td>0.7</td><td>" in text
     assert "<code>eta</code></th><td>0.7</td><td>0.3</td>" in pages["two"].read_text(encoding="utf-8")

@@ -203,7 +203,7 @@ def test_validations_made_otherwise_are_no_history(tiny_config, mesh, tmp_path, 
     prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
     assert not trainer_of(config, mesh).validation.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
-    assert "has no validation of the base policy made as this one" in capsys.readouterr().err
+    assert "has no validation of the base policy with these settings" in capsys.readouterr().err
 
 
 def stats_of(iteration, count=96, std=0.1, **means):
@@ -225,7 +225,7 @@ def test_what_few_videos_show_is_said_and_ends_no_run(tmp_path, mesh, capsys, co
         assert watch.ends_run == ends
     said = capsys.readouterr().err
     assert said.count("reward hacking at iteration") == 2
-    assert said.count("fewer than 16 videos shows too little") == (0 if ends else 1)
+    assert said.count("fewer than 16 videos is too small") == (0 if ends else 1)
 
 
 def test_a_distance_of_other_videos_than_the_bases_ends_no_run_and_that_is_said_once(tmp_path, mesh, capsys):

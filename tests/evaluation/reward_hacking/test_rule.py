@@ -31,7 +31,7 @@ BASE = {
 
 
 def seen(iteration, count=96, **changes):
-    """A validation whose means are the base's, but for those given, in spreads of the base."""
+    """A validation whose means are the base's, but for those given, in base std."""
     means = {name: mean for name, (mean, _) in BASE.items()}
     spreads = {name: Dispersion(std, count) for name, (_, std) in BASE.items()}
     for key, by in changes.items():
@@ -58,7 +58,7 @@ def test_reward_up_and_a_true_measure_down_fires_with_its_numbers():
     assert departure.name == "true/VQ" and departure.shift == pytest.approx(-3)
     assert departure.base == 0.8 and departure.now == pytest.approx(0.5)
     told = describe(history, [departure])
-    assert "iteration 10" in told and "(+2.00 spreads" in told and "true/VQ 0.8 -> 0.5 (-3.00 spreads" in told
+    assert "iteration 10" in told and "(+2.00 base std" in told and "true/VQ 0.8 -> 0.5 (-3.00 base std" in told
 
 
 def test_a_measure_that_moves_without_the_reward_is_not_hacking():

@@ -153,9 +153,7 @@ def test_what_is_not_scored_by_the_deadline_is_missing_and_what_was_not_begun_is
     rewards = async_scorer.collect([async_scorer.submit(*batch, fps=8) for batch in batches])
     assert 0.3 <= time.monotonic() - start < 5
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
-    assert {reward.reason for reward in rewards[1:]} == {
-        "no reward came within 0.3 s, the deadline for those of a round"
-    }
+    assert {reward.reason for reward in rewards[1:]} == {"no reward within 0.3 s, the deadline of an iteration"}
     may_end.set()
     assert not async_scorer.score(videos(4), ["a"], fps=8)[0].is_missing
     assert scorer.calls == [1, 1, 1]

@@ -1,0 +1,225 @@
+"""The pages for readers: their links lead somewhere, and their commands can be given as they stand.
+
+Every command in a ```bash block, on an indented line or in `code` is read by the program's own parser, which is the
+end of it; a training run prints its settings and arithmetic. With --slow, what a CPU can do is done, made small.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import itertools
+import re
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from hyvideo.config import command_line
+from tests.forked import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors(text):
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower() for title in titles]
+    slugs = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain]
+    return {f"{slug}-{slugs[:i].count(slug)}" if slug in slugs[:i] else slug for i, slug in enumerate(slugs)}
+
+
+def links(text):
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    return [*re.findall(r"\]\(([^)\s]+)[^)]*\)", text), *re.findall(r"(?:src|href)=\"([^\"]+)\"", text)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_link_of_a_page_leads_to_something(name):
+    dead = []
+    for link in links(TEXTS[name]):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            dead.append(link)
+    assert not dead
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page: ``python -m scripts.export --out x`` is the program ``scripts.export`` with two words."""
+
+    page: str
+    line: str
+    program: str
+    words: list[str]
+    variables: dict[str, str] = field(default_factory=dict)
+    processes: int = 1
+    is_mention: bool = False  # in running text, where flags may be left out
+
+
+LAUNCHERS = ("run_post_train.sh", "run_post_train_multinode.sh", "train_grpo.sh", "slurm.sbatch")
+# What is no program of ours: nothing of it is looked at.
+OTHERS = "cd cat ls tail cp export git pip pip3 docker source . tensorboard scancel squeue srun ssh".split()
+BEGINS = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:(?:python|torchrun|bash|sbatch) +\S|pip3? install)")
+
+
+def lines_of(text):
+    """Commands of a page with their continued lines, and whether they stand in running text."""
+    for _, language, block in FENCE.findall(text):
+        if language in ("bash", "sh", "shell", "console"):
+            for line in re.sub(r" *\\\n\s*", " ", block).splitlines():
+                yield line.strip(), False
+    rest = FENCE.sub("", text)
+    for line in re.findall(r"^(?: {4}|\t)(\S.*(?:\\\n.*)*)", rest, re.MULTILINE):
+        if BEGINS.match(line):
+            yield re.sub(r" *\\\n\s*", " ", line), False
+    for span in re.findall(r"`([^`\n]+)`", rest):
+        if BEGINS.match(span):
+            yield span, True
+
+
+def command_of(page, line, is_mention):
+    """The command of a line, None for one that is none or not ours. AssertionError for one that nobody knows."""
+    plain = re.sub(r"\[[^\]\"'{}]*\]|(?<=\s)\.\.\.(?=\s|$)", lambda m: "" if m[0][0] == "[" else "...", line)
+    words = shlex.split(plain, comments=True)
+    variables = {}
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if not words or words[0].split("/")[-1] in OTHERS or words[0] in ("&&", "#"):
+        return None
+    launched, *words = words
+    processes = 1
+    if launched == "sbatch":
+        processes = product(re.findall(r"--(?:nodes|gpus-per-node)=(\d+)", " ".join(words)))
+        words = [word for word in words if not re.match(r"--(nodes|gpus-per-node|partition|time|account)=", word)]
+    if launched in ("bash", "sbatch"):
+        program, *words = words
+        nodes = variables.get("NODES", "").count(",") + 1
+        counts = [variables.get(name, 1) for name in ("NNODES", "NPROC_PER_NODE", "NPROC")]
+        return Command(page, line, program, words, variables, processes * nodes * product(counts), is_mention)
+    assert launched in ("python", "python3", "torchrun"), f"{page}: {line}: what is {launched}?"
+    if launched == "torchrun" or words[:2] == ["-m", "scripts.launch"]:
+        words = words[2 * (words[:1] == ["-m"] and launched == "python") :]
+        own = [*itertools.takewhile(lambda word: re.match(r"--\w", word), words)]
+        processes = product(re.findall(r"--n(?:proc[_-]per[_-]node|nodes)=(\d+)", " ".join(own)))
+        words = words[len(own) :]
+    first, *words = words[words[:1] == ["-m"] :] or [""]
+    return Command(page, line, first, words, variables, processes, is_mention)
+
+
+def product(numbers):
+    result = 1
+    for number in numbers:
+        result *= int(number)
+    return result
+
+
+COMMANDS = [
+    command
+    for page, text in TEXTS.items()
+    for command in (command_of(page, *line) for line in dict.fromkeys(lines_of(text)))
+    if command
+]
+DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key=lambda c: c.is_mention)}.values()
+PROMPTS = "assets/miniature/prompts/smoke.csv"
+
+
+class FlagsRead(Exception):
+    """The program's own parser has read all flags; nothing more is to be done."""
+
+
+def and_then_stop(parse):
+    def stopped(*args, **options):
+        parse(*args, **options)
+        raise FlagsRead
+
+    return stopped
+
+
+def own_reward(place, folder):
+    """The file of a reward of one's own, as a page shows it; ``place`` is FILE.py:CLASS."""
+    name, _, cls = place.rpartition(":")
+    shown = [block for text in TEXTS.values() for *_, block in FENCE.findall(text) if f"class {cls}(" in block]
+    assert shown, f"no page shows the class of {place}"
+    (folder / Path(name).name).write_text(shown[0])
+    return f"{folder / Path(name).name}:{cls}"
+
+
+def filled_in(words, folder):
+    """Words in which placeholders, and files that only a user has, are files that are there."""
+    filled = []
+    for before, word in zip(["", *words], words):
+        is_there = (ROOT / word).exists() or word.startswith("configs/")
+        if before == "--config" and not is_there:
+            word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
+        elif re.fullmatch(r"\S+\.csv", word) and not is_there:
+            word = PROMPTS
+        elif re.fullmatch(r"\S+\.py:\w+", word) and "FILE" not in word:
+            word = own_reward(word, folder)
+        filled += [] if word == "..." else [word]
+    return filled
+
+
+def as_run(command, folder):
+    """Module and arguments of a command, the launchers' that of the program that they start."""
+    words, program = filled_in(command.words, folder), command.program
+    if Path(program).name in LAUNCHERS:
+        assert (ROOT / program).is_file()
+        words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
+        program = "post_train.py"
+    if program == "post_train.py":
+        words = [word for word in words if word != "--print_config"] + [
+            "--print_config",
+            "--output_dir",
+            folder / "out",
+        ]
+        if "--help" not in words and "--world_size" not in words:
+            words += ["--world_size", command.processes]
+    return program.removesuffix(".py").replace("/", "."), [str(word) for word in words]
+
+
+@pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.page}: {command.line[:60]}")
+def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monkeypatch):
+    program, words = as_run(command, tmp_path)
+    if program in ("pytest", "-c", "") or command.program.endswith(".sh") or program.startswith("tests."):
+        paths = [command.program] if command.program.endswith(".sh") else []
+        paths += [word.partition("::")[0] for word in words if word.startswith("tests/")]
+        paths += [f"{program.replace('.', '/')}.py"] if program.startswith("tests.") else []
+        assert not [path for path in paths if not (ROOT / path).exists()]
+        if program == "download_weights":
+            text = (ROOT / command.program).read_text()
+            assert not [word for word in words if word.startswith("--") and f"{word})" not in text]
+        if program == "-c":
+            compile(words[0], command.page, "exec")
+        return
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_then_stop(argparse.ArgumentParser.parse_args))
+    module = importlib.import_module(program)
+    if program != "post_train" and getattr(module, "parse", None) is command_line.parse:
+        monkeypatch.setattr(module, "parse", and_then_stop(command_line.parse))
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = module.main()
+        except SystemExit as end:
+            code = end.code
+        except FlagsRead:
+            pass
+    lacks_some = "arguments are required" in said.getvalue() or "expected one argument" in said.getvalue()
+    assert code == 0 or (command.is_mention and lacks_some), said.getvalue()

@@ -9,8 +9,11 @@ import contextlib
 import importlib
 import io
 import itertools
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from urllib.parse import unquote
 import pytest
 
 from hyvideo.config import command_line
-from tests.forked import ROOT
+from tests.forked import ROOT, python
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
@@ -134,8 +137,12 @@ COMMANDS = [
     for command in (command_of(page, *line) for line in dict.fromkeys(lines_of(text)))
     if command
 ]
-DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key=lambda c: c.is_mention)}.values()
+DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key=lambda c: not c.is_mention)}.values()
 PROMPTS = "assets/miniature/prompts/smoke.csv"
+
+
+def leaves_flags_out(command, said):
+    return command.is_mention and ("arguments are required" in said or "expected one argument" in said)
 
 
 class FlagsRead(Exception):
@@ -151,9 +158,11 @@ def and_then_stop(parse):
 
 
 def own_reward(place, folder):
-    """The file of a reward of one's own, as a page shows it; ``place`` is FILE.py:CLASS."""
+    """The file of a reward of one's own, as a page shows it; FILE.py:CLASS is the first that is shown."""
     name, _, cls = place.rpartition(":")
-    shown = [block for text in TEXTS.values() for *_, block in FENCE.findall(text) if f"class {cls}(" in block]
+    blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
+    cls = re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if cls == "CLASS" else cls
+    shown = [block for block in blocks if f"class {cls}(" in block]
     assert shown, f"no page shows the class of {place}"
     (folder / Path(name).name).write_text(shown[0])
     return f"{folder / Path(name).name}:{cls}"
@@ -168,7 +177,7 @@ def filled_in(words, folder):
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
         elif re.fullmatch(r"\S+\.csv", word) and not is_there:
             word = PROMPTS
-        elif re.fullmatch(r"\S+\.py:\w+", word) and "FILE" not in word:
+        elif re.fullmatch(r"\S+\.py:\w+", word):
             word = own_reward(word, folder)
         filled += [] if word == "..." else [word]
     return filled
@@ -221,5 +230,97 @@ def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monke
             code = end.code
         except FlagsRead:
             pass
-    lacks_some = "arguments are required" in said.getvalue() or "expected one argument" in said.getvalue()
-    assert code == 0 or (command.is_mention and lacks_some), said.getvalue()
+    assert code == 0 or leaves_flags_out(command, said.getvalue()), said.getvalue()
+
+
+# --- commands, truly run ----------------------------------------------------------------------------------------------
+
+SMALL_RUN = "--max_steps 1 --batch_size 8 --num_threads 1 --validation_steps 2 --validation_repeats 1 --report false"
+SMALL_RUN = f"{SMALL_RUN} --valid_video_csv {PROMPTS} --validation_batch_size 8"
+SMALL = {  # flags that make a command small
+    "post_train": SMALL_RUN,
+    "generate": "--num_inference_steps 2",
+    "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
+    "scripts.compare_policies": "--num_prompts 1 --validation_steps 2",
+    "scripts.measure_gradient_norms": "--rollouts 8 --batch_size 8",
+    "scripts.export": "--model_path assets/miniature --transformer_version miniature",
+    "scripts.reproduce_table2": "--dry_run",
+    "scripts.reproduce_figures": "--dry_run",
+    "scripts.compare_recipes": "--dry_run",
+}
+NOT_RUN = {  # programs that are not run here, and why
+    "download_weights": "fetches gigabytes",
+    "hyvideo.miniature.build": "takes an hour",
+    "pytest": "runs tests",
+    "scripts.benchmark": "is run small in tests/scripts/test_benchmark.py",
+    "scripts.gpu_check": "needs a GPU",
+    "scripts.preflight": "needs nodes",
+    "scripts.reward_server": "serves until it is ended",
+}
+OUTPUTS = ("--out", "--output_path", "--output_dir")
+LARGE = re.compile(
+    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|videoalign$|cuda$"
+)
+
+
+def why_not_run(command):
+    """The reason why a CPU cannot do what a command says, empty where it can."""
+    program = command.program.removesuffix(".py").removesuffix(".sh")
+    large = [word for word in command.words if LARGE.match(word)]
+    if program in ("", *NOT_RUN) or program.startswith(("scripts/", "tests.")):
+        return NOT_RUN.get(program, "is a tool or starts one that is run here")
+    if "--dry_run" in SMALL.get(program, "") or program in ("scripts.plan", "-c") or "--print_config" in command.words:
+        return ""  # numbers of settings alone
+    is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")
+    return "needs GPUs, weights or a service" if is_large else ""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a LoRA run of one iteration."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    flags = ["--config", "configs/miniature.yaml", *SMALL_RUN.split(), "--lora_rank", "2", "--output_dir", str(folder)]
+    subprocess.run([python(), "post_train.py", *flags], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def placed(word, box, trained):
+    """A word of a command that names a run, or something in one, after ``trained`` was put there."""
+    name, _, path = word.rpartition("=")
+    path = "outputs/run" if path in ("RUN", "RUN...") else path
+    run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
+    if not run.startswith("outputs/") or word.startswith("{"):
+        return word
+    run = f"{run}/one" if run.endswith("/cells") else run
+    if not (box / run).exists():
+        shutil.copytree(trained, box / run)
+    if (number := re.search(r"/checkpoints/(\d+)", path)) and not (box / run / "checkpoints" / number[1]).exists():
+        (box / run / "checkpoints" / number[1]).symlink_to("000001")
+    return f"{name}={path}" if name else path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [c for c in DIFFERENT if not why_not_run(c)], ids=lambda c: f"{c.page}: {c.line[:60]}"
+)
+def test_a_command_that_a_cpu_can_do_does_it(command, tmp_path, trained):
+    box = tmp_path / "repository"
+    box.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in ("outputs", ".git"):
+            (box / path.name).symlink_to(path)
+    if shows_settings := "--print_config" in command.words or "--help" in command.words:
+        words = filled_in(command.words, tmp_path)
+    else:
+        words = [word for word in filled_in(command.words, tmp_path) if word not in ("--only_table", "--only_figure")]
+        words = [w if before in OUTPUTS else placed(w, box, trained) for before, w in zip(["", *words], words)]
+        words = ["assets/miniature" if word == "ckpts" else word for word in words]
+    program = command.program
+    if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
+        program = "post_train.py"
+        words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
+    small = "" if shows_settings else SMALL.get(program.removesuffix(".py"), "")
+    start = [program] if program.endswith(".py") or program == "-c" else ["-m", program]
+    arguments = [python(), *start, *words, *small.split()]
+    result = subprocess.run(arguments, cwd=box, capture_output=True, text=True, env=os.environ, timeout=600)
+    assert result.returncode == 0 or leaves_flags_out(command, result.stderr), result.stdout + result.stderr

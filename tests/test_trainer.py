@@ -15,6 +15,7 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
+from tests.forked import ROOT
 from tests.records.test_metrics_page import undocumented
 
 CPU = torch.device("cpu")
@@ -378,6 +379,12 @@ def test_a_run_leaves_what_the_layout_promises(tiny_config, mesh, tmp_path):
     assert [line["iteration"] for line in lines(out)] == [1, 2]
     assert "validation/frechet_distance" in lines(out)[1] and undocumented(lines(out)[1]) == []
     assert trainer.validation.picture(2).is_file()
+    left = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
+    measures = {"spreads", "hacking", "made_with"} & json.loads(
+        (out / "samples/000002/measures.json").read_text()
+    ).keys()
+    page = (ROOT / "docs/output_files.md").read_text()
+    assert len(measures) == 3 and not [name for name in (*left, *entries[0], *measures) if f"`{name}" not in page]
 
 
 @pytest.mark.parametrize("strategy", ["dual_moving", pytest.param("fixed", marks=pytest.mark.slow)])

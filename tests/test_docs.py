@@ -257,7 +257,9 @@ NOT_RUN = {  # programs that are not run here, and why
     "scripts.benchmark": "is run small in tests/scripts/test_benchmark.py",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preflight": "needs nodes",
+    "scripts.preference_study": "needs raters",
     "scripts.reward_server": "serves until it is ended",
+    "scripts.train_reward": "needs what raters said",
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
@@ -290,6 +292,7 @@ def placed(word, box, trained):
     """A word of a command that names a run, or something in one, after ``trained`` was put there."""
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path
+    path = "outputs/run/checkpoints/000001" if re.fullmatch("[A-Z]", path) else path
     run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
     if not run.startswith("outputs/") or word.startswith("{"):
         return word

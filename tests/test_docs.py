@@ -263,7 +263,7 @@ NOT_RUN = {  # programs that are not run here, and why
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|videoalign$|cuda$"
+    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|(videoalign|vlm_judge)$"
 )
 
 

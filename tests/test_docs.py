@@ -181,6 +181,8 @@ def filled_in(words, folder):
             word = PROMPTS
         elif re.fullmatch(r"\S+\.py:\w+", word):
             word = own_reward(word, folder)
+        elif before == "--checkpoint_path" and re.fullmatch("[A-Z]+", word):
+            word = "outputs/run/checkpoints/000001"
         filled += [] if word == "..." else [word]
     return filled
 
@@ -237,7 +239,7 @@ def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monke
 
 # --- commands, truly run ----------------------------------------------------------------------------------------------
 
-SMALL_RUN = "--max_steps 1 --batch_size 8 --num_threads 1 --validation_steps 2 --validation_repeats 1 --report false"
+SMALL_RUN = "--max_steps 1 --batch_size 16 --num_threads 1 --validation_steps 2 --validation_repeats 1 --report false"
 SMALL_RUN = f"{SMALL_RUN} --valid_video_csv {PROMPTS} --validation_batch_size 8"
 SMALL = {  # flags that make a command small
     "post_train": SMALL_RUN,
@@ -263,7 +265,7 @@ NOT_RUN = {  # programs that are not run here, and why
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|(videoalign|vlm_judge)$"
+    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|(videoalign|vlm_judge)$|.*\"path\":"
 )
 
 
@@ -292,7 +294,6 @@ def placed(word, box, trained):
     """A word of a command that names a run, or something in one, after ``trained`` was put there."""
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path
-    path = "outputs/run/checkpoints/000001" if re.fullmatch("[A-Z]", path) else path
     run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
     if not run.startswith("outputs/") or word.startswith("{"):
         return word

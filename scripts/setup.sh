@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository from requirements.txt where it is not there or out of date; quick where it is.
+# Makes .venv in the repository from requirements.txt and requirements-dev.txt where it is not there or out of date;
+# quick where it is.
 # Sourced by the other scripts:  source scripts/setup.sh
 set -euo pipefail
 
@@ -19,12 +20,13 @@ find_python() {
     return 1
 }
 
-wanted="$(sha256sum "$repository/requirements.txt" | cut -d' ' -f1)"
+requirements=("$repository/requirements.txt" "$repository/requirements-dev.txt")
+wanted="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     python="$(find_python)"
     echo "setup.sh: making .venv from requirements.txt with $("$python" --version); this takes a few minutes once" >&2
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$repository/requirements.txt"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
     echo "$wanted" > "$stamp"
     echo "setup.sh: done" >&2
 fi

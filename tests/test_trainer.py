@@ -15,6 +15,8 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
+from tests.forked import ROOT
+from tests.records.test_metrics_page import undocumented
 
 CPU = torch.device("cpu")
 TIMING = ("time/", "memory/")
@@ -378,8 +380,14 @@ def test_a_run_leaves_what_the_layout_promises(tiny_config, mesh, tmp_path):
     assert keys == [(config.data.seed, 2, group, member) for group in range(2) for member in range(4)], "of the noise"
     assert {"reward/Overall", "validation/Overall"} <= lines(out)[1].keys(), "one name in files and metrics"
     assert [line["iteration"] for line in lines(out)] == [1, 2]
-    assert "validation/frechet_distance" in lines(out)[1]
+    assert "validation/frechet_distance" in lines(out)[1] and undocumented(lines(out)[1]) == []
     assert trainer.validation.picture(2).is_file()
+    left = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
+    measures = {"spreads", "hacking", "made_with"} & json.loads(
+        (out / "samples/000002/measures.json").read_text()
+    ).keys()
+    page = (ROOT / "docs/output_files.md").read_text()
+    assert len(measures) == 3 and not [name for name in (*left, *entries[0], *measures) if f"`{name}" not in page]
 
 
 @pytest.mark.parametrize("strategy", ["dual_moving", pytest.param("fixed", marks=pytest.mark.slow)])

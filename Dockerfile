@@ -1,0 +1,29 @@
+# Trains on NVIDIA GPUs in a container; the checkpoints and outputs stay outside:
+#
+#   mkdir -p ckpts outputs
+#   docker build --build-arg UID=$(id -u) -t sage-grpo .
+#   docker run --rm -it --gpus all --ipc=host -v "$PWD/ckpts:/workspace/ckpts" -v "$PWD/outputs:/workspace/outputs" \
+#       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu.yaml
+#
+# Without GPUs (leave out --gpus all) `bash run_post_train.sh` trains the miniature.
+ARG CUDA=13.0.2
+FROM nvidia/cuda:${CUDA}-base-ubuntu24.04
+# torch brings its own CUDA libraries. Triton compiles with gcc and Python's headers; config.yaml names the commit by git.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates curl g++ gcc git python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+
+ARG UID=1000
+RUN useradd --create-home --non-unique --uid "$UID" trainer && install --directory --owner=trainer /workspace
+USER trainer
+WORKDIR /workspace
+
+# The environment first: it is made again only where the requirements change.
+COPY --chown=trainer requirements.txt requirements-dev.txt ./
+COPY --chown=trainer scripts/setup.sh scripts/
+RUN bash scripts/setup.sh
+ENV PATH=/workspace/.venv/bin:$PATH
+
+COPY --chown=trainer . .
+RUN mkdir -p ckpts outputs
+CMD ["bash"]

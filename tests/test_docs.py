@@ -1,0 +1,332 @@
+"""The pages for readers: their links lead somewhere, and their commands can be given as they stand.
+
+Every command in a ```bash block, on an indented line or in `code` is read by the program's own parser, which is the
+end of it; a training run prints its settings and arithmetic. With --slow, what a CPU can do is done, made small.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from hyvideo.config import command_line
+from tests.forked import ROOT, python
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors(text):
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower() for title in titles]
+    slugs = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain]
+    return {f"{slug}-{slugs[:i].count(slug)}" if slug in slugs[:i] else slug for i, slug in enumerate(slugs)}
+
+
+def links(text):
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    return [*re.findall(r"\]\(([^)\s]+)[^)]*\)", text), *re.findall(r"(?:src|href)=\"([^\"]+)\"", text)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_link_of_a_page_leads_to_something(name):
+    dead = []
+    for link in links(TEXTS[name]):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            dead.append(link)
+    assert not dead
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page: ``python -m scripts.export --out x`` is the program ``scripts.export`` with two words."""
+
+    page: str
+    line: str
+    program: str
+    words: list[str]
+    processes: int = 1
+    is_mention: bool = False  # in running text, where flags may be left out
+
+
+LAUNCHERS = ("run_post_train.sh", "run_post_train_multinode.sh", "train_grpo.sh", "slurm.sbatch")
+# All else, such as git, docker or cd, is not ours: nothing of it is looked at.
+BEGINS = re.compile(r"(?:\$ |do )?((?:[A-Z_]+=\S+ +)*(?:(?:\S*/)?python3?|torchrun|bash|sbatch) +\S.*)")
+OURS = re.compile(r"hyvideo\.|scripts\.|tests\.|pytest$|-c$|.*\.(py|sh|sbatch)$")
+
+
+def lines_of(text):
+    """Commands of a page with their continued lines, and whether they stand in running text."""
+    blocks = [block for _, language, block in FENCE.findall(text) if language in ("bash", "sh", "shell", "console")]
+    rest = FENCE.sub("", text)
+    blocks += re.findall(r"^(?: {4}|\t)(\S.*(?:\\\n.*)*)", rest, re.MULTILINE)
+    for line in re.split(r"\n|; (?=do )|; *done|&&", "\n".join(re.sub(r" *\\\n\s*", " ", block) for block in blocks)):
+        if found := BEGINS.match(line.strip()):
+            yield found[1], False
+    for span in re.findall(r"`([^`\n]+)`", rest):
+        if found := BEGINS.match(span):
+            yield found[1], True
+
+
+def words_of(line):
+    """Words of a command without what may be left out, ``[flags]``, and up to a pipe; a variable is 0."""
+    plain = re.sub(r"\[[^\]\"'{}]*\]", "", line)
+    plain = re.sub(r"(--n(?:proc[_-]per[_-]node|nodes)) (?=\d)", r"\1=", plain)
+    words = shlex.split(re.sub(r"\$\{?\w+\}?", "0", plain), comments=True)
+    return [*itertools.takewhile(lambda word: not re.fullmatch(r"[|&]|\d?>.*", word), words)]
+
+
+def command_of(page, line, is_mention):
+    """The command of a line, None for one that starts nothing of ours."""
+    words, variables = words_of(line), {}
+    while re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    launched, *words = words
+    processes = 1
+    if launched == "sbatch":
+        processes = product(re.findall(r"--(?:nodes|gpus-per-node)=(\d+)", " ".join(words)))
+        words = [word for word in words if not re.match(r"--(nodes|gpus-per-node|partition|time|account)=", word)]
+    elif launched == "bash":
+        counts = [variables.get(name, 1) for name in ("NNODES", "NPROC_PER_NODE", "NPROC")]
+        processes = product([*counts, variables.get("NODES", "").count(",") + 1])
+    elif launched == "torchrun" or words[:2] == ["-m", "scripts.launch"]:
+        words = words[2 * (launched != "torchrun") :]
+        own = [*itertools.takewhile(lambda word: re.match(r"--\w", word), words)]
+        processes = product(re.findall(r"--n(?:proc[_-]per[_-]node|nodes)=(\d+)", " ".join(own)))
+        words = words[len(own) :]
+    first, *words = words[words[:1] == ["-m"] :] or [""]
+    return Command(page, line, first, words, processes, is_mention) if OURS.match(first) else None
+
+
+def product(numbers):
+    result = 1
+    for number in numbers:
+        result *= int(number)
+    return result
+
+
+COMMANDS = [
+    command
+    for page, text in TEXTS.items()
+    for command in (command_of(page, *line) for line in dict.fromkeys(lines_of(text)))
+    if command
+]
+DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key=lambda c: not c.is_mention)}.values()
+PROMPTS = "assets/miniature/prompts/smoke.csv"
+
+
+def is_abbreviated(command, said):
+    """Claims that a mention was refused for what it leaves to the reader, and not for a flag that there is none."""
+    lacks = "arguments are required" in said or "expected one argument" in said
+    has_place = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
+    is_wrong = re.search("unknown flag|unrecognized arguments", said)
+    return command.is_mention and not is_wrong and (lacks or has_place)
+
+
+class FlagsRead(Exception):
+    """The program's own parser has read all flags; nothing more is to be done."""
+
+
+def and_then_stop(parse):
+    def stopped(*args, **options):
+        parse(*args, **options)
+        raise FlagsRead
+
+    return stopped
+
+
+def own_reward(place, folder):
+    """The file of a reward of one's own, as a page shows it; FILE.py:CLASS is the first that is shown."""
+    name, _, cls = place.rpartition(":")
+    blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
+    cls = re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if cls == "CLASS" else cls
+    shown = [block for block in blocks if f"class {cls}(" in block]
+    assert shown, f"no page shows the class of {place}"
+    (folder / Path(name).name).write_text(shown[0])
+    return f"{folder / Path(name).name}:{cls}"
+
+
+def filled_in(words, folder):
+    """Words in which placeholders, and files that only a user has, are files that are there."""
+    filled = []
+    for before, word in zip(["", *words], words):
+        is_there = (ROOT / word).exists() or word.startswith("configs/")
+        if before == "--config" and not is_there:
+            word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
+        elif re.fullmatch(r"\S+\.csv", word) and not is_there:
+            word = PROMPTS
+        elif re.fullmatch(r"\S+\.py:\w+", word):
+            word = own_reward(word, folder)
+        elif before == "--checkpoint_path" and re.fullmatch("[A-Z]+", word):
+            word = "outputs/run/checkpoints/000001"
+        filled += [] if word == "..." else [word]
+    return filled
+
+
+def as_run(command, folder):
+    """Module and arguments of a command, the launchers' that of the program that they start."""
+    words, program = filled_in(command.words, folder), command.program
+    if Path(program).name in LAUNCHERS:
+        assert (ROOT / program).is_file()
+        words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
+        program = "post_train.py"
+    if program == "post_train.py":
+        words = [word for word in words if word != "--print_config"] + [
+            "--print_config",
+            "--output_dir",
+            folder / "out",
+        ]
+        if "--help" not in words and "--world_size" not in words:
+            words += ["--world_size", command.processes]
+    return program.removesuffix(".py").replace("/", "."), [str(word) for word in words]
+
+
+@pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.page}: {command.line[:60]}")
+def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monkeypatch):
+    program, words = as_run(command, tmp_path)
+    if program in ("pytest", "-c") or command.program.endswith(".sh") or program.startswith("tests."):
+        paths = [command.program] if command.program.endswith(".sh") else []
+        paths += [word.partition("::")[0] for word in words if word.startswith("tests/")]
+        paths += [f"{program.replace('.', '/')}.py"] if program.startswith("tests.") else []
+        assert not [path for path in paths if not (ROOT / path).exists()]
+        if program == "download_weights":
+            text = (ROOT / command.program).read_text()
+            assert not [word for word in words if word.startswith("--") and f"{word})" not in text]
+        if program == "-c":
+            compile(words[0], command.page, "exec")
+        return
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_then_stop(argparse.ArgumentParser.parse_args))
+    module = importlib.import_module(program)
+    if program != "post_train" and getattr(module, "parse", None) is command_line.parse:
+        monkeypatch.setattr(module, "parse", and_then_stop(command_line.parse))
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = module.main()
+        except SystemExit as end:
+            code = end.code
+        except FlagsRead:
+            pass
+    assert code == 0 or is_abbreviated(command, said.getvalue()), said.getvalue()
+
+
+# --- commands, truly run ----------------------------------------------------------------------------------------------
+
+SMALL_RUN = "--max_steps 1 --batch_size 16 --num_threads 1 --validation_steps 2 --validation_repeats 1 --report false"
+SMALL_RUN = f"{SMALL_RUN} --valid_video_csv {PROMPTS} --validation_batch_size 8"
+SMALL = {  # flags that make a command small
+    "post_train": SMALL_RUN,
+    "generate": "--num_inference_steps 2",
+    "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
+    "scripts.compare_policies": "--num_prompts 1 --validation_steps 2",
+    "scripts.measure_gradient_norms": "--rollouts 8 --batch_size 8",
+    "scripts.export": "--model_path assets/miniature --transformer_version miniature",
+    "scripts.reproduce_table2": "--dry_run",
+    "scripts.reproduce_figures": "--dry_run",
+    "scripts.compare_recipes": "--dry_run",
+}
+NOT_RUN = {  # programs that are not run here, and why
+    "download_weights": "fetches gigabytes",
+    "hyvideo.miniature.build": "takes an hour",
+    "pytest": "runs tests",
+    "scripts.benchmark": "is run small in tests/scripts/test_benchmark.py",
+    "scripts.gpu_check": "needs a GPU",
+    "scripts.preflight": "needs nodes",
+    "scripts.preference_study": "needs raters",
+    "scripts.reward_server": "serves until it is ended",
+    "scripts.train_reward": "needs what raters said",
+}
+OUTPUTS = ("--out", "--output_path", "--output_dir")
+LARGE = re.compile(
+    r"(\./)?ckpts\b|configs/(hunyuan|paper/)|--(resolution|remote_reward_url|gradients)$|(videoalign|vlm_judge)$|.*\"path\":"
+)
+
+
+def why_not_run(command):
+    """The reason why a CPU cannot do what a command says, empty where it can."""
+    program = command.program.removesuffix(".py").removesuffix(".sh")
+    large = [word for word in command.words if LARGE.match(word)]
+    if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
+        return NOT_RUN.get(program, "is a tool or starts one that is run here")
+    if "--dry_run" in SMALL.get(program, "") or program in ("scripts.plan", "-c") or "--print_config" in command.words:
+        return ""  # numbers of settings alone
+    is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")
+    return "needs GPUs, weights or a service" if is_large else ""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a LoRA run of one iteration."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    flags = ["--config", "configs/miniature.yaml", *SMALL_RUN.split(), "--lora_rank", "2", "--output_dir", str(folder)]
+    subprocess.run([python(), "post_train.py", *flags], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def placed(word, box, trained):
+    """A word of a command that names a run, or something in one, after ``trained`` was put there."""
+    name, _, path = word.rpartition("=")
+    path = "outputs/run" if path in ("RUN", "RUN...") else path
+    run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
+    if not run.startswith("outputs/") or word.startswith("{"):
+        return word
+    run = f"{run}/one" if run.endswith("/cells") else run
+    if not (box / run).exists():
+        shutil.copytree(trained, box / run)
+    if (number := re.search(r"/checkpoints/(\d+)", path)) and not (box / run / "checkpoints" / number[1]).exists():
+        (box / run / "checkpoints" / number[1]).symlink_to("000001")
+    return f"{name}={path}" if name else path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [c for c in DIFFERENT if not why_not_run(c)], ids=lambda c: f"{c.page}: {c.line[:60]}"
+)
+def test_a_command_that_a_cpu_can_do_does_it(command, tmp_path, trained):
+    box = tmp_path / "repository"
+    box.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in ("outputs", ".git"):
+            (box / path.name).symlink_to(path)
+    if shows_settings := "--print_config" in command.words or "--help" in command.words:
+        words = filled_in(command.words, tmp_path)
+    else:
+        words = [word for word in filled_in(command.words, tmp_path) if word not in ("--only_table", "--only_figure")]
+        words = [w if before in OUTPUTS else placed(w, box, trained) for before, w in zip(["", *words], words)]
+        words = ["assets/miniature" if word == "ckpts" else word for word in words]
+    program = command.program
+    if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
+        program = "post_train.py"
+        words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
+    small = "" if shows_settings else SMALL.get(program.removesuffix(".py"), "")
+    start = [program] if program.endswith(".py") or program == "-c" else ["-m", program]
+    arguments = [python(), *start, *words, *small.split()]
+    result = subprocess.run(arguments, cwd=box, capture_output=True, text=True, env=os.environ, timeout=600)
+    assert result.returncode == 0 or is_abbreviated(command, result.stderr), result.stdout + result.stderr

@@ -79,32 +79,27 @@ def check_prompt(prompt: str, where: str) -> None:
         raise ValueError(f"a prompt must be text that people can read, got {shown(prompt, 60)} {where}: {problem}")
 
 
-def read_rows(
-    path: Path,
-    kind: str = "a prompts CSV",
-    needed: Sequence[str] = ("prompt",),
-    others: Sequence[str] = ("ref_image_path",),
-) -> list[dict[str, str | None]]:
-    """Rows of a CSV file with its columns. Raises ValueError for a file that is none, and columns not there once."""
+def read_rows(path: Path) -> list[dict[str, str | None]]:
+    """Rows of a CSV with prompts. Raises ValueError for a file that is none."""
     if problem := file_problem(path, MAX_CSV_BYTES):
-        raise ValueError(f"{kind} must be a readable file, got {shown(path)} ({problem})")
+        raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
     try:
         csv.field_size_limit(MAX_CSV_BYTES)  # a prompt has a limit of its own, other columns need none
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)  # else a quote that is not closed swallows the rows after it
             columns = list(reader.fieldnames or [])
-            if lacking := [column for column in needed if column not in columns]:
+            if "prompt" not in columns:
                 got = shown(", ".join(columns), 300)[1:-1] or "no columns"
-                raise ValueError(f"{kind} needs a column named `{lacking[0]}`, got {got} in {path}")
-            for column in (*needed, *others):
+                raise ValueError(f"a prompts CSV needs a column named `prompt`, got {got} in {path}")
+            for column in ("prompt", "ref_image_path"):
                 if (count := columns.count(column)) > 1:
-                    raise ValueError(f"{kind} must have one column `{column}`, got {count} in {path}")
+                    raise ValueError(f"a prompts CSV must have one column `{column}`, got {count} in {path}")
             return list(reader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{kind} must be UTF-8 text in CSV form, got {shown(path)} ({error})") from error
+        raise ValueError(f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error})") from error
     except csv.Error as error:
         raise ValueError(
-            f"{kind} must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; "
+            f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; "
             'a cell with a comma, a line break or quotes needs double quotes around it, and "" for each in it)'
         ) from error
 

@@ -126,11 +126,11 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
     return Weights(tensors, head)
 
 
-def check_dimensions(names: Sequence[str], where: str) -> None:
-    """Raises ValueError for what cannot name the scores at the reward tokens, in order."""
-    are_names = all(isinstance(name, str) and name.strip() == name != "" for name in names)
-    if not (are_names and 1 <= len(names) == len(set(names)) <= len(DIMENSIONS)) or "Overall" in names:
+def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Names of the scores at the reward tokens, in order. Raises ValueError for what cannot be."""
+    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall"}) == len(names) <= 3:
         raise ValueError(f"{where} must be one to three different names, none of them Overall, got {shown(names)}")
+    return tuple(names)
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
@@ -160,7 +160,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     ]:
         raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
     constants = config.get("inference_config") or {}
-    check_dimensions(dimensions := data.get("eval_dim", DIMENSIONS), f"eval_dim of {path}")
+    dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim of {path}")
     names = [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
     if bad := [n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)]:
         raise ValueError(f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again")
@@ -175,7 +175,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         has_lora=lora.get("lora_enable", False),
         lora_rank=rank,
         lora_scale=lora.get("lora_alpha", 32) / (math.sqrt(rank) if lora.get("use_rslora") else rank),
-        dimensions=tuple(dimensions),
+        dimensions=dimensions,
         normalisation=constants or None,
     )
 

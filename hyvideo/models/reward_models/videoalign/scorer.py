@@ -1,6 +1,6 @@
 """VideoAlign: visual quality, motion quality and text alignment of clips, with the original's scores."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +49,7 @@ class VideoAlignScorer(Scorer):
 
         checkpoint = find_checkpoint(root, step=step, base=base)
         weights = read_weights(checkpoint, mode=mode)
-        self.checkpoint, self.settings = checkpoint, checkpoint.settings
+        self.settings = checkpoint.settings
         self.dimensions = checkpoint.settings.dimensions
         self.batch_size = batch_size
         self.device = self.home = torch.device(device)
@@ -110,21 +110,9 @@ class VideoAlignScorer(Scorer):
 
     def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
         """The model's inputs for a batch, padded on the right."""
-        return self.inputs([self.look(video, rate) for video, rate in zip(videos, rates)], prompts)
-
-    def look(self, video: Tensor, rate: float) -> Tensor:
-        """The frames that are looked at, in the size that is looked at, on the CPU. Shape: as of a clip."""
-        settings = self.settings
-        check_clip(video)
-        frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
-        # Resized where the original does it: a GPU rounds some of the pixels to another level.
-        return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
-
-    def inputs(self, looked_at: Sequence[Tensor], prompts: Sequence[str]) -> dict[str, Tensor]:
-        """The model's inputs for clips as of `look`, padded on the right."""
         pixels, grids, texts = [], [], []
-        for small, prompt in zip(looked_at, prompts):
-            values, grid = patches(small.to(self.device))
+        for video, prompt, rate in zip(videos, prompts, rates):
+            values, grid = patches(self.look(video, rate).to(self.device))
             pixels.append(values)
             grids.append(grid)
             texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
@@ -135,6 +123,14 @@ class VideoAlignScorer(Scorer):
             "pixel_values_videos": torch.cat(pixels),
             "video_grid_thw": torch.tensor(grids, device=self.device),
         }
+
+    def look(self, video: Tensor, rate: float) -> Tensor:
+        """What is looked at of a clip, on the CPU: looked at again, at ``settings.fps``, it stays as it is."""
+        settings = self.settings
+        check_clip(video)
+        frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
+        # Resized where the original does it: a GPU rounds some of the pixels to another level.
+        return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
 
     def doubts(self, num_frames: int, fps: float) -> list[str]:
         """Reasons why the scores of clips of this length may not mean what they should."""

@@ -1,236 +1,199 @@
-"""Fine-tuning of VideoAlign on rated pairs, as VideoReward was trained: Bradley-Terry with ties, in every dimension.
+"""Fine-tuning of VideoAlign on pairs that raters compared, as VideoReward was trained: Bradley-Terry with ties.
 
     P(first) = s1 / (s1 + theta s2)     P(second) = s2 / (s2 + theta s1)     the rest is a tie; s = exp(score)
 
-Trained are a LoRA on the language model's layers, which is the checkpoint's own where it has one, and the reward head.
+Trained are the head and a LoRA on the language model, the checkpoint's own where it has one; on a GPU in bf16 autocast.
 """
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.pairs import TIE, Pair, Split
+from hyvideo.data.outside import shown
+from hyvideo.data.prompts import read_rows
 from hyvideo.data.randomness import permutation
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.videoalign.checkpoint import plain_name, save_weights
+from hyvideo.models.reward_models.videoalign.prompt import check_prompt
 from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
 from hyvideo.models.weight_files import read_json
 
-TARGETS = r"language_model\..*_proj"  # of a new LoRA: those of VideoReward's
-CLIPS_KEPT = 2048  # looked-at frames of so many clips stay in memory; 3.5 MB each at full size
+THETA = 5.0  # VideoReward's
+TARGETS = r"language_model\..*_proj"  # of a new LoRA, as of VideoReward's
+PATIENCE = 2  # epochs without a lower loss
+CLIPS_KEPT = 2048  # in memory, as they are looked at: 3.5 MB each at full size
+TIE = 2
+COLUMNS = ("prompt", "first", "second", "dimension", "answer")
+OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # by answer
+PARTS = ("test", "stop", "train")
+HELD_OUT = 0.15  # of the prompts, for each of the parts that are not trained on
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Settings of the training."""
+class Pair(NamedTuple):
+    """Two videos of one prompt, and what raters answered: dimensions, and the place of the preferred video or TIE."""
 
-    seed: int = 0
-    learning_rate: float = 1e-5
-    batch_size: int = 8  # pairs
-    max_epochs: int = 10
-    patience: int = 2  # epochs without a lower loss after which training ends
-    lora_rank: int = 64  # of a new LoRA; its alpha is twice that
-    theta: float = 5.0  # the larger, the more ties; VideoReward's
-
-    def __post_init__(self):
-        counts = (self.batch_size, self.max_epochs, self.patience, self.lora_rank)
-        if min(counts) < 1 or not 0 < self.learning_rate < math.inf or not 1 < self.theta < math.inf:
-            raise ValueError(f"training needs counts of at least 1, learning_rate above 0, theta above 1, got {self}")
+    prompt: str
+    videos: tuple[Path, Path]
+    answers: list[tuple[str, int]]
 
 
-def outcome_log_probs(differences: Tensor, theta: float) -> Tensor:
-    """Log-probabilities of first, second and tie, of score differences. Shape: (pairs,) to (pairs, 3)."""
-    offset = math.log(theta)
-    first, second = F.logsigmoid(differences - offset), F.logsigmoid(-differences - offset)
-    return torch.stack([first, second, math.log(theta**2 - 1) + first + second], dim=1)
+def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
+    """The pairs of a CSV with ``COLUMNS``, but for other dimensions than ``names`` and videos beside themselves.
+
+    Videos are named from its folder. Raises ValueError for a row that cannot be used.
+    """
+    answers: dict[tuple, list] = {}
+    for number, row in enumerate(read_rows(path), start=1):
+        prompt, first, second, dimension, answer = ((row.get(column) or "").strip() for column in COLUMNS)
+        check_prompt(prompt)
+        if missing := [name for name in (first, second) if not os.path.isfile(path.parent / name)]:
+            raise ValueError(f"first and second must be videos, row {number} of {path} has {shown(missing[0])}")
+        if not prompt or answer not in OUTCOMES:
+            got = shown(answer)
+            raise ValueError(
+                f"row {number} of {path} needs a prompt, and an answer of {', '.join(OUTCOMES)}, got {got}"
+            )
+        if dimension in names and first != second:
+            of_pair = answers.setdefault((prompt, (path.parent / first, path.parent / second)), [])
+            of_pair.append((dimension, OUTCOMES[answer]))
+    return [Pair(*pair, given) for pair, given in answers.items()]
 
 
-class PairScores:
-    """Differences of the scores of pairs by a scorer, whose model may be in training; ``names`` of its outputs."""
+def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> dict[str, list[Pair]]:
+    """Pairs by what they serve: to ``train`` on, to ``stop`` by, and to ``test`` with, by which nothing is chosen.
 
-    def __init__(self, scorer: VideoAlignScorer, names: Sequence[str], batch_size: int):
-        self.scorer, self.names, self.batch_size = scorer, list(names), batch_size
-        self.frames_of = lru_cache(CLIPS_KEPT)(lambda path: scorer.look(*read_video(path)))
+    Raises ValueError where a part has no preference in a dimension that is rated or ``needed``.
+    """
+    prompts = sorted({pair.prompt for pair in pairs})
+    places = dict(zip(prompts, permutation(len(prompts), seed, "pairs")))
+    size = max(1, round(HELD_OUT * len(prompts)))
+    split = {part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part] for part in PARTS}
+    rated = {part: {name for p in of for name, place in p.answers if place != TIE} for part, of in split.items()}
+    for name in sorted({*needed}.union(*rated.values())):
+        if lacking := [part for part in PARTS if name not in rated[part]]:
+            raise ValueError(
+                f"a dimension needs preferences in every part of the {len(prompts)} prompts (three at least), {name} "
+                f"has none in {', '.join(lacking)}; rate pairs of more prompts, or name other --dimensions"
+            )
+    return split
 
-    def raw(self, clips: Iterable[tuple[str, Path]]) -> Tensor:
-        """Raw scores of prompts and videos. Shape: (clips, 3)."""
-        prompts, paths = zip(*clips)
-        with torch.autocast(self.scorer.device.type, torch.bfloat16, enabled=self.scorer.device.type == "cuda"):
-            return self.scorer.model(**self.scorer.inputs([*map(self.frames_of, paths)], prompts)).float()
 
-    def differences(self, pairs: Sequence[Pair]) -> Tensor:
-        """Score of the first video less that of the second, in the dimension of each pair. Shape: (pairs,)."""
-        places = {clip: place for place, clip in enumerate(_clips(pairs))}
-        scores = self.raw(places)
-        columns = [self.names.index(pair.dimension) for pair in pairs]
-        first, second = ([places[pair.prompt, pair.videos[k]] for pair in pairs] for k in (0, 1))
-        return scores[first, columns] - scores[second, columns]
+class PairTraining:
+    """A scorer in training on pairs, ``split`` by prompt; ``names`` are those of its reward tokens, in order."""
+
+    def __init__(self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int):
+        self.root, self.split, self.names, self.batch_size = root, split, list(names), batch_size
+        self.load = partial(
+            VideoAlignScorer, device="cuda" if torch.cuda.is_available() else "cpu", precision="fp32_math"
+        )
+        self.scorer = self.load(root)
+        self.look = lru_cache(CLIPS_KEPT)(lambda path: self.scorer.look(*read_video(path)))
+
+    def scores(self, pairs: Sequence[Pair]) -> Tensor:
+        """Raw scores of both videos, on the CPU. Shape: (pairs, 2, 3)."""
+        clips, parts = [(self.look(video), pair.prompt) for pair in pairs for video in pair.videos], []
+        for start in range(0, len(clips), 2 * self.batch_size):
+            videos, prompts = zip(*clips[start : start + 2 * self.batch_size])
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.scorer.device.type == "cuda"):
+                inputs = self.scorer.prepare(videos, prompts, [self.scorer.settings.fps] * len(videos))
+                parts.append(self.scorer.model(**inputs).float().cpu())
+        return torch.cat(parts).unflatten(0, (len(pairs), 2))
+
+    def answers(self, pairs: Sequence[Pair], names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of first, second and tie (answers, 3), and what was answered (answers,)."""
+        given = [(k, self.names.index(n), place) for k, p in enumerate(pairs) for n, place in p.answers if n in names]
+        rows, columns, places = torch.tensor(given).T
+        difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # of the second to the first
+        first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
+        return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), places
+
+    def fit(self, learning_rate: float, lora_rank: int, seed: int, max_epochs: int) -> list[float]:
+        """Losses on ``stop`` by epoch, the start's first; trains until they fall no more, and returns to the lowest."""
+        trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
+        optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
+        losses, best = [], []
+        for epoch in range(max_epochs + 1):
+            with torch.no_grad():
+                losses.append(F.nll_loss(*self.answers(self.split["stop"], self.names)).item())
+            print(f"epoch {epoch}: loss {losses[-1]:.4f} on prompts that are not trained on", flush=True)
+            if losses[-1] == min(losses):
+                best = [parameter.detach().clone() for parameter in trained]
+            if epoch == max_epochs or min(losses) not in losses[-PATIENCE:]:
+                break
+            order = permutation(len(pairs), seed, "pairs", epoch)
+            for start in range(0, len(pairs), self.batch_size):
+                batch = [pairs[k] for k in order[start : start + self.batch_size]]
+                optimizer.zero_grad()
+                F.nll_loss(*self.answers(batch, self.names)).backward()
+                torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(trained, best)
+        return losses
+
+    def _trainable(self, lora_rank: int, seed: int) -> list[Tensor]:
+        """The LoRA and the head; nothing else has a gradient."""
+        from peft import LoraConfig, inject_adapter_in_model
+
+        model = self.scorer.model
+        if not self.scorer.settings.has_lora:
+            lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=TARGETS)
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                inject_adapter_in_model(lora, model.model)
+        if self.scorer.device.type == "cuda":
+            model.train().model.gradient_checkpointing_enable({"use_reentrant": False})
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".lora_" in name or name == "head.weight")
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
-    def of(self, pairs: Sequence[Pair]) -> tuple[list[Pair], Tensor]:
-        """The pairs, those of the same videos together, and their differences on the CPU (pairs,)."""
-        batches = _batches(pairs, self.batch_size)
-        return sum(batches, []), torch.cat([self.differences(batch).cpu() for batch in batches])
+    def write(self, out: Path) -> None:
+        """Writes a folder as released, the LoRA merged, scores normalised on the training clips, and loads it."""
+        from peft.tuners.lora import LoraLayer
 
+        raw, model = self.scores(self.split["train"]).flatten(0, 1), self.scorer.model.model
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                layer.merge()
+        state = {plain_name(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+        self.scorer.tokenizer.save_pretrained(out / "checkpoint-1" / "tokenizer")
+        save_weights(out / "checkpoint-1", state, self.scorer.model.head.weight)
+        model.config.save_pretrained(out / "base")
+        config = read_json(self.root / "model_config.json", "VideoAlign")
+        config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = self.names, "base"
+        statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
+        constants = {f"{name}_{kind}": value for kind, of in statistics.items() for name, value in zip(self.names, of)}
+        config |= {"peft_lora_config": {"lora_enable": False}, "inference_config": constants}
+        (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        self.scorer = self.load(out)
 
-def train_on_pairs(
-    root: Path, out: Path, split: Split, names: Sequence[str], recipe: Recipe, device: torch.device
-) -> dict:
-    """Trains the reward model of ``root``, writes it to ``out`` with report and picture, and gives the report.
+    @torch.no_grad()
+    def quality(self, picture: Path) -> dict[str, dict[str, float]]:
+        """Accuracy on the preferences of ``test`` and loss on all its answers, by dimension; draws the calibration."""
+        from matplotlib.figure import Figure
 
-    Accuracy and loss "before" are those of ``root``, "after" those of what was written, of pairs in ``split.test``.
-    ``names`` are the dimensions at the reward tokens, in order. Raises ValueError as `VideoAlignScorer`, for prompts
-    with a reserved text and for files that are no videos.
-    """
-    load = {"device": device, "precision": "bf16" if device.type == "cuda" else "fp32_math"}
-    scorer = VideoAlignScorer(root, **load)
-    scorer.check_prompts({pair.prompt for part in split for pair in part})
-    scores = PairScores(scorer, names, recipe.batch_size)
-    before = scores.of(split.test)
-    epochs = _fit(scores, split, recipe)
-    with torch.no_grad():
-        clips = _clips(split.train)
-        parts = [clips[start : start + recipe.batch_size] for start in range(0, len(clips), recipe.batch_size)]
-        raw = torch.cat([scores.raw(part).cpu() for part in parts])
-    _write(root, out, scorer, names, raw)
-    after = PairScores(VideoAlignScorer(out, **load), names, recipe.batch_size).of(split.test)
-    report = {
-        "dimensions": list(names),
-        "recipe": asdict(recipe),
-        "pairs": {part: len(pairs) for part, pairs in split._asdict().items()},
-        "prompts": {part: len({pair.prompt for pair in pairs}) for part, pairs in split._asdict().items()},
-        "epochs": epochs,  # loss on split.stop, of the start and after each epoch
-        "before": _quality(*before, recipe.theta),
-        "after": _quality(*after, recipe.theta),
-    }
-    (out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-    _draw({"before": before, "after": after}, recipe.theta, out / "calibration.png")
-    return report
-
-
-def _fit(scores: PairScores, split: Split, recipe: Recipe) -> list[float]:
-    """Trains until the loss on ``split.stop`` falls no more, goes back to its best weights, and gives the losses."""
-    trained = _trainable(scores.scorer, recipe)
-    optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.0)
-    losses, best = [_loss(*scores.of(split.stop), recipe.theta).item()], [p.detach().clone() for p in trained]
-    for epoch in range(recipe.max_epochs):
-        for batch in _batches(split.train, recipe.batch_size, recipe.seed, epoch):
-            optimizer.zero_grad()
-            _loss(batch, scores.differences(batch), recipe.theta).backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-        losses.append(_loss(*scores.of(split.stop), recipe.theta).item())
-        print(f"epoch {epoch + 1}: loss {losses[-1]:.4f} on prompts that are not trained on", flush=True)
-        if losses[-1] == min(losses):
-            best = [p.detach().clone() for p in trained]
-        elif len(losses) - 1 - losses.index(min(losses)) >= recipe.patience:
-            break
-    with torch.no_grad():
-        torch._foreach_copy_(trained, best)
-    return losses
-
-
-def _trainable(scorer: VideoAlignScorer, recipe: Recipe) -> list[Tensor]:
-    """The LoRA and the head in float32, with gradients; nothing else has one."""
-    from peft import LoraConfig, inject_adapter_in_model
-
-    model = scorer.model
-    if not scorer.settings.has_lora:
-        lora = LoraConfig(r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, target_modules=TARGETS)
-        with torch.random.fork_rng():
-            torch.manual_seed(recipe.seed)
-            inject_adapter_in_model(lora, model.model)
-    if scorer.device.type == "cuda":
-        model.train().model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    trained = [p for name, p in model.named_parameters() if ".lora_" in name] + [model.head.weight]
-    model.requires_grad_(False)
-    for parameter in trained:
-        parameter.data = parameter.data.float()
-        parameter.requires_grad_(True)
-    return trained
-
-
-@torch.no_grad()
-def _write(root: Path, out: Path, scorer: VideoAlignScorer, names: Sequence[str], raw: Tensor) -> None:
-    """Writes a folder as released, the LoRA merged; scores are normalised to ``raw`` (clips, 3), of training clips."""
-    from peft.tuners.lora import LoraLayer
-
-    for layer in scorer.model.modules():
-        if isinstance(layer, LoraLayer):
-            layer.merge()
-    state = {plain_name(k): v for k, v in scorer.model.model.state_dict().items() if ".lora_" not in k}
-    (out / "checkpoint-1").mkdir(parents=True, exist_ok=True)
-    save_weights(out / "checkpoint-1", state, scorer.model.head.weight)
-    scorer.tokenizer.save_pretrained(out / "checkpoint-1" / "tokenizer")
-    config = read_json(root / "model_config.json", "VideoAlign")
-    config["data_config"]["eval_dim"] = list(names)
-    config["model_config"]["model_name_or_path"] = "base"
-    config["peft_lora_config"] = {"lora_enable": False}
-    statistics = zip(names, raw.mean(0).tolist(), raw.std(0).tolist())
-    config["inference_config"] = {
-        f"{n}_{k}": v for n, mean, std in statistics for k, v in (("mean", mean), ("std", std))
-    }
-    (out / "base").mkdir(exist_ok=True)
-    (out / "base" / "config.json").write_text(json.dumps(scorer.checkpoint.config, indent=1) + "\n")
-    (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
-
-
-def _loss(pairs: Sequence[Pair], differences: Tensor, theta: float) -> Tensor:
-    """Mean negative log-likelihood of the answers."""
-    outcomes = torch.tensor([pair.outcome for pair in pairs], device=differences.device)
-    return F.nll_loss(outcome_log_probs(differences, theta), outcomes)
-
-
-def _quality(pairs: Sequence[Pair], differences: Tensor, theta: float) -> dict[str, dict[str, float]]:
-    """Loss, and accuracy on the pairs with a preference, of which equal scores get half, by dimension."""
-    quality = {}
-    for name in dict.fromkeys(pair.dimension for pair in pairs):
-        rows = [row for row, pair in enumerate(pairs) if pair.dimension == name]
-        of_name = [pairs[row] for row in rows]
-        sides = torch.tensor([{0: 1.0, 1: -1.0, TIE: math.nan}[pair.outcome] for pair in of_name])
-        right = ((sides * differences[rows].sign() + 1) / 2)[sides.isfinite()]
-        loss = _loss(of_name, differences[rows], theta).item()
-        quality[name] = {"accuracy": right.mean().item(), "preferences": len(right), "pairs": len(rows), "loss": loss}
-    return quality
-
-
-def _draw(measured: dict[str, tuple[list[Pair], Tensor]], theta: float, path: Path) -> None:
-    """Draws the predicted probability of "first" against how often it was answered, in ten bins."""
-    from matplotlib.figure import Figure
-
-    axes = (figure := Figure(figsize=(5, 5))).subplots()
-    axes.plot([0, 1], [0, 1], color="0.8")
-    for title, (pairs, differences) in measured.items():
-        predicted = outcome_log_probs(differences, theta)[:, 0].exp()
-        is_first = torch.tensor([float(pair.outcome == 0) for pair in pairs])
-        masks = [mask for k in range(10) if (mask := (predicted * 10).long().clamp(max=9) == k).any()]
-        points = [(predicted[mask].mean(), is_first[mask].mean(), mask.sum()) for mask in masks]
-        axes.plot(*list(zip(*points))[:2], "o-", label=title)
-        for x, y, count in points:
-            axes.annotate(f"{count}", (x, y), fontsize=8)
-    axes.set(xlabel="predicted probability of first", ylabel="part of the answers that are first; pairs beside it")
-    axes.legend()
-    figure.savefig(path, dpi=120)
-
-
-def _clips(pairs: Iterable[Pair]) -> list[tuple[str, Path]]:
-    """Prompts and videos, each once."""
-    return list(dict.fromkeys((pair.prompt, video) for pair in pairs for video in pair.videos))
-
-
-def _batches(pairs: Sequence[Pair], size: int, *shuffled_by: int) -> list[list[Pair]]:
-    """Batches of ``size`` pairs of videos with all that raters said about each, in a random order where keyed."""
-    answers: dict[tuple, list[Pair]] = {}
-    for pair in pairs:
-        answers.setdefault((pair.prompt, *sorted(pair.videos)), []).append(pair)
-    groups = list(answers.values())
-    if shuffled_by:
-        groups = [groups[place] for place in permutation(len(groups), "pairs", *shuffled_by)]
-    return [sum(groups[start : start + size], []) for start in range(0, len(groups), size)]
+        axes, quality = (figure := Figure(dpi=120)).subplots(), {}
+        axes.set(xlabel="probability of first", ylabel="part of the answers that are first")
+        axes.plot([0, 1], [0, 1], color="0.8")
+        for name in sorted({name for pair in self.split["test"] for name, _ in pair.answers}):
+            log_probs, places = self.answers(self.split["test"], [name])
+            sides = (log_probs[:, 0] - log_probs[:, 1]).sign() * (1 - 2 * places)
+            right = (sides[places != TIE] + 1) / 2  # a half where both score the same
+            loss = F.nll_loss(log_probs, places).item()
+            quality[name] = {"accuracy": right.mean().item(), "preferences": len(right), "loss": loss}
+            probability, is_first = log_probs[:, 0].exp(), (places == 0).float()
+            bins = (10 * probability).long().clamp(max=9)
+            count, x, y = (torch.bincount(bins, of, 10) for of in (torch.ones(len(bins)), probability, is_first))
+            axes.plot(x / count, y / count, "o", label=f"{name}, {len(bins)} answers")
+        axes.legend()
+        figure.savefig(picture)
+        return quality

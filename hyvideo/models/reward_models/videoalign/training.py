@@ -54,16 +54,13 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     for number, row in enumerate(read_rows(path), start=1):
         prompt, first, second, dimension, answer = ((row.get(column) or "").strip() for column in COLUMNS)
         check_prompt(prompt)
-        if missing := [name for name in (first, second) if not os.path.isfile(path.parent / name)]:
+        videos = (path.parent / first, path.parent / second)
+        if missing := [video for video in videos if not os.path.isfile(video)]:
             raise ValueError(f"first and second must be videos, row {number} of {path} has {shown(missing[0])}")
         if not prompt or answer not in OUTCOMES:
-            got = shown(answer)
-            raise ValueError(
-                f"row {number} of {path} needs a prompt, and an answer of {', '.join(OUTCOMES)}, got {got}"
-            )
+            raise ValueError(f"row {number} of {path} needs a prompt, and an answer of {', '.join(OUTCOMES)}: {row}")
         if dimension in names and first != second:
-            of_pair = answers.setdefault((prompt, (path.parent / first, path.parent / second)), [])
-            of_pair.append((dimension, OUTCOMES[answer]))
+            answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
     return [Pair(*pair, given) for pair, given in answers.items()]
 
 
@@ -91,18 +88,18 @@ class PairTraining:
 
     def __init__(self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int):
         self.root, self.split, self.names, self.batch_size = root, split, list(names), batch_size
-        self.load = partial(
-            VideoAlignScorer, device="cuda" if torch.cuda.is_available() else "cpu", precision="fp32_math"
-        )
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.load = partial(VideoAlignScorer, device=self.device, precision="fp32_math")
         self.scorer = self.load(root)
         self.look = lru_cache(CLIPS_KEPT)(lambda path: self.scorer.look(*read_video(path)))
 
     def scores(self, pairs: Sequence[Pair]) -> Tensor:
         """Raw scores of both videos, on the CPU. Shape: (pairs, 2, 3)."""
-        clips, parts = [(self.look(video), pair.prompt) for pair in pairs for video in pair.videos], []
-        for start in range(0, len(clips), 2 * self.batch_size):
-            videos, prompts = zip(*clips[start : start + 2 * self.batch_size])
-            with torch.autocast("cuda", torch.bfloat16, enabled=self.scorer.device.type == "cuda"):
+        parts = []
+        for start in range(0, len(pairs), self.batch_size):
+            batch = pairs[start : start + self.batch_size]
+            videos, prompts = zip(*[(self.look(video), pair.prompt) for pair in batch for video in pair.videos])
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.device == "cuda"):
                 inputs = self.scorer.prepare(videos, prompts, [self.scorer.settings.fps] * len(videos))
                 parts.append(self.scorer.model(**inputs).float().cpu())
         return torch.cat(parts).unflatten(0, (len(pairs), 2))
@@ -149,7 +146,7 @@ class PairTraining:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 inject_adapter_in_model(lora, model.model)
-        if self.scorer.device.type == "cuda":
+        if self.device == "cuda":
             model.train().model.gradient_checkpointing_enable({"use_reentrant": False})
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".lora_" in name or name == "head.weight")

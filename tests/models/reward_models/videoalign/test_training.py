@@ -188,11 +188,11 @@ def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path
 def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
     golden = ROOT / "tests" / "golden" / "videoalign"
     clips = {Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8), Path("b"): torch.full((4, 3, 64, 64), 99).byte()}
-    pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1), ("VQ", TIE)]) for prompt in "abc"]
+    pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
     training = PairTraining(golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1)
     assert training.scorer.settings.has_lora
     training.look = lambda path: training.scorer.look(clips[path], 8.0)
-    losses = training.fit(1e-3, 64, 0, 1)
+    losses = training.fit(1e-4, 64, 0, 1)
     assert losses[1] < losses[0]
     with torch.no_grad():
         trained = training.scores(pairs[:1])

@@ -125,7 +125,7 @@ class VideoAlignScorer(Scorer):
         }
 
     def look(self, video: Tensor, rate: float) -> Tensor:
-        """What is looked at of a clip, on the CPU: looked at again, at ``settings.fps``, it stays as it is."""
+        """The frames of a clip that are looked at, on the CPU: looked at again, at ``settings.fps``, they stay as they are."""
         settings = self.settings
         check_clip(video)
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]

@@ -125,7 +125,7 @@ class VideoAlignScorer(Scorer):
         }
 
     def look(self, video: Tensor, rate: float) -> Tensor:
-        """The frames of a clip that are looked at, on the CPU: looked at again, at ``settings.fps``, they stay as they are."""
+        """The frames of a clip that are looked at, on the CPU; at ``settings.fps`` these are looked at whole."""
         settings = self.settings
         check_clip(video)
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]

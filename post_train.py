@@ -11,6 +11,7 @@ import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
+from hyvideo.config.identity import named_files
 from hyvideo.config.memory.whole_run import start_lines
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import batch_problems, check, check_ranges
@@ -45,22 +46,11 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.ownership import NotOwner
-    from hyvideo.evaluation.run_summary import print_start, print_summary
-    from hyvideo.training.machine import gpu_memory
+    from hyvideo.evaluation.run_summary import print_summary
     from hyvideo.training.preemption import EXIT_CODE, Stopped
 
-    world_size = trainer.mesh.world_size
     if trainer.mesh.is_main:
-        print_start(
-            config,
-            trainer.plan,
-            about=start_lines(trainer.config, world_size, trainer.device.type, gpu_memory(trainer.device)),
-            world_size=world_size,
-            device=trainer.device,
-            num_trained_parameters=sum(parameter.numel() for parameter in trainer.policy.parameters),
-            resumed_iteration=trainer.iteration if trainer.resumed else None,
-            changed_settings=trainer.state.changed_settings,
-        )
+        print_start(command, trainer)
     code = 0
     try:
         trainer.train()
@@ -88,15 +78,37 @@ def show(command: CommandLine) -> None:
     if processes.rank() != 0:
         return
     check_output_dir(config.record)
-    plan = make_plan(config, world_size)
     print(yaml.safe_dump(config.flat(), sort_keys=False))
-    idle = labelled("does nothing here", settings_without_effect(config, plan, world_size))
-    print("\n".join([describe(config, plan), *start_lines(config, world_size, config.model.device), *idle]))
+    print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 
     from hyvideo.training.machine import lacks
 
     for line in labelled("this machine lacks", lacks(config, world_size)):
         print(line)
+
+
+def print_plan(config: Config, world_size: int, about: list[str]) -> None:
+    """Prints the arithmetic of the run, lines ``about`` its length, and the settings that do nothing in it."""
+    plan = make_plan(config, world_size)
+    idle = labelled("does nothing here", settings_without_effect(config, plan, world_size))
+    print("\n".join([describe(config, plan), *about, *idle]))
+
+
+def print_start(command: CommandLine, trainer) -> None:
+    """Prints the plan of the run, what it trains and by what, and where it begins."""
+    from hyvideo.evaluation.run_summary import attention_kernel
+    from hyvideo.training.machine import gpu_memory
+
+    config, world_size, device = command.config, trainer.mesh.world_size, trainer.device
+    trained = trainer.policy.parameters
+    print_plan(config, world_size, start_lines(trainer.config, world_size, device.type, gpu_memory(device)))
+    print(f"training               {sum(p.numel() for p in trained) / 1e6:.2f} million parameters on {device}")
+    kernel = attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
+    print(f"attention              {kernel}")
+    for sentence in trainer.state.changed_settings:
+        print(f"changed since then     {sentence}")
+    begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
+    print(f"output                 {trainer.output_dir}, {begin}", flush=True)
 
 
 def build(config: Config, at_end: ExitStack):
@@ -107,7 +119,7 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
-    from hyvideo.training.model_setup import choose_device, make_deterministic, node_expectations
+    from hyvideo.training.model_setup import choose_device, make_deterministic
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
@@ -117,7 +129,7 @@ def build(config: Config, at_end: ExitStack):
     device = choose_device(config.model.device, processes.local_rank())
     if processes.world_size() > 1:  # before a rank that hangs would let the others wait
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(node_expectations(config.flat()), place, device, collective_timeout=settings.collective_timeout)
+        preflight(config.flat(), named_files(config.flat()), place, device)
     mesh = ranks.start(
         settings.sp_size, device, dp_replicate=settings.dp_replicate, timeout=settings.collective_timeout
     )

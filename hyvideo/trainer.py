@@ -12,6 +12,7 @@
 8. The anchor moves every ``update_ref_model_step`` updates (SAGE)  training/anchor.py
 """
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -23,21 +24,22 @@ from hyvideo.distributed import checkpoint
 from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
+from hyvideo.evaluation.report.page import BROKEN, REPORT_FILE, write_report
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import write_config
+from hyvideo.records.run_files import reported_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib
 from hyvideo.training.machine import settled
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
-from hyvideo.training.run_setup import build_parts
+from hyvideo.training.run_setup import RunParts
 from hyvideo.training.run_state import Progress
 
 
-class Trainer:
+class Trainer(RunParts):
     """Trains the policy on this process's share of the rollouts.
 
     Args:
@@ -68,24 +70,17 @@ class Trainer:
         self.owner = Ownership(self.output_dir, mesh)
         with ExitStack() as if_refused:
             if_refused.enter_context(self.owner)  # before a checkpoint is chosen, which a life under way would outdate
-            self._build(scorers)
+            super().__init__(config, mesh, device, self.progress, self.owner, scorers)
+            self._take_up(config.record.resume_from_checkpoint)
             if_refused.pop_all()
 
-    def _build(self, scorers: dict[str, Scorer] | None) -> None:
-        config, mesh = self.config, self.mesh
-        parts = build_parts(config, mesh, self.device, self.progress, self.owner, scorers=scorers)
-        self.plan, self.signals, self.cost = parts.plan, parts.signals, parts.cost
-        self.policy, self.pipeline, self.encoder = parts.policy, parts.pipeline, parts.encoder
-        self.collector, self.scorer, self.rewards = parts.collector, parts.scorer, parts.rewards
-        self.recorder, self.update = parts.recorder, parts.update
-        self.checkpoints, self.state = parts.checkpoints, parts.state
+    def _take_up(self, wanted: str) -> None:
         self.validation = None
-        if config.data.valid_video_csv:
+        if self.config.data.valid_video_csv:
             asked = self.progress.enter, self.signals.all_ready
-            self.validation = Validation(config, mesh, self.pipeline, self.encoder, self.scorer, *asked)
-        wanted = config.record.resume_from_checkpoint
+            self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *asked)
         self._damaged: list[Path] = []
-        found = checkpoint.find_undamaged(self.output_dir, wanted, mesh, self._damaged) if wanted else None
+        found = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh, self._damaged) if wanted else None
         self.resumed = self.state.resume(found)
 
     @property
@@ -112,11 +107,12 @@ class Trainer:
             raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
 
     def _train(self) -> None:
-        max_steps = self.config.optimizer.max_steps
+        max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
         with failing_together(self.mesh, errors=(NotOwner, ValueError)):
             writer = self._open_records() if self.mesh.is_main else None
         if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
             self.validate()
+            self._report()
         with (
             self.signals,
             writer or nullcontext(),
@@ -129,7 +125,7 @@ class Trainer:
                         self.state.unvalidated = self.run_iteration(writer)
                     self.owner.check()
                     self.checkpoints.check()
-                    metrics = self.state.unvalidated
+                    metrics = self.state.unvalidated | {"time/since_start": time.perf_counter() - started}
                     if self._is_due(self.config.record.validation_interval) and self.validation:
                         metrics = metrics | self.validate()
                 except (Stopped, TooManyMissingRewards, OffPolicyError):
@@ -139,8 +135,13 @@ class Trainer:
                 if writer:
                     writer.log(metrics, self.iteration)
                     bar.update(metrics)
+                if self._is_due(self.config.record.validation_interval):
+                    self._report()
                 self.state.unvalidated = {}
-                self._end_if_hacked()
+                if self.validation and self.validation.watch.ends_run:  # on all ranks alike
+                    saved = self.state.save()
+                    self.checkpoints.wait()
+                    self.validation.watch.end(saved)
                 if self._is_due(self.config.record.save_interval) or self.state.is_old():
                     self.state.save()
             self.checkpoints.wait()
@@ -184,13 +185,11 @@ class Trainer:
         self.scorer.take_seconds()  # belong to no iteration
         return measures
 
-    def _end_if_hacked(self) -> None:
-        """Raises RewardHacking, on all ranks alike, where the last validation showed it and the settings say so."""
-        if not self.validation or not self.validation.watch.ends_run:
-            return
-        saved = self.state.save()
-        self.checkpoints.wait()
-        self.validation.watch.end(saved)
+    def _report(self) -> None:
+        """Writes report.html, the run as a page, where the settings ask for it."""
+        if self.mesh.is_main and self.config.record.report:
+            with reported_if_unwritable("REPORT", BROKEN):
+                write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
         """The writer of the metrics, which refuses a folder that it cannot go on in; then settings are written."""

@@ -2,6 +2,7 @@
 
     python -m scripts.check_reward --reward_model miniature --model_path assets/miniature
     python -m scripts.check_reward --reward_model clip --video clip.mp4 --prompt "a cat jumps"
+    python -m scripts.check_reward --reward_model my_rewards.py:Brightness
 
 Tries the scorer on one clip, which takes some twenty scores. Ends with 0, with 1 when a check failed, and with 2 when
 it was called wrongly or the scorer's files cannot be used. Warnings do not count as failures.
@@ -17,7 +18,7 @@ from hyvideo.data.outside import refusals
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--reward_model", required=True, help="name of the scorer, as in post_train.py")
+    parser.add_argument("--reward_model", required=True, help="a scorer, as in post_train.py: a name or FILE.py:CLASS")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="the checkpoint folder; ckpts")
     parser.add_argument("--model_path", help="the scorer's own folder (CLIP and PickScore: or hub name)")
     parser.add_argument("--options", default="{}", help="""of the scorer, as JSON: '{"precision": "fp32_math"}'""")
@@ -50,7 +51,7 @@ def main() -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     with refusals("check_reward.py", (ValueError, FileNotFoundError)):
-        options = {"path": args.model_path} | parse_options(args.options)
+        options = ({"path": args.model_path} if args.model_path else {}) | parse_options(args.options)
         trial = trial_of(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)

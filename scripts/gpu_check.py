@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.outside import Parser, make_folder, refusals
-from hyvideo.evaluation.isolated_checks import Check, run_checks
+from tests.isolated_checks import Check, run_checks
 
 ON_GPU, PARITY, RATIOS, RUNS, SPEED = (
     f"tests/cuda/test_{name}.py" for name in ("on_gpu", "parity", "ratios", "runs", "speed")

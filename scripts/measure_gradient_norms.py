@@ -12,6 +12,7 @@ what is measured and what the fields are. Ends with 2 when it was called wrongly
 
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from hyvideo.config import processes
@@ -20,6 +21,7 @@ from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
 from hyvideo.data.outside import Parser, refusals
 from hyvideo.distributed import mesh as ranks
+from post_train import build
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,30 +46,20 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollouts: int) -> None:
     """Writes ``out``. Raises ValueError for settings that cannot be measured."""
-    import torch  # slow to import; wrong flags are told before
-
     from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, summarise, table
     from hyvideo.records.run_files import write_json
-    from hyvideo.trainer import Trainer
-    from hyvideo.training.model_setup import choose_device
 
-    distributed = config.distributed
     if num_rounds < 1:
         raise ValueError(f"--rounds must be at least 1, got {num_rounds}")
     if not out.parent.is_dir():
         raise ValueError(f"--out must lie in a folder that is there, got {str(out)!r}")
-    replicas = max(1, processes.world_size() // distributed.sp_size)
+    replicas = max(1, processes.world_size() // config.distributed.sp_size)
     config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
     check(config, processes.world_size())
-    if config.model.num_threads:
-        torch.set_num_threads(config.model.num_threads)
-    device = choose_device(config.model.device, processes.local_rank())
-    mesh = ranks.start(
-        distributed.sp_size, device, dp_replicate=distributed.dp_replicate, timeout=distributed.collective_timeout
-    )
-    trainer = Trainer(config, mesh, device)
-    rounds = [norms_per_visit(trainer.update, scored_round(trainer)) for _ in range(num_rounds)]
-    if mesh.is_main:
+    with ExitStack() as at_end:
+        trainer = build(config, at_end)
+        rounds = [norms_per_visit(trainer.update, scored_round(trainer)) for _ in range(num_rounds)]
+    if trainer.mesh.is_main:
         result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
         write_json(out, result | {"rollouts": rollouts})
         print(table(result))

@@ -11,6 +11,7 @@ import torch
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
+from hyvideo.config.identity import named_files
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -29,7 +30,7 @@ def main() -> int:
 
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.rank_agreement import name_ranks
-    from hyvideo.training.model_setup import choose_device, node_expectations  # slow to import; wrong flags come first
+    from hyvideo.training.model_setup import choose_device  # slow to import; wrong flags come first
 
     mesh = ranks.Mesh(processes.rank(), processes.world_size(), config.distributed.sp_size)
     device, problem = torch.device("cpu"), ""
@@ -42,8 +43,8 @@ def main() -> int:
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)
-    timeouts = {"timeout_s": chosen.timeout, "collective_timeout": config.distributed.collective_timeout}
-    preflight(node_expectations(config.flat()), mesh, device, problem=problem, **timeouts)
+    settings = config.flat()
+    preflight(settings, named_files(settings), mesh, device, timeout_s=chosen.timeout, problem=problem)
     if mesh.is_main:
         print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)
     ranks.stop()

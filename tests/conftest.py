@@ -63,7 +63,7 @@ def _one_thread():
 
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # imageio collects garbage twice for every video; what is imported by now is none
+    gc.freeze()  # what is imported by now is no garbage
 
 
 @pytest.fixture
@@ -92,6 +92,7 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
         mini_batch_size_per_update=8,
         report_to=["none"],
         log_video_interval=0,
+        report=False,
     )
 
 

@@ -82,6 +82,28 @@ def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config,
     assert trainer.update.update_count == 2
     # The two updates train different groups: what one changes shows in the other.
     assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
+    *trained, last = history[0]["by_step/ratio_max_deviation"]  # the last step is deterministic
+    assert last is None and max(trained) == pytest.approx(history[0]["policy/ratio_max_deviation"], rel=1e-6)
+    means = history[0]["by_step/ratio_mean"][:-1]
+    assert sum(means) / 3 == pytest.approx(history[0]["policy/ratio_mean"], rel=1e-6)
+
+
+def test_a_run_leaves_its_report_and_does_not_end_where_it_cannot(tiny_config, mesh, capsys):
+    config = tiny_config.with_settings(report=True, max_steps=2, validation_interval=1)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    page = trainer.output_dir / "report.html"
+    page.mkdir(parents=True)
+    (page / "in the way").touch()
+    trainer.train()
+    assert capsys.readouterr().err.count("REPORT NOT WRITTEN") == 2
+    (page / "in the way").unlink()
+    page.rmdir()
+    trainer._report()
+    assert "2 iterations, 16 rollouts" in page.read_text()
+    page.unlink()
+    trainer.config = tiny_config
+    trainer._report()
+    assert not page.exists()
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", pytest.param("cps", marks=pytest.mark.slow)])

@@ -26,11 +26,6 @@ from hyvideo.data.outside import Parser, file_problem, parse_json, shown
 from hyvideo.models.versions import version_defaults
 
 MAX_BYTES = 2**20  # of a YAML file
-# Settings of earlier versions that old files may have, and why nothing is lost without them.
-REMOVED = {
-    "spool_rounds": "a restart draws the rollouts of an unfinished iteration again, bit for bit",
-    "batch_guidance": "batched_forward says whether samples and branches go through the transformer together",
-}
 SCORERS_THERE = {"videoalign_local": "videoalign"}  # by their names in the reference
 
 
@@ -119,13 +114,10 @@ def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
 
 
 def _settled(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings that there are, by their names of today; says on stderr what the others did.
+    """Settings by their names of today.
 
     Raises ValueError for a task that is not the version's, and for a scorer whose name is another's now.
     """
-    for name in values.keys() & REMOVED.keys():
-        print(f"the setting {name} does nothing any more: {REMOVED[name]}", file=sys.stderr)
-    values = {name: value for name, value in values.items() if name not in REMOVED}
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
     its_task = known.task if known else {"miniature": "t2v"}.get(version, task)
@@ -155,8 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="settings of a run")
     parser.add_argument("--print_config", action="store_true", default=False, help="show what would be run, and stop")
     parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes, for --print_config")
-    for name in REMOVED:
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     defaults = Config().flat()
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
@@ -269,9 +259,6 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     content.pop("environment", None)  # of the config.yaml that a run leaves
     values, words_of = {}, {}
     for name, value in content.items():
-        if name in REMOVED:
-            values[name] = value
-            continue
         row = flags_in([str(name)], table("post_train")).get(name)
         if not row and name not in FIELDS:
             hint = nearest(str(name), FIELDS) or "--help lists the settings"

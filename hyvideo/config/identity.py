@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config, in_form, is_json
 from hyvideo.data.outside import located
+from hyvideo.models.reward_models.rewards import code_files
 
 
 class Changes(NamedTuple):
@@ -40,12 +41,13 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Files that settings name, by the setting: prompts, options of scorers, and the LoRA that a run starts from."""
+    """Files that settings name: prompts, the code and options of scorers, and the LoRA that a run starts from."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
     named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv")}
     named["reward_config"] = [options] if options and not is_json(options) else []
+    named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
     return {name: [located(path) for path in paths] for name, paths in named.items() if paths}
 

@@ -26,7 +26,7 @@ from hyvideo.config.sections import (
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS
+from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import SDE_TYPES
 
@@ -44,7 +44,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         some_step_is_stochastic(config.rollout)
         if config.loss.objective == "grpo"
         else nft_problems(config.model, config.rollout),
-        some_step_is_guided(config),
+        some_step_is_guided(config.rollout),
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
@@ -200,11 +200,11 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         )
 
 
-def some_step_is_guided(config: Config) -> Problems:
-    if max(branches_of_steps(config)) < config.num_branches:
+def some_step_is_guided(rollout: RolloutSettings) -> Problems:
+    if rollout.cfg_scale > 1 and max(branches_of_steps(rollout)) == 1:
         yield (
-            f"guidance_interval must have a step of the schedule, got {config.rollout.guidance_interval} and "
-            f"{config.rollout.grpo_sampling_steps} steps with shift {config.rollout.shift:g}; make it wider"
+            f"guidance_interval must have a step of the schedule, got {rollout.guidance_interval} and "
+            f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; make it wider"
         )
 
 
@@ -217,6 +217,8 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
         )
     if rollout.sde_window:
         yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
+    if rollout.use_same_noise and rollout.eta == 0:
+        yield "use_same_noise with eta 0 makes all rollouts of a group the same: leave it out, or raise eta"
 
 
 def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:
@@ -246,11 +248,13 @@ def reward_problems(reward: RewardSettings) -> Problems:
     """Scorers that there are, their options, and their weights."""
     if not reward.reward_model:
         yield f"reward_model must name a scorer, of {', '.join(SCORERS)}, got nothing"
-    if unknown := [name for name in reward.reward_model if name not in SCORERS]:
+    if unknown := [name for name in reward.reward_model if name not in SCORERS and ":" not in name]:
         hint = nearest(unknown[0], SCORERS)
         yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
+    for name in () if reward.remote_reward_url else reward.reward_model:
+        yield from problem_of(lambda name=name: ":" in name and scorer_class(name))
     yield from problem_of(lambda: reward_options(reward))
     yield from weights_are_numbers(reward.reward_weights)
 

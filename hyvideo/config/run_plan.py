@@ -36,7 +36,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     is_nft = loss.objective == "nft"
     trained = loss.nft_levels if is_nft else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
-    branches = branches_of_steps(config)
+    branches = branches_of_steps(rollout)
     of_noisy = [number for number, step in zip(branches, _transitions(rollout)) if step.is_stochastic]
     return Plan(
         replicas=replicas,
@@ -73,11 +73,11 @@ def parse_interval(text: str) -> tuple[float, float]:
     return low - 1e-6, high + 1e-6  # levels in float32 are rounded
 
 
-def branches_of_steps(config: Config) -> list[int]:
+def branches_of_steps(rollout: RolloutSettings) -> list[int]:
     """Transformer evaluations of each step of a rollout."""
-    low, high = parse_interval(config.rollout.guidance_interval)
-    levels = shifted_levels(config.rollout.grpo_sampling_steps, config.rollout.shift)[:-1]
-    return [config.num_branches if low <= level <= high else 1 for level in levels]
+    low, high = parse_interval(rollout.guidance_interval)
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)[:-1]
+    return [2 if rollout.cfg_scale > 1 and low <= level <= high else 1 for level in levels]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:

@@ -100,7 +100,7 @@ class RewardSettings:
     """Scorers, their weights, and the advantages."""
 
     reward_model: list[str] = learning(
-        ["videoalign"], "Which scorers give the reward; their dimensions are added.", no.SCORERS, measured=True
+        ["videoalign"], "Scorers, by name or FILE.py:CLASS; their dimensions are added.", no.SCORERS, measured=True
     )
     reward_weights: str = learning(
         "alignment",
@@ -283,6 +283,7 @@ class RecordSettings:
 
     output_dir: str = records("./outputs", "Where the run leaves everything.")
     report_to: list[str] = records(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
+    report: bool = records(True, "Write report.html, the run as a page, at every validation and at the end.")
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
     save_minutes: float = records(0.0, "Save besides at the end of an iteration after so many minutes; 0 does not.")
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")

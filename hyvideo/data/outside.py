@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -151,6 +151,12 @@ def brief(message: str, longest: int = MAX_MESSAGE) -> str:
     if len(clean) <= longest:
         return clean
     return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line of text for each row, its cells below those of the row before."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 class Parser(argparse.ArgumentParser):

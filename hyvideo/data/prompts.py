@@ -123,8 +123,5 @@ class PromptOrder:
     def indices(self, iteration: int) -> list[int]:
         """Prompts of an iteration, counted from 1. One may come twice where one order ends and the next begins."""
         first = (iteration - 1) * self.prompts_per_iteration
-        return [self._at(position) for position in range(first, first + self.prompts_per_iteration)]
-
-    def _at(self, position: int) -> int:
-        epoch, place = divmod(position, self.num_prompts)
-        return permutation(self.num_prompts, self.seed, "prompt order", epoch)[place]
+        places = (divmod(first + number, self.num_prompts) for number in range(self.prompts_per_iteration))
+        return [permutation(self.num_prompts, self.seed, "prompt order", epoch)[place] for epoch, place in places]

@@ -1,16 +1,17 @@
 """Clips to files and back: H.264 mp4 for scorers and people, GIF for TensorBoard.
 
-A clip is a uint8 tensor (frames, channels, height, width), RGB. Encoding happens in this process (PyAV
-through imageio), so that no ffmpeg program has to be installed.
+A clip is a uint8 tensor (frames, channels, height, width), RGB. Encoding happens in this process (PyAV), so that no
+ffmpeg program has to be installed.
 """
 
 import io
 import itertools
 import math
 import os
+from fractions import Fraction
 from pathlib import Path
 
-import imageio.v3 as iio
+import av
 import numpy as np
 import torch
 from PIL import Image
@@ -93,10 +94,22 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
         height, width = video.shape[-2:]
         raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the clip")
-    settings = {"codec": "libx264", "fps": float(fps), "out_pixel_format": "yuv420p"}
-    content = iio.imwrite("<bytes>", pixels.numpy(), extension=".mp4", plugin="pyav", **settings)
     with replacing(path) as aside:
-        aside.write_bytes(content)
+        aside.write_bytes(_mp4(pixels.numpy(), Fraction(fps).limit_denominator(65535)))
+
+
+def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
+    """H.264 in yuv420p at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3)."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as file:
+        height, width = pixels.shape[1:3]
+        stream = file.add_stream("libx264", rate, width=width, height=height, pix_fmt="yuv420p", time_base=1 / rate)
+        for number, frame in enumerate(pixels):
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            picture.pts, picture.time_base = number, stream.time_base
+            file.mux(stream.encode(picture))
+        file.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tuple[Tensor, float]:
@@ -111,27 +124,29 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
     if not path.is_file():
         raise FileNotFoundError(f"no video file {path}")
     try:
-        file = iio.imopen(path, "r", plugin="pyav")
-    except OSError as error:  # imageio's one answer to every file that it cannot open as video
+        with av.open(os.fspath(path)) as file:
+            stream = file.streams.video[0]
+            frames = _frames(file, stream, path, max_frames)
+            fps, num_frames = float(stream.guessed_rate or 0), stream.frames
+    except (av.FFmpegError, IndexError) as error:
         raise ValueError(f"{path} is not a video: it is damaged, cut short or has no video stream") from error
-    with file:
-        try:
-            fps = float(file.metadata()["fps"])
-        except TypeError:  # imageio takes float() of PyAV's answer, which is None for an unknown rate
-            fps = 0.0
-        num_frames, *size = file.properties().shape  # as the container says; 0 frames: it does not say
-        frames = []
-        # One by one: reading the batch would return uninitialised memory in place of frames that are missing, and a
-        # file that holds more than it says is left at the first frame of that.
-        for frame in file.iter():
-            if list(frame.shape) != size or len(frames) == max_frames:
-                raise ValueError(f"{path} says {num_frames} frames of {size}, got frame {len(frames)} of {frame.shape}")
-            frames.append(frame)
     if not frames or len(frames) < num_frames:
         raise ValueError(f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again")
     if fps <= 0:
         raise ValueError(f"{path} has no frame rate; write it again with one")
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
+
+
+def _frames(file, stream, path: Path, max_frames: int | None) -> list[np.ndarray]:
+    """The frames in RGB, as far as they are what the container says. Shape of each: (height, width, 3)."""
+    size, frames, converter = [stream.height, stream.width, 3], [], av.video.reformatter.VideoReformatter()
+    for picture in file.decode(stream):
+        frame = converter.reformat(picture, format="rgb24").to_ndarray()
+        if list(frame.shape) != size or len(frames) == max_frames:
+            says = f"{stream.frames} frames of {size}"
+            raise ValueError(f"{path} says {says}, got frame {len(frames)} of {frame.shape}")
+        frames.append(frame)
+    return frames
 
 
 def write_gif_bytes(video: Tensor, fps: float) -> bytes:

@@ -61,7 +61,7 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     readers = divide([targets[name] for name in names], group)
     own = dist.get_rank(group) if group else 0
     with failing_together(mesh):
-        _check_shapes(folder, targets)
+        check_shapes(folder, targets)
         read = {name: targets[name] for name, reader in zip(names, readers) if reader == own}
         try:
             dcp.load(read, storage_reader=SafeReader(folder / TENSORS), no_dist=True)
@@ -71,13 +71,15 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
         dist.broadcast(local(targets[name]), group=group, group_src=reader)
 
 
-def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
+def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for a name or a shape that the checkpoint has not; reads descriptions only."""
     shapes = read_shapes(folder / TENSORS)
     for name, target in targets.items():
         if name not in shapes:
             raise ValueError(f"checkpoint {folder} has no tensor {name}")
-        if tuple(target.shape) != shapes[name].shape:
-            raise ValueError(f"{name} has shape {tuple(target.shape)}, in checkpoint {folder} {shapes[name].shape}")
+        shape, stored = tuple(target.shape), tuple(shapes[name].size)
+        if shape != stored:
+            raise ValueError(f"{name} has shape {shape}, in checkpoint {folder} {stored}")
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:

@@ -8,7 +8,6 @@ import io
 import pickle
 import warnings
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -43,13 +42,6 @@ _ALLOWED = {
 }
 
 
-class Description(NamedTuple):
-    """A tensor in the files."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class SafeReader(dcp.FileSystemReader):
     """The library's reader, with a ``.metadata`` that can only describe tensors."""
 
@@ -75,13 +67,10 @@ def read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
-def read_shapes(folder: Path) -> dict[str, Description]:
-    """Shape and dtype of every tensor, by name."""
-    return {
-        name: Description(tuple(entry.size), entry.properties.dtype)
-        for name, entry in read_metadata(folder).state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+def read_shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Descriptions of the tensors by name: ``size``, ``properties.dtype``."""
+    entries = read_metadata(folder).state_dict_metadata.items()
+    return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
 
 class _Unpickler(pickle.Unpickler):

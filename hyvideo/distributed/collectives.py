@@ -104,11 +104,6 @@ def failing_together(
         raise errors[0](shared)
 
 
-def union_of_names(names: Iterable[str], mesh: Mesh) -> list[str]:
-    """Names that any rank has, sorted, on every rank."""
-    return sorted(set().union(*all_objects(sorted(set(names)), mesh)))
-
-
 def from_main(value: T, mesh: Mesh) -> T:
     """The main rank's value, on every rank: a small object, as the ground of a decision that all take alike."""
     return all_objects(value, mesh)[0]

@@ -35,16 +35,12 @@ class Mesh:
         return self.rank // self.sp_size
 
     @property
-    def sp_rank(self) -> int:
-        return self.rank % self.sp_size
-
-    @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def own_share(self, rows: list[int]) -> list[int]:
         """Rows of a replica that this rank decodes and scores."""
-        return rows[self.sp_rank :: self.sp_size]
+        return rows[self.rank % self.sp_size :: self.sp_size]
 
 
 def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:

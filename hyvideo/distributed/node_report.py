@@ -7,28 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hyvideo.data.outside import free_disk, unwritable
 from hyvideo.distributed import checkpoint
 from hyvideo.models.download_check.integrity import size_of
+from hyvideo.models.loading import find_transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "diffusers", "transformers")
 GIB = 2**30
 ABSENT = "absent"
-
-
-@dataclass(frozen=True)
-class NodeExpectations:
-    """Requirements of a run on every node."""
-
-    settings: Mapping[str, object]  # by flag
-    files: Mapping[str, str]  # paths, by the flag that names them: a prompt more would give a rank other prompts
-    transformer_folder: Path
-    output_dir: Path
-    resume_from: str  # `latest`, `auto`, a checkpoint folder; empty for a new run
 
 
 @dataclass(frozen=True)
@@ -44,19 +35,26 @@ class NodeReport:
     problems: list[str]
 
 
-def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, problem: str = "") -> NodeReport:
-    """The report of this rank; a ``problem`` of the caller stands first."""
-    problems = [problem] if problem else []
-    size = size_of(expected.transformer_folder)
+def inspect_node(
+    settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device, problem: str = ""
+) -> NodeReport:
+    """The report of this rank on what a run needs; a ``problem`` of the caller stands first.
+
+    Args:
+        settings: Of the run, by flag.
+        files: By the flag that names them: a prompt more would give a rank other prompts.
+    """
+    problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
+    root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
+    folder = find_transformer(root, version) or root / "transformer" / version
+    size = size_of(folder)
     if not size:
-        problems.append(
-            f"the transformer's folder {expected.transformer_folder} is not there; see checkpoints-download.md"
-        )
-    if reason := unwritable(expected.output_dir):
-        problems.append(f"output_dir {str(expected.output_dir)!r} cannot be written to: {reason}")
-    resumed = None
+        problems.append(f"the transformer's folder {folder} is not there; see checkpoints-download.md")
+    if reason := unwritable(output_dir):
+        problems.append(f"output_dir {str(output_dir)!r} cannot be written to: {reason}")
+    resumed, wanted = None, settings["resume_from_checkpoint"]
     try:
-        resumed = checkpoint.find(expected.output_dir, expected.resume_from) if expected.resume_from else None
+        resumed = checkpoint.find(output_dir, wanted) if wanted else None
     except (ValueError, OSError) as error:
         problems.append(str(error))
     compared = {
@@ -66,8 +64,8 @@ def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, pr
         "the checkpoint to resume": resumed.name if resumed else "none",
         "the version of python": platform.python_version(),
         **{f"the version of {name}": metadata.version(name) for name in PACKAGES},
-        **{f"the file of {name}": file_hash(Path(path)) for name, path in expected.files.items()},
-        **{f"the setting {name}": repr(value) for name, value in expected.settings.items()},
+        **{f"the file of {name}": " ".join(map(file_hash, paths)) for name, paths in files.items()},
+        **{f"the setting {name}": repr(value) for name, value in settings.items()},
     }
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return NodeReport(
@@ -76,7 +74,7 @@ def inspect_node(expected: NodeExpectations, rank: int, device: torch.device, pr
         device=f"{gpu.name} with {gpu.total_memory / GIB:.0f} GiB" if gpu else device.type,
         gpu_id=str(gpu.uuid) if gpu else "",
         compared=compared,
-        free_disk=free_disk(expected.output_dir),
+        free_disk=free_disk(output_dir),
         problems=problems,
     )
 

@@ -2,24 +2,27 @@
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hyvideo.data.outside import align_columns
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import ABSENT, GIB, NodeExpectations, NodeReport, inspect_node
-from hyvideo.distributed.rank_agreement import agree, align_columns, name_ranks, open_store
+from hyvideo.distributed.node_report import ABSENT, GIB, NodeReport, inspect_node
+from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store
 
 
 def preflight(
-    expected: NodeExpectations,
+    settings: Mapping[str, Any],
+    files: Mapping[str, list[Path]],
     mesh: Mesh,
     device: torch.device,
     *,
-    collective_timeout: float,
     timeout_s: float = 60.0,
     problem: str = "",
 ) -> None:
@@ -29,31 +32,28 @@ def preflight(
     ``mesh.start``, it names a rank that would let it wait. Reports the caller's ``problem`` with the rest.
 
     Args:
-        collective_timeout: Of the process group that it joins, in seconds.
+        settings, files: As of `inspect_node`.
         timeout_s: For which it waits for a rank; five times that for the first all-reduce.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)
-        report = inspect_node(expected, mesh.rank, device, problem)
+        report = inspect_node(settings, files, mesh.rank, device, problem)
         agree(store, mesh, "checks of the node", asdict(report), judge, timeout_s)
         if mesh.world_size > 1:
-            limit = min(collective_timeout, 5 * timeout_s)  # the first collective sets all connections up
-            failure = try_all_reduce(mesh, device, limit, collective_timeout=collective_timeout)
-            outcome = replace(report, problems=[failure] if failure else [])
-            agree(store, mesh, "all-reduce", asdict(outcome), lambda sent: problems_of(reports_of(sent)), limit)
+            most = settings["collective_timeout"]
+            limit = min(most, 5 * timeout_s)  # the first collective sets all connections up
+            failure = try_all_reduce(mesh, device, limit, collective_timeout=most)
+            outcome = asdict(replace(report, problems=[failure] if failure else []))
+            agree(store, mesh, "all-reduce", outcome, lambda sent: problems_of([NodeReport(**r) for r in sent]), limit)
     except dist.DistError as error:
         raise ValueError(f"rank 0 did not answer within {timeout_s:g} s; see the log of its node") from error
 
 
 def judge(answers: list[dict]) -> list[str]:
     """Problems that keep the ranks of these reports from one run; prints the table of the nodes."""
-    reports = reports_of(answers)
+    reports = [NodeReport(**answer) for answer in answers]
     print(table(reports), flush=True)
     return problems_of(reports)
-
-
-def reports_of(answers: list[dict]) -> list[NodeReport]:
-    return [NodeReport(**answer) for answer in answers]
 
 
 def problems_of(reports: list[NodeReport]) -> list[str]:

@@ -6,7 +6,7 @@ No process group is needed, so this works before there is one, and where a colle
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
@@ -83,9 +83,3 @@ def name_ranks(ranks: Iterable[int]) -> str:
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}" if names else ""
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line of text for each row, its cells below those of the row before."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -88,7 +88,8 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
         if not isinstance(target, DTensor):
             if not weight.is_meta:  # on the rank that reads
                 target.copy_(weight)
-            dist.broadcast(target, src=0)
+            if dist.is_initialized():
+                dist.broadcast(target, src=0)
             continue
         mesh, part = target.device_mesh, target.to_local()
         has_replicas = mesh.ndim > 1

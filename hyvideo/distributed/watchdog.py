@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, replace
 
 import torch.distributed as dist
 
+from hyvideo.data.outside import align_columns
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import align_columns, name_ranks, open_store
+from hyvideo.distributed.rank_agreement import name_ranks, open_store
 
 # A report comes at most two beats, a tenth of the limit, late: ``config.rules`` keeps that below collective_timeout.
 LONGEST_BEAT_S = 5.0

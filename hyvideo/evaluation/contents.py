@@ -4,15 +4,14 @@ A stored evaluation stands for a new one where all of it agrees (`scores_file.re
 
     prompts     their texts in order, and the bytes of their images
     base        every byte of the transformer's files, the VAE's, the encoders' and those of a LoRA that runs start from
-    scorers     their resolved options, and every byte of their files, of options that are paths, and of a module from
-                outside this project
+    scorers     their resolved options, and every byte of their files, of options that are paths, and of the
+                code of a scorer from outside this project
     policy      its path; every byte of a LoRA, a transformer or videos; of a checkpoint what `fingerprint` says
 
 and not what lies elsewhere: the models of a reward service or of the hub, which it knows by address or name, a base
 model of Qwen2-VL that an adapter of VideoAlign finds beside its folder, this project's code and the packages.
 """
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from hyvideo.config.sections import RewardSettings
 from hyvideo.data.prompts import contents_of, read_requests
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading
-from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.models.reward_models.rewards import SCORERS, Entry, code_files
 from hyvideo.training.model_setup import ENCODER_FOLDERS
 
 
@@ -58,13 +57,11 @@ def policy_identity(**sources: Path | None) -> dict[str, object]:
 
 
 def _scorer_files(name: str, root: Path, options: dict) -> list[Path]:
-    entry = SCORERS[name]
-    module = entry.class_path.partition(":")[0]
-    code = importlib.util.find_spec(module)
+    entry = SCORERS.get(name, Entry(name, ".", ()))  # one that does not ship has no files but its options
     folder = Path(options.get("path") or root / entry.folder)
     files = [folder / part for part in entry.files]
-    files += [Path(value) for key, value in options.items() if key != "path" and _is_path(value)]
-    return files + ([Path(code.origin)] if code and code.origin and not module.startswith("hyvideo.") else [])
+    files += [Path(value) for key, value in options.items() if (key != "path" or not files) and _is_path(value)]
+    return files + code_files([name])
 
 
 def _is_path(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Lines that a run prints at its start and in the end."""
+"""Lines that a run prints in the end, and the kernel that it names at its start."""
 
 import json
 import statistics
@@ -7,10 +7,7 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.memory.model_sizes import read_architecture
-from hyvideo.config.run_plan import Plan, describe, labelled
 from hyvideo.config.sections import ModelSettings
-from hyvideo.config.settings import Config
-from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
@@ -19,36 +16,7 @@ from hyvideo.records.metrics_file import whole_lines
 _PROFILED_TOKENS = 2048  # at most; more take a CPU seconds, and run on the same kernel
 
 
-def print_start(
-    config: Config,
-    plan: Plan,
-    *,
-    about: list[str],
-    world_size: int,
-    device: torch.device,
-    num_trained_parameters: int,
-    resumed_iteration: int | None,
-    changed_settings: list[str],
-) -> None:
-    """Prints the arithmetic of the run, its length, what it trains and by what, idle settings, and where it begins.
-
-    Args:
-        about: Lines of `whole_run.start_lines`.
-        resumed_iteration: Of the checkpoint that the run goes on from, whose ``changed_settings`` are told; None: new.
-    """
-    print("\n".join([describe(config, plan), *about]))
-    print(f"training               {num_trained_parameters / 1e6:.2f} million parameters on {device}")
-    kernel = _attention_kernel(config.model, config.distributed.sp_size, config.rollout_size, device)
-    print(f"attention              {kernel}")
-    for line in labelled("does nothing here", settings_without_effect(config, plan, world_size)):
-        print(line)
-    begin = "a new run" if resumed_iteration is None else f"resuming after iteration {resumed_iteration}"
-    for sentence in changed_settings:
-        print(f"changed since then     {sentence}")
-    print(f"output                 {Path(config.record.output_dir)}, {begin}", flush=True)
-
-
-def _attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, int, int], device: torch.device) -> str:
+def attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, int, int], device: torch.device) -> str:
     """Name of the kernel that a call with a rank's heads ran on, perhaps shortened: some are hundreds of letters."""
     model = read_architecture(settings.pretrained_model_root, settings.transformer_version)
     heads = max(1, model.num_attention_heads // sp_size)

@@ -11,25 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.distributed.collectives import merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import Dispersion
 from hyvideo.evaluation.studies.intervals import Interval, t_interval
-from hyvideo.grpo.metrics import DIMENSIONS
-from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.models.reward_models.rewards import Reward, overall
 from hyvideo.records.run_files import write_json, write_text
+from hyvideo.training.rewards import merge_rewards
 
 NOT_SCORES = ("number", "seed", "group", "missing")
 
 
 def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
     """Rewards of all videos in their order, on every rank, from those of each rank by number."""
-    rows = {
-        row: [reward.total, *(reward.scores.get(name, math.nan) for name in DIMENSIONS)]
-        for row, reward in local.items()
-    }
-    in_order = merge_rows(rows, num_videos, 1 + len(DIMENSIONS), mesh).tolist()
-    return [Reward(total, dict(zip(DIMENSIONS, scores))) for total, *scores in in_order]
+    dimensions, in_order = merge_rewards(local, num_videos, mesh)
+    return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
 
 
 def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
@@ -37,12 +32,12 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
     spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
-    means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in DIMENSIONS}
-    measures = {
+    dimensions = dict.fromkeys(name for reward in rewards for name in reward.scores)
+    means = {name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored]) for name in dimensions}
+    measures = means | {
         "reward": _finite_mean(totals),
         "reward_std": spreads["reward"].std if totals else math.nan,
-        **means,
-        "overall": sum(means.values()),
+        **overall(means, "overall"),
         "missing": float(len(rewards) - len(scored)),
     }
     return measures, spreads

@@ -1,12 +1,11 @@
 """The numbers of an iteration: sums over training forwards, means over updates, statistics of the rewards."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-DIMENSIONS = ("VQ", "MQ", "TA")
 
 
 @dataclass(frozen=True)
@@ -15,11 +14,10 @@ class UpdateResult:
 
     metrics: dict[str, float]
     num_terms: int  # (rollout, step) pairs
+    by_step: Tensor | None = None  # `sums_by_step` of all replicas; None where no denoising steps are trained
 
 
-def reward_metrics(
-    rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str] = DIMENSIONS
-) -> dict[str, float]:
+def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str]) -> dict[str, float]:
     """Means and spreads over the scored rollouts of an iteration.
 
     Shapes: rewards, the total and each dimension, (rollouts, 1 + dimensions); advantages (rollouts,).
@@ -31,25 +29,45 @@ def reward_metrics(
     can_differ = groups.isfinite().sum(1) >= 2
     by_group = advantages.view(-1, group_size)
     is_zero = ((by_group == 0) | by_group.isnan()).all(1) & (by_group == 0).any(1)
-    return {
+    return {f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])} | {
         "reward/mean": means[0],
         "reward/std": deviations[can_differ].mean().item(),
-        **{f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])},
-        "reward/overall": sum(mean for name, mean in zip(dimensions, means[1:]) if name in DIMENSIONS),
         "reward/missing": float((~scored).sum()),
         "advantage/zero_groups": float(is_zero.sum()),
     }
 
 
-def average(results: list[UpdateResult]) -> dict[str, float]:
+def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> Tensor:
+    """Number of terms of each denoising step, sums of their ratio and KL, and their largest ``|ratio - 1|``.
+
+    Shapes: ratios, kls and steps (terms,), on the CPU; result (4, num_steps).
+    """
+    ratios, kls = ratios.double(), kls.double()
+    sums = torch.zeros(4, num_steps, dtype=torch.float64)
+    sums[:3].index_add_(1, steps, torch.stack([torch.ones_like(ratios), ratios, kls]))
+    sums[3].scatter_reduce_(0, steps, (ratios - 1).abs(), "amax")
+    return sums
+
+
+def average(results: list[UpdateResult]) -> dict[str, float | list[float | None]]:
     """Means over the updates of an iteration, weighted by their terms; empty for one without any.
 
     The ratio's deviation is the largest of all, and that of the first update, which sees the policy that made the
-    rollouts: it must be 0 but for rounding.
+    rollouts: it must be 0 but for rounding. Lists are by denoising step, None where it is not trained.
     """
     if not results:
         return {}
     total = sum(result.num_terms for result in results)
     mean = {name: sum(r.metrics[name] * (r.num_terms / total) for r in results) for name in results[0].metrics}
     deviations = [result.metrics["policy/ratio_max_deviation"] for result in results]
-    return mean | {"policy/ratio_max_deviation": max(deviations), "policy/ratio_first_deviation": deviations[0]}
+    mean |= {"policy/ratio_max_deviation": max(deviations), "policy/ratio_first_deviation": deviations[0]}
+    tables = [result.by_step for result in results if result.by_step is not None]
+    return mean | (_by_step(torch.stack(tables)) if tables else {})
+
+
+def _by_step(tables: Tensor) -> dict[str, list[float | None]]:
+    """Lists by denoising step, None where it is not trained. Shape: (updates, 4, steps)."""
+    counts, ratios, kls = tables[:, :3].sum(0)
+    largest = torch.where(counts > 0, tables[:, 3].amax(0), torch.nan)
+    told = {"by_step/ratio_mean": ratios / counts, "by_step/ratio_max_deviation": largest, "by_step/kl": kls / counts}
+    return {name: [v if math.isfinite(v) else None for v in values.tolist()] for name, values in told.items()}

@@ -26,13 +26,13 @@ from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
-from hyvideo.models.attention import install_causal_mask
 from hyvideo.models.loading import TRANSFORMER, VAE, load_vae
 from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.saving import save_original
+from hyvideo.models.vae import install_layers
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
 from hyvideo.pipelines.prompt_encoders import TextEncoder
@@ -77,7 +77,7 @@ def _new_vae() -> nn.Module:
     from diffusers import AutoencoderKLHunyuanVideo15
 
     vae = AutoencoderKLHunyuanVideo15(**vae_config_to_diffusers(CONFIGS["vae"]))
-    install_causal_mask(vae)
+    install_layers(vae)
     with torch.no_grad():
         # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
         # of 3e-3 is unstable.

@@ -6,17 +6,15 @@ to its valid tokens, which is exact: a masked token changes no other. Where the 
 different length, attention goes over each run of equal length by itself, and what is left of the padding is 0.
 
 The lengths are Python numbers and travel with the rotary tables as an argument of every block, so a recomputed
-block knows them too and no GPU is asked for them. The VAE's attention has a cure of its own: `install_causal_mask`.
+block knows them too and no GPU is asked for them. The VAE's attention has a cure of its own: `vae.install_layers`.
 """
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 from torch import Tensor, nn
 
 
@@ -169,27 +167,3 @@ def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
         module = transformer.get_submodule(name).requires_grad_(False)
         dead += [parameter for parameter, _ in module.named_parameters(prefix=name)]
     return dead
-
-
-def install_causal_mask(vae: nn.Module) -> None:
-    """Gives the attention layers of this VAE the cached mask below, so that batches of two and more work.
-
-    diffusers 0.42.1 makes a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails beyond one
-    sample, and fills it row by row in Python on every call.
-    """
-    for module in vae.modules():
-        if isinstance(module, HunyuanVideo15AttnBlock):
-            # The mask is the same for every sample.
-            module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
-
-
-# A tiled decode has at most four shapes of tile: inner, right edge, bottom edge, corner. A mask is S^2 large,
-# so no more are kept.
-@functools.lru_cache(maxsize=4)
-def causal_mask(num_frames: int, frame_tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """0 where a token may look, its own frame and earlier ones, -inf elsewhere. Shape: (tokens, tokens)."""
-    # Never an inference tensor: the cached mask may be wanted for a backward pass later.
-    with torch.inference_mode(False):
-        frame = torch.arange(num_frames, device=device).repeat_interleave(frame_tokens)
-        mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
-        return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))

@@ -142,10 +142,10 @@ def load_vae(
 
     ``vae.config.scaling_factor`` is the checkpoint's: the transformer sees latents times this factor.
     """
-    from hyvideo.models.attention import install_causal_mask
+    from hyvideo.models.vae import install_layers
 
     vae = _filled(*_stream(VAE, vae_folder(root), random_weights_seed, device), dtype, device)
-    install_causal_mask(vae)
+    install_layers(vae)
     return vae
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from hyvideo.data.outside import replacing
 from hyvideo.models.loading import WEIGHTS_STEM, Component, setting_problems
@@ -35,7 +35,11 @@ def save_original(
     for name, tensor in component.to_original(model.state_dict()).items():
         seed = seed_for(name, drawn)
         if seed is None:
-            tensors[name] = _stored(name, tensor, dtype)
+            tensors[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+            if not tensors[name].isfinite().all():
+                raise ValueError(
+                    f"tensor {name!r} has values that are not finite in {dtype}; save with dtype=torch.float32"
+                )
         elif not torch.equal(tensor.cpu(), draw_tensor(seed, name, tuple(tensor.shape)).to(tensor.dtype)):
             raise ValueError(f"tensor {name!r} is not what seed {seed} draws; take its prefix out of drawn")
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,10 +48,3 @@ def save_original(
     # The file may be the one that is being read, here or in another process.
     with replacing(folder / f"{WEIGHTS_STEM}.safetensors") as path:
         save_file(tensors, path, metadata=metadata)
-
-
-def _stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    stored = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-    if not stored.isfinite().all():
-        raise ValueError(f"tensor {name!r} has values that are not finite in {dtype}; save with dtype=torch.float32")
-    return stored

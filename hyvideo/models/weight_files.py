@@ -87,21 +87,16 @@ def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> 
     ``read=False`` gives tensors without memory, in the same order, for a process that gets the values elsewhere.
     """
     for path in sorted(set(weights.files.values())):
-        yield from _read_tensors(path, read)
+        with safe_open(path, framework="pt", backend="pread") as file:
+            for name in file.offset_keys():  # in the order of their bytes
+                header = file.get_slice(name)
+                if (dtype := header.get_dtype()) not in _DTYPES:
+                    raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {dtype}")
+                without_memory = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
+                yield name, file.get_tensor(name) if read else without_memory
     for name, shape in expected.items():
         if name not in weights.shapes:
             yield name, draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta")
-
-
-def _read_tensors(path: Path, read: bool) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file in the order of their bytes."""
-    with safe_open(path, framework="pt", backend="pread") as file:
-        for name in file.offset_keys():
-            header = file.get_slice(name)
-            if (dtype := header.get_dtype()) not in _DTYPES:
-                raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {dtype}")
-            without_memory = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
-            yield name, file.get_tensor(name) if read else without_memory
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:

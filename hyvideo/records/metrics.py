@@ -5,7 +5,6 @@ knows of ranks: only the main process makes a writer.
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,13 +13,14 @@ from pathlib import Path
 from torch import Tensor
 
 from hyvideo.records.metrics_file import Lines
+from hyvideo.records.run_files import or_none
 from hyvideo.records.trackers import REPORTS
 
 
-def as_json_line(metrics: dict[str, float], iteration: int) -> str:
+def as_json_line(metrics: dict[str, float | list], iteration: int) -> str:
     """One line of strict JSON, the iteration first; NaN and inf, which JSON cannot say, become null."""
-    numbers = {name: value if isinstance(value, int) else float(value) for name, value in metrics.items()}
-    finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+    known = {name: value if isinstance(value, (int, list)) else float(value) for name, value in metrics.items()}
+    finite = {name: value if isinstance(value, list) else or_none(value) for name, value in known.items()}
     return json.dumps({"iteration": iteration} | finite, allow_nan=False)
 
 
@@ -41,10 +41,11 @@ class MetricsWriter(AbstractContextManager):
             for name in dict.fromkeys(report_to)
         ]
 
-    def log(self, metrics: dict[str, float], iteration: int) -> None:
-        """Writes the metrics of one iteration."""
+    def log(self, metrics: dict[str, float | list], iteration: int) -> None:
+        """Writes the metrics of one iteration; the lists among them to metrics.jsonl alone."""
         self.lines.write(as_json_line(metrics, iteration))
-        numbers = {name: float(value) for name, value in metrics.items() if name != "iteration"}
+        single = [(name, value) for name, value in metrics.items() if not isinstance(value, list)]
+        numbers = {name: float(value) for name, value in single if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:

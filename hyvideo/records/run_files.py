@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hyvideo.data.outside import replacing
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward
+from hyvideo.models.reward_models.rewards import Reward, overall
 
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
@@ -26,6 +27,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
+        "command": shlex.join(sys.argv),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "processes": world_size,
         "threads": torch.get_num_threads(),
@@ -37,8 +39,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
 def score_entry(
     prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
 ) -> dict:
-    """One object of scores.json; ``number`` is the video's among all. A number that is not there is null."""
-    scores = dict.fromkeys(DIMENSIONS) | {name: or_none(value) for name, value in reward.scores.items()}
+    """One object of scores.json; ``number`` is the video's among all. A number that is not finite is null."""
     return {
         "number": number,
         "prompt": prompt,
@@ -46,8 +47,7 @@ def score_entry(
         "group": group,
         "file": file,
         "reward": or_none(reward.total),
-        **scores,
-        "Overall": or_none(reward.overall),
+        **{name: or_none(value) for name, value in (reward.scores | overall(reward.scores, "Overall")).items()},
         "advantage": or_none(advantage),
         "missing": reward.is_missing,
         "reason": reward.reason,
@@ -64,11 +64,11 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 
 @contextmanager
-def reported_if_unwritable(what: str) -> Iterator[None]:
-    """Context for records that training can do without: a full disk is reported, and is no end."""
+def reported_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Context for records that training can do without: ``errors`` as of a full disk are reported, and no end."""
     try:
         yield
-    except OSError as error:
+    except errors as error:
         print(f"\n{what} NOT WRITTEN ({error}); training goes on", file=sys.stderr, flush=True)
 
 

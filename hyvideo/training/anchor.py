@@ -13,52 +13,6 @@ from torch import Tensor, nn
 from hyvideo.distributed.sharded_tensors import like, local, reshard
 
 
-class Anchor:
-    """The policy that the position distance refers to: the initial one, or that of the last refresh.
-
-    In LoRA training they are those of the adapter; the initial policy is a new adapter, which changes nothing, or the
-    one that the run starts from. A refresh is due every ``refresh_every`` optimizer updates; never where that is None.
-    """
-
-    def __init__(
-        self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, refresh_every: int | None, offload: bool = False
-    ):
-        self.copy = WeightCopy(model, trained, offload=offload)
-        self.refresh_every = refresh_every
-        self.age = 0  # optimizer updates since the anchor was equal to the policy
-
-    @property
-    def equals_policy(self) -> bool:
-        """Claims that the distance is exactly 0, with a gradient of exactly 0, so that no forward is needed."""
-        return self.age == 0
-
-    def in_place(self):
-        """Context in which the policy's model computes as the anchor."""
-        return self.copy.in_place()
-
-    def after_update(self) -> None:
-        """Counts one optimizer update."""
-        self.age += 1
-
-    def after_iteration(self) -> None:
-        """Copies the policy when it is due: never within an iteration, whose means belong to one anchor."""
-        if self.refresh_every is not None and self.age >= self.refresh_every:
-            self.refresh()
-
-    def refresh(self) -> None:
-        """Makes the anchor equal to the policy; RuntimeError where it does not become so."""
-        self.copy.take()
-        self.age = 0
-
-    def load(self, tensors: Mapping[str, Tensor] | None, age: int) -> None:
-        """Takes saved tensors up; None is the policy as it is now."""
-        if tensors is None:
-            self.copy.take()
-        else:
-            self.copy.load(tensors)
-        self.age = age
-
-
 class WeightCopy:
     """A copy of the model's ``trained`` parameters as they are now, exchanged in place with them to compute as it.
 
@@ -66,11 +20,10 @@ class WeightCopy:
     """
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False):
-        self.model, self.trained = model, dict(trained)
-        self._parts = {
-            name: _place(local(parameter).detach(), offload and parameter.device.type != "cpu")
-            for name, parameter in self.trained.items()
-        }
+        self.model, self.trained, self._parts = model, dict(trained), {}
+        for name, parameter in self.trained.items():
+            place = {"device": "cpu", "pin_memory": True} if offload and parameter.device.type != "cpu" else {}
+            self._parts[name] = torch.empty_like(local(parameter).detach(), **place)
         self.take()
 
     @torch.no_grad()
@@ -113,12 +66,9 @@ class WeightCopy:
             torch.cuda.current_stream().synchronize()  # the last exchange has arrived in the CPU's memory
         return {name: like(self.trained[name], part) for name, part in self._parts.items()}
 
-    def targets(self) -> dict[str, Tensor]:
-        """Tensors to load into; `load` then takes what they hold."""
-        return {name: torch.zeros_like(parameter) for name, parameter in self.trained.items()}
-
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes saved tensors up, sharded as the policy is."""
         for name, part in self._parts.items():
             part.copy_(local(tensors[name]))
 
@@ -132,7 +82,27 @@ class WeightCopy:
             part.copy_(kept, non_blocking=True)
 
 
-def _place(like_this: Tensor, offload: bool) -> Tensor:
-    if offload:
-        return torch.empty_like(like_this, device="cpu", pin_memory=True)
-    return torch.empty_like(like_this)
+class Anchor(WeightCopy):
+    """The policy that the position distance refers to: the initial one, or that of the last refresh.
+
+    In LoRA training they are those of the adapter; the initial policy is a new adapter, which changes nothing, or the
+    one that the run starts from. A refresh is due every ``refresh_every`` optimizer updates; never where that is None.
+    """
+
+    def __init__(
+        self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, refresh_every: int | None, offload: bool = False
+    ):
+        super().__init__(model, trained, offload=offload)
+        self.refresh_every = refresh_every
+        self.age = 0  # optimizer updates since the anchor was equal to the policy
+
+    @property
+    def equals_policy(self) -> bool:
+        """Claims that the distance is exactly 0, with a gradient of exactly 0, so that no forward is needed."""
+        return self.age == 0
+
+    def after_iteration(self) -> None:
+        """Copies the policy when it is due: never within an iteration, whose means belong to one anchor."""
+        if self.refresh_every is not None and self.age >= self.refresh_every:
+            self.take()
+            self.age = 0

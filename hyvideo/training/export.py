@@ -13,41 +13,27 @@ from hyvideo.models.lora import add_lora, merge, read_lora
 from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
 from hyvideo.training import saved_policy
 
-# Parts of a diffusers pipeline, its library and class.
-_PARTS = {
-    "transformer": ("diffusers", "HunyuanVideo15Transformer3DModel"),
-    "vae": ("diffusers", "AutoencoderKLHunyuanVideo15"),
-    "scheduler": ("diffusers", "FlowMatchEulerDiscreteScheduler"),
-    "guider": ("diffusers", "ClassifierFreeGuidance"),
-    "text_encoder": ("transformers", "Qwen2_5_VLTextModel"),
-    "tokenizer": ("transformers", "Qwen2Tokenizer"),
-    "text_encoder_2": ("transformers", "T5EncoderModel"),
-    "tokenizer_2": ("transformers", "ByT5Tokenizer"),
-}
-_IMAGE_PARTS = {
-    "image_encoder": ("transformers", "SiglipVisionModel"),
-    "feature_extractor": ("transformers", "SiglipImageProcessor"),
-}
-
 
 def load_policy(
     root: Path, version: str | None, *, checkpoint: Path | None, lora: Path | None, dtype: torch.dtype
 ) -> nn.Module:
-    """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one.
+    """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one, of either.
 
     Merging is done in float32, which takes 33 GB of memory at full size, and rounded once. Weights that are bf16
     already would swallow most of a LoRA's change: it is smaller than the distance between two bf16 numbers.
 
     Raises: ValueError for what is missing or does not fit.
     """
-    given = None if lora is None else read_lora(lora)
-    loaded_dtype = dtype if given is None else torch.float32
-    if checkpoint is None:
+    has_adapter_alone = checkpoint is not None and saved_policy.is_lora(checkpoint)
+    paths = [*([checkpoint / saved_policy.LORA_FOLDER] if has_adapter_alone else []), *([lora] if lora else [])]
+    loras = [read_lora(path) for path in paths]
+    loaded_dtype = torch.float32 if loras else dtype
+    if checkpoint is None or has_adapter_alone:
         transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
     else:
-        transformer = saved_policy.load(checkpoint, root=root, version=version, dtype=loaded_dtype)
-    if given is not None:
-        add_lora(transformer, given)
+        transformer = saved_policy.load(checkpoint, loaded_dtype)
+    for one in loras:
+        add_lora(transformer, one)
         merge(transformer)
     return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
 
@@ -67,23 +53,27 @@ def export_other_parts(root: Path, version: str | None, out: Path, *, task: str,
 
     defaults = version_defaults(version)
     shift, guidance_scale = (defaults.shift, defaults.guidance_scale) if defaults else (5.0, 6.0)
-    diffusers.FlowMatchEulerDiscreteScheduler(shift=shift).save_pretrained(out / "scheduler")
-    diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale).save_pretrained(out / "guider")
     # In bf16 decoding is off by eight times as much as in fp16, in which runs decode, and the original.
     vae_dtype = torch.float16 if dtype == torch.bfloat16 else dtype
-    loading.load_vae(root, dtype=vae_dtype).save_pretrained(out / "vae")
-    for part, name in zip(encoders.load_text_encoder(root, dtype=dtype), ("tokenizer", "text_encoder")):
-        part.save_pretrained(out / name)
-    for part, name in zip(encoders.load_glyph_encoder(root), ("tokenizer_2", "text_encoder_2")):
-        part.save_pretrained(out / name)
-    if task == "i2v":
-        _, image_encoder = encoders.load_vision_encoder(root, dtype=dtype)
-        image_encoder.save_pretrained(out / "image_encoder")
-        # Copied, not loaded: transformers' processor of this name needs torchvision.
-        (out / "feature_extractor").mkdir(exist_ok=True)
-        given = encoders.preprocessor_file(root)
-        shutil.copyfile(given, out / "feature_extractor" / given.name)
+    loaders = {  # of one or two parts, which are let go of before the next come
+        ("scheduler",): lambda: [diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)],
+        ("guider",): lambda: [diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale)],
+        ("vae",): lambda: [loading.load_vae(root, dtype=vae_dtype)],
+        ("tokenizer", "text_encoder"): lambda: encoders.load_text_encoder(root, dtype=dtype),
+        ("tokenizer_2", "text_encoder_2"): lambda: encoders.load_glyph_encoder(root),
+    }
     name = next(name for name, its_task in PIPELINE_TASKS.items() if its_task == task)
-    index = {"_class_name": name, "_diffusers_version": diffusers.__version__} | _PARTS
-    index |= _IMAGE_PARTS if task == "i2v" else {}
+    index = {"_class_name": name, "_diffusers_version": diffusers.__version__}
+    index["transformer"] = "diffusers", loading.TRANSFORMER.class_name
+    if task == "i2v":
+        loaders["image_encoder",] = lambda: encoders.load_vision_encoder(root, dtype=dtype)[1:]
+        # Copied, not loaded: transformers' processor of this name needs torchvision.
+        given, copied = encoders.preprocessor_file(root), out / "feature_extractor"
+        copied.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(given, copied / given.name)
+        index["feature_extractor"] = "transformers", "SiglipImageProcessor"
+    for names, load in loaders.items():
+        for name, part in zip(names, load()):
+            part.save_pretrained(out / name)
+            index[name] = type(part).__module__.partition(".")[0], type(part).__name__
     (out / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -37,18 +37,14 @@ def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
         run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
         recompute = recomputation(run).settings.activation_checkpointing
     config = config.settled(on_gpu=True, recompute=recompute)
-    distributed = config.distributed
-    if distributed.enable_compile == "true" and distributed.compile_backend == "inductor" and not has_compiler():
+    distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")
+    builds = distributed.enable_compile == "true" and distributed.compile_backend == "inductor"
+    if builds and not any(map(shutil.which, compilers)):
         raise ValueError(
             "enable_compile, the default on a GPU, builds kernels with a C compiler, and there is none: install gcc, "
             "name one by CC, or set enable_compile false"
         )
     return config
-
-
-def has_compiler() -> bool:
-    """Claims that a C compiler is there for what inductor and triton build."""
-    return any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang"))
 
 
 def gpu_memory(device: torch.device) -> float:
@@ -73,7 +69,7 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
     except ValueError as error:
         yield from str(error).splitlines()
     for name, options in ({} if config.reward.remote_reward_url else reward_options(config.reward)).items():
-        folder = options.get("path", Path(root) / SCORERS[name].folder)
+        folder = options.get("path", Path(root) / SCORERS[name].folder) if name in SCORERS else root
         if problem := folder_problem(folder):
             yield f"the files of reward_model {name} in {folder}: {problem}"
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from hyvideo.config.identity import named_files
 from hyvideo.config.machine_rules import images_fit_the_task
 from hyvideo.config.rules import every_rank_has_a_head
 from hyvideo.config.run_plan import parse_interval
@@ -20,7 +19,6 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.node_report import NodeExpectations
 from hyvideo.models import fit_checks, loading
 from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters
@@ -80,23 +78,6 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # shows mistakes, at a pass over every new tensor
 
 
-def node_expectations(settings: Mapping[str, Any]) -> NodeExpectations:
-    """Expectations of a run on every node, by its settings, for the preflight."""
-    root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
-    files = {
-        f"{name} {number}" if number > 1 else name: str(path)
-        for name, paths in named_files(settings).items()
-        for number, path in enumerate(paths, start=1)
-    }
-    return NodeExpectations(
-        settings=settings,
-        files=files,
-        transformer_folder=loading.find_transformer(root, version) or root / "transformer" / version,
-        output_dir=Path(settings["output_dir"]),
-        resume_from=settings["resume_from_checkpoint"],
-    )
-
-
 def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:
     """The encoder of a run, which reads its models when they are needed, and the VAE."""
     model = config.model
@@ -105,13 +86,15 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+    by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    folder = model.conditions_dir or by_default
     encoder = ConditionEncoder(
         lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
         lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
         lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
         dtype=DTYPES[model.dtype],
         identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
-        store=conditions_store(model, config.record.output_dir),
+        store=PartStore(folder) if folder else None,
     )
     return encoder, vae
 
@@ -134,8 +117,15 @@ def load_pipeline(
         is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
     negative = negative_condition(config.negative_requests, encoder, device)
-    transformer = load_transformer(config.model, device, weights_dtype, has_values=not is_overwritten)
-    prepare_transformer(transformer, trained)
+    root, version = config.model.pretrained_model_root, config.model.transformer_version
+    if is_overwritten:
+        transformer = loading.transformer_without_memory(root, version).type(weights_dtype).to_empty(device=device)
+    else:
+        seed = weights_seed(config.model)
+        transformer = loading.load_transformer(
+            root, version, dtype=weights_dtype, device=device, random_weights_seed=seed
+        )
+    prepare_transformer(transformer.eval(), trained)
     rollout = config.settled(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
@@ -144,31 +134,6 @@ def negative_condition(requests: list[Request], encoder: ConditionEncoder, devic
     """Condition of `Config.negative_requests`; None without guidance."""
     samples = encoder(requests).to(device).samples
     return samples[0] if samples else None
-
-
-def load_transformer(
-    model: ModelSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    has_values: bool = True,
-    lora: Lora | None = None,
-) -> nn.Module:
-    """The transformer of the settings, whole, as diffusers has it, with a LoRA in its weights if there is one.
-
-    Without values there is anything in its weights.
-    """
-    if not has_values:
-        empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
-        return empty.type(dtype).to_empty(device=device).eval()
-    return loading.load_transformer(
-        model.pretrained_model_root,
-        model.transformer_version,
-        dtype=dtype,
-        device=device,
-        random_weights_seed=weights_seed(model),
-        lora=lora,
-    )
 
 
 def read_start(optimizer: OptimizerSettings) -> Lora | None:
@@ -276,13 +241,6 @@ def check_checkpoint(
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return needs
-
-
-def conditions_store(model: ModelSettings, output_dir: str) -> PartStore | None:
-    """Store of encoded prompts, if the settings name one."""
-    by_default = Path(output_dir) / "conditions" if model.precompute_conditions else ""
-    folder = model.conditions_dir or by_default
-    return PartStore(folder) if folder else None
 
 
 # Where the files lie that conditions depend on, in either layout.

@@ -63,7 +63,7 @@ class NFTUpdate(PolicyUpdate):
                 "after an update the old policy still equals the policy, and branches have no contrast; where it is "
                 "that of the rollouts, the update was too small to change any velocity"
             )
-        self._has_moved = result is not None and result.metrics["grad/norm"] > 0
+        self._has_moved = result is not None and result.metrics["grad/norm"] * result.metrics["lr"] > 0
         return result
 
     def _check_fresh(
@@ -83,7 +83,7 @@ class NFTUpdate(PolicyUpdate):
                 raise OffPolicyError(f"iteration {iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
 
     def _findings(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
-        """What can be wrong at a rollout: how much it is, and its bound."""
+        """Quantities that show a fault at a rollout, by their words, each with its bound."""
         noisiest = int(rollouts.trained_steps[row].argmax())  # where a velocity of another level is far off
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
@@ -95,7 +95,7 @@ class NFTUpdate(PolicyUpdate):
             "a first step of the rollouts is off by": (off_rollout, self._tolerance),
             "the error at noised rollouts is, in units of that of zeros,": (
                 mean_square(velocity - target) / zeros,
-                1.0,
+                max(1.0, self.pipeline.sampling.guidance_scale) ** 2,  # guidance adds the distance of its branches
             ),
             "the pull of the worst rollouts is, in units of that of the best,": (
                 self._contrast(velocity, target),

@@ -50,10 +50,7 @@ class Optimizers:
 
 
 def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Optimizers:
-    """Optimizers of the trained parameters, by name, as the settings say; ``dtype`` is that of Muon's arithmetic.
-
-    Raises: ValueError where 8-bit Adam is asked for and not installed.
-    """
+    """Optimizers of the trained parameters, by name, as the settings say; ``dtype`` is that of Muon's arithmetic."""
     matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p)}
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = [_adam(settings, others)] if others else []
@@ -88,14 +85,7 @@ def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.
         "weight_decay": settings.weight_decay,
     }
     if settings.use_8bit_adam:
-        return adam_8bit()(parameters, **options)
+        from torchao.optim import AdamW8bit  # which knows shards; `config.machine_rules` has checked that it is there
+
+        return AdamW8bit(parameters, **options)
     return torch.optim.AdamW(parameters, **options, fused=parameters[0].device.type == "cuda")
-
-
-def adam_8bit() -> type[torch.optim.Optimizer]:
-    """torchao's AdamW, which knows shards. Raises ValueError where it is not installed."""
-    try:
-        from torchao.optim import AdamW8bit
-    except ImportError as error:
-        raise ValueError("use_8bit_adam needs torchao, which is not installed: pip install torchao") from error
-    return AdamW8bit

@@ -25,7 +25,6 @@ from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import (
     RequiredEncoders,
     adapter_config,
-    load_transformer,
     prepare_transformer,
     read_start,
     weights_seed,
@@ -72,22 +71,16 @@ class Policy:
         """The transformer on this rank, made ready to be trained."""
         model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
         start = read_start(optimizer)
-        merged = None if self.is_lora else start
+        transformer, weights = loading.stream_transformer(
+            model.pretrained_model_root,
+            model.transformer_version,
+            read=self.mesh.is_main,  # the others receive
+            device=device,
+            random_weights_seed=weights_seed(model),
+            lora=None if self.is_lora else start,
+        )
         # Frozen weights need no more precision than they compute in.
-        dtype = DTYPES[model.dtype if self.is_lora else model.master_weight_type]
-        weights = None
-        if self.mesh.world_size > 1:  # one reads, the others receive
-            transformer, weights = loading.stream_transformer(
-                model.pretrained_model_root,
-                model.transformer_version,
-                read=self.mesh.is_main,
-                device=device,
-                random_weights_seed=weights_seed(model),
-                lora=merged,
-            )
-            transformer.to(dtype)
-        else:
-            transformer = load_transformer(model, device, dtype, lora=merged)
+        transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
         prepare_transformer(transformer, needs)
         if self.is_lora:
             start_lora(transformer, adapter_config(transformer, optimizer, start))
@@ -100,8 +93,7 @@ class Policy:
             compute_dtype=DTYPES[model.dtype],
         )
         parallelize(transformer, self.mesh, how)
-        if weights is not None:
-            fill_shards(transformer, weights, device=device)
+        fill_shards(transformer, weights, device=device)
         if self.is_lora:
             _fill_adapter(transformer, start, self.config.data.seed)
         return transformer
@@ -115,7 +107,7 @@ class Policy:
         if self.average:
             self.average.move_towards(1 - self.config.optimizer.ema_decay)
         if self.anchor:
-            self.anchor.after_update()
+            self.anchor.age += 1
 
     def as_average(self) -> AbstractContextManager:
         """Context in which the model computes with the running average, where the run keeps one."""
@@ -136,10 +128,8 @@ class Policy:
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
                 tensors[f"optimizer.{name}.{key}"] = value
-        if self.anchor and not self.anchor.equals_policy:
-            tensors |= {f"anchor.{name}": tensor for name, tensor in self.anchor.copy.tensors().items()}
-        if self.average:
-            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
+        for kind, copy in self._copies(self.anchor and self.anchor.age).items():
+            tensors |= {f"{kind}.{name}": tensor for name, tensor in copy.tensors().items()}
         return tensors
 
     def load(self, folder: Path, anchor_age: int) -> None:
@@ -147,19 +137,26 @@ class Policy:
         policy = self._policy_tensors()
         with failing_together(self.mesh):  # before the others wait for this rank as they load
             optimizer = dict(self._optimizer_targets(folder))
-        anchor = self._copy_targets("anchor", self.anchor.copy) if self.anchor and anchor_age else {}
-        average = self._copy_targets("average", self.average) if self.average else {}
-        checkpoint.load_tensors(folder, policy | optimizer | anchor | average, self.mesh)
+        copies = self._copies(anchor_age)
+        saved = {kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies}
+        copied = {f"{kind}.{name}": tensor for kind, tensors in saved.items() for name, tensor in tensors.items()}
+        checkpoint.load_tensors(folder, policy | optimizer | copied, self.mesh)
         for name, parameter in self.trained.items():
             prefix = f"optimizer.{name}."
             state = {key.removeprefix(prefix): value for key, value in optimizer.items() if key.startswith(prefix)}
             if state:
                 self.optimizers.restore(parameter, state)
+        for kind, copy in copies.items():
+            copy.load(saved[kind])
         if self.anchor:
-            saved = {name.removeprefix("anchor."): tensor for name, tensor in anchor.items()}
-            self.anchor.load(saved or None, anchor_age)
-        if self.average:
-            self.average.load({name.removeprefix("average."): tensor for name, tensor in average.items()})
+            self.anchor.age = anchor_age
+            if not anchor_age:
+                self.anchor.take()
+
+    def _copies(self, anchor_age: int | None) -> dict[str, WeightCopy]:
+        """Copies of the weights by their names in a checkpoint; not an anchor that is the policy still."""
+        anchor = {"anchor": self.anchor} if self.anchor and anchor_age else {}
+        return anchor | ({"average": self.average} if self.average else {})
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         """Trained weights of a LoRA, or all weights, as a checkpoint names them."""
@@ -169,15 +166,13 @@ class Policy:
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
         shapes = read_shapes(folder / checkpoint.TENSORS)
         by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
-        for key, (shape, dtype) in shapes.items():
+        for key, stored in shapes.items():
+            shape, dtype = tuple(stored.size), stored.properties.dtype
             parameter = by_name.get(key.rpartition(".")[0])
             if parameter is not None and shape == tuple(parameter.shape):
                 yield key, torch.zeros_like(parameter, dtype=dtype)
             elif parameter is not None:
                 yield key, torch.zeros(shape, dtype=dtype, device=parameter.device)
-
-    def _copy_targets(self, kind: str, copy: WeightCopy) -> dict[str, Tensor]:
-        return {f"{kind}.{name}": tensor for name, tensor in copy.targets().items()}
 
 
 @torch.no_grad()

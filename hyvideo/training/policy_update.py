@@ -24,7 +24,7 @@ from hyvideo.distributed.collectives import (
 )
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.loss import LossInputs, LossTerms, grpo_terms
-from hyvideo.grpo.metrics import UpdateResult, average
+from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
@@ -125,7 +125,7 @@ class PolicyUpdate:
                 means[rows[0] : rows[-1] + 1, place] = self._mean(rollouts, Pass(rows, turn))
         return means
 
-    def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float]:
+    def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float | list]:
         """Makes the iteration's updates; gives their metrics, averaged over the terms that they trained on."""
         self.refresh_step_weights()
         rows_of = [rollouts.rows_of_update(update, self.num_updates, iteration) for update in range(self.num_updates)]
@@ -157,13 +157,16 @@ class PolicyUpdate:
         is_fresh: bool,
     ) -> UpdateResult | None:
         """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
-        sums, deviations = self._accumulate(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh)
+        sums, deviations, each = self._accumulate(
+            rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh
+        )
         if is_fresh and self.num_updates > 1:  # a round of one update is done with the step
             self.check()
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
         # On the CPU before the step is made: read later they would wait for it.
         sums = sum_over_replicas(sums, self.mesh).cpu() / num_terms
         largest = gather_ranks(deviations.amax(), self.mesh).cpu()
+        by_step = self._by_step(rollouts, passes, each.cpu())
         grad_norm = self._step(used["lr"], sums, largest, rollouts, iteration)
         if grad_norm is None:
             return None
@@ -177,7 +180,7 @@ class PolicyUpdate:
             metrics["kl/position"] = math.nan  # not measured
         self.kl_coefficient.observe(metrics.pop("kl/total"))
         self.policy.after_update()
-        return UpdateResult(metrics, num_terms)
+        return UpdateResult(metrics, num_terms, by_step)
 
     def _accumulate(
         self,
@@ -188,8 +191,9 @@ class PolicyUpdate:
         iteration: int,
         *,
         is_fresh: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Adds up the gradients of all passes; gives the sums of the terms and each pass's largest ratio deviation.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Adds up the gradients of all passes; gives the sums of the terms, each pass's largest ratio deviation, and
+        ratio and KL of each term, (2, terms).
 
         Every replica divides by ``num_terms``, the number of all replicas together, so that each term weighs the same
         however the rollouts are dealt. In the end gradients are averaged over the replicas: the factor
@@ -197,6 +201,7 @@ class PolicyUpdate:
         """
         sums = torch.zeros(len(LossTerms.SUMMED), dtype=torch.float64, device=self.pipeline.device)
         deviations: list[Tensor] = []
+        pairs = [sums.new_empty(2, 0)]
         is_checked = is_fresh and self.on_policy_check.is_due(iteration)
         turns = self._anchor_turns(rollouts, anchor_means)
         for number, (rows, turn) in enumerate(passes):
@@ -210,6 +215,7 @@ class PolicyUpdate:
                 (terms.loss.sum() * self.mesh.num_replicas / num_terms).backward()
                 sums += terms.sums()
                 deviations.append(terms.largest_deviation())
+                pairs.append(torch.stack([terms.ratio, terms.kl.detach()]))
             else:
                 self._empty_pass(rollouts, turn)
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
@@ -217,7 +223,16 @@ class PolicyUpdate:
                 self._check_fresh(rollouts, passes, deviations, iteration)
         num_forwards = sum(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)) for a_pass in passes)
         self.cost.forwards += num_forwards * self.cost.of_training
-        return sums, torch.stack(deviations)
+        return sums, torch.stack(deviations), torch.cat(pairs, dim=1)
+
+    def _by_step(self, rollouts: RolloutBatch, passes: list[Pass], pairs: Tensor) -> Tensor | None:
+        """Sums and largest deviations of all replicas by denoising step; None for the noise levels of nft."""
+        if rollouts.trained_steps.is_floating_point():
+            return None
+        steps = torch.cat([rollouts.trained_steps[rows, turn] for rows, turn in passes])
+        mine = sums_by_step(*pairs, steps, len(self.pipeline.scheduler.timesteps))
+        every = gather_replicas(mine, self.mesh)  # (replicas, 4, steps)
+        return torch.cat([every[:, :3].sum(0), every[:, 3:].amax(0)])
 
     def _check_fresh(
         self, rollouts: RolloutBatch, passes: list[Pass], deviations: list[Tensor], iteration: int

@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from hyvideo.config.command_line import reward_options
 from hyvideo.config.processes import world_size
 from hyvideo.config.sections import DataSettings, RewardSettings
 from hyvideo.config.settings import Config
-from hyvideo.distributed.collectives import merge_rows, share_reason
+from hyvideo.distributed.collectives import all_objects, merge_rows, share_reason
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
-from hyvideo.grpo.metrics import DIMENSIONS, reward_metrics
+from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
-from hyvideo.models.reward_models.rewards import Reward, Scorer, check_options, make_scorer
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, check_options, make_scorer, overall
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 from hyvideo.training.rollout_batch import RolloutIndex
@@ -38,7 +39,6 @@ class GroupRewards:
         self.mesh, self.scorer, self.num_rollouts = mesh, scorer, num_rollouts
         self.group_size, self.clip = group_size, settings.advantage_clip
         self.max_missing_fraction = settings.max_missing_fraction
-        self.dimensions = tuple(dict.fromkeys((*DIMENSIONS, *scorer.weights)))
 
     def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
         """Rewards of the videos that this rank has decoded, by row; ``may_end`` as of `AsyncScorer.collect`."""
@@ -52,13 +52,11 @@ class GroupRewards:
         ``rewards`` are of the rollouts that this rank has scored, by row of ``indices``.
         """
         numbers = [index.number(self.group_size) for index in indices]
-        local = {
-            numbers[row]: [reward.total, *(reward.scores.get(name, math.nan) for name in self.dimensions)]
-            for row, reward in rewards.items()
-        }
-        in_order = merge_rows(local, self.num_rollouts, 1 + len(self.dimensions), self.mesh)
+        local = {numbers[row]: reward for row, reward in rewards.items()}
+        dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
         advantages = group_advantages(in_order[:, 0], self.group_size, clip=self.clip)
-        metrics = reward_metrics(in_order, advantages, self.group_size, self.dimensions)
+        metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
+        metrics |= overall({name: metrics[f"reward/{name}"] for name in dimensions}, "reward/overall")
         return advantages[numbers].float(), metrics
 
     def refuse_too_many_missing(
@@ -79,6 +77,18 @@ class GroupRewards:
             )
         if self.mesh.is_main:
             print(f"\n{told}; one of them: {reason}", file=sys.stderr, flush=True)
+
+
+def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tuple[list[str], Tensor]:
+    """The dimensions that any rank's scorers gave, and the rewards of all ranks in order, on every rank alike.
+
+    Shape: the total and each dimension, NaN where there is none, (num_rewards, 1 + dimensions), float64.
+    """
+    scores = {row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)} for row, r in local.items()}
+    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {"Overall"}  # which is a sum
+    names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - {*DIMENSIONS})]
+    rows = {row: [reward.total, *(scores[row].get(name, math.nan) for name in names)] for row, reward in local.items()}
+    return names, merge_rows(rows, num_rewards, 1 + len(names), mesh)
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:

@@ -8,7 +8,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hyvideo.config.identity import Changes, changed_settings, named_files
@@ -118,13 +117,9 @@ class RunState:
         with failing_together(self.checkpoints.mesh, errors=(ValueError, OSError)):
             state, made = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
         checkpoint.refuse_different(state["iteration"], made, self.checkpoints.mesh)  # whose tensors may differ
-        changes = differences(
-            state["settings"],
-            self.config.flat(),
-            same_rollouts=state.get("rollouts") in (None, self.num_rollouts),
-            saved_contents=state.get("contents", {}),
-            contents=self.contents,
-        )
+        settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
+        changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
+        changes.of_the_method.extend(changed_contents(state.get("contents", {}), self.contents, settings))
         if not self.config.record.allow_changed_settings:
             refuse_changes(changes)
         self.changed_settings = changes.free + changes.of_the_method
@@ -151,26 +146,12 @@ def contents(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def differences(
-    saved: Mapping,
-    settings: Mapping,
-    *,
-    same_rollouts: bool,
-    saved_contents: Mapping[str, str] = MappingProxyType({}),
-    contents: Mapping[str, str] = MappingProxyType({}),
-) -> Changes:
-    """Settings and named files of a checkpoint that are not those of now.
-
-    Args:
-        same_rollouts: An iteration has as many rollouts as then.
-        saved_contents, contents: Hashes of the named files, then and now.
-    """
-    changes = changed_settings(saved, settings, same_rollouts=same_rollouts)
-    for name, digest in contents.items():
-        if saved_contents.get(name, digest) != digest:
-            paths = ", ".join(map(str, named_files(settings)[name]))
-            changes.of_the_method.append(f"the contents of {name} {paths} are not what they were")
-    return changes
+def changed_contents(saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
+    """Sentences on files, by the setting that names them, whose hashes are not those that were saved."""
+    changed = {name: named_files(settings)[name] for name, digest in now.items() if saved.get(name, digest) != digest}
+    return [
+        f"the contents of {name} {', '.join(map(str, paths))} are not what they were" for name, paths in changed.items()
+    ]
 
 
 def refuse_changes(changes: Changes) -> None:

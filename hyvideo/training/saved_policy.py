@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.distributed.checkpoint import TENSORS, load_tensors, read_state
+from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_lora, merge, read_lora
+from hyvideo.models.lora import add_lora, check_lora, read_lora
 
 MODEL_FILE = "model.json"
 LORA_FOLDER = "lora"
@@ -33,14 +33,7 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
     if is_lora(folder):
         check_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
-        shapes = {name: stored.shape for name, stored in read_shapes(folder / TENSORS).items()}
-        problems = [
-            f"{name} has shape {tuple(tensor.shape)} in the model and {shapes.get(name)} in the checkpoint"
-            for name, tensor in _by_stored_name(transformer, shapes).items()
-            if shapes.get(name) != tuple(tensor.shape)
-        ]
-        if problems:
-            raise ValueError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:3]))
+        check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
     else:
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
 
@@ -67,14 +60,8 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
         loading.load_transformer_weights(transformer, _transformer_folder(folder))
 
 
-def load(folder: Path, *, root: Path, version: str | None, dtype: torch.dtype) -> nn.Module:
-    """A transformer of its own with the policy's weights; an adapter is merged into the base model of ``root``."""
-    if is_lora(folder):
-        # In float32: the base model rounded to bf16 first would swallow most of the adapter's change.
-        transformer = loading.load_transformer(root, version, dtype=torch.float32)
-        load_into(transformer, folder)
-        merge(transformer)
-        return transformer.type(dtype)
+def load(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A transformer of its own with the policy's weights, of a folder that has them all."""
     if not _is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
     transformer = loading.transformer_of(folder / MODEL_FILE)

@@ -27,7 +27,7 @@ def test_every_number_has_a_range():
         for name, field in FIELDS.items()
         if field.type in (int, float, float | None) and TRAITS[name].at_least is None and TRAITS[name].above is None
     }
-    assert unbounded == {"cfg_scale"}  # 1 or less runs one branch
+    assert unbounded == {"cfg_scale", "validation_cfg_scale"}  # 1 or less runs one branch
 
 
 @pytest.mark.parametrize(

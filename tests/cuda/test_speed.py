@@ -17,9 +17,9 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.config.settings import Config
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
-from hyvideo.models.attention import install_causal_mask
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.vae import install_layers
 from hyvideo.pipelines.conditions import Conditions
 from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer, set_tiling
 from hyvideo.training.optimizers import make_optimizers
@@ -190,7 +190,7 @@ def test_decode(gpu, record):
         sizes = {"block_out_channels": (16,) * 5, "latent_channels": 4, "layers_per_block": 1}
     with gpu:
         vae = AutoencoderKLHunyuanVideo15(**sizes).to(work.dtype).eval()
-    install_causal_mask(vae)
+    install_layers(vae)
     set_tiling(vae, tile, 0.125)
     latents = drawn(work, 1, "initial")[:, : vae.config.latent_channels].to(work.dtype)
     decode = torch.no_grad()(partial(vae.decode, latents))

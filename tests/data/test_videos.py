@@ -1,15 +1,17 @@
 """Clips keep their pixels, frames and time through files, and files are complete or absent."""
 
 import io
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
-import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from hyvideo.data import videos
 from hyvideo.data.videos import enlarge, mp4_factor, read_video, to_uint8, write_gif_bytes, write_video
 
 
@@ -35,18 +37,20 @@ def test_a_small_clip_comes_back_after_the_round_trip(tmp_path):
     assert error.max() < 25
 
 
-def test_without_enlarging_the_colours_of_a_small_clip_would_change(tmp_path):
+def test_without_enlarging_the_colours_of_a_small_clip_would_change(tmp_path, monkeypatch):
     video = moving_square()
-    iio.imwrite(
-        tmp_path / "raw.mp4",
-        video.permute(0, 2, 3, 1).numpy(),
-        plugin="pyav",
-        codec="libx264",
-        fps=8.0,
-        out_pixel_format="yuv420p",
-    )
+    monkeypatch.setattr(videos, "MIN_MP4_SIDE", 32)
+    write_video(tmp_path / "raw.mp4", video, fps=8)
     back, _ = read_video(tmp_path / "raw.mp4")
     assert (back.float() - video.float()).abs().max() > 100
+
+
+def test_no_thread_outlives_a_clip(tmp_path):
+    """A process that is forked later would wait for it for ever."""
+    before = len(os.listdir("/proc/self/task"))
+    write_video(tmp_path / "clip.mp4", moving_square(), fps=8)
+    read_video(tmp_path / "clip.mp4")
+    assert len(os.listdir("/proc/self/task")) == before
 
 
 def test_a_large_clip_keeps_its_size_and_its_axes(tmp_path):
@@ -157,30 +161,39 @@ def test_damaged_empty_and_soundtrack_files_are_refused(tmp_path):
             read_video(tmp_path / name)
 
 
-def without(values: dict):
-    """imageio's reader with other answers: such damaged files are hard to make."""
-    opened = iio.imopen
+class Damaged:
+    """A file that PyAV has opened, with other answers: such damage is hard to make."""
 
-    def imopen(*args, **kwargs):
-        file = opened(*args, **kwargs)
-        for name, value in values.items():
-            setattr(file, name, value)
-        return file
+    def __init__(self, file, answers: dict):
+        self.file, self.answers = file, answers
+        real = file.streams.video[0]
+        about = {name: answers.get(name, getattr(real, name)) for name in ("guessed_rate", "frames", "height", "width")}
+        self.streams = SimpleNamespace(video=[SimpleNamespace(**about, real=real)])
 
-    return imopen
+    def decode(self, stream):
+        frames = self.file.decode(stream.real)
+        return self.answers["frames_found"] if "frames_found" in self.answers else frames
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
 
 
 def test_a_file_without_frame_rate_or_with_lost_frames_is_refused(tmp_path, monkeypatch):
     write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
-    for values, rule in (
-        ({"metadata": lambda: {"fps": 0.0}}, "no frame rate"),
-        ({"metadata": lambda: {"fps": float(None)}}, "no frame rate"),
-        ({"iter": lambda: iter([np.zeros((256, 256, 3), np.uint8)])}, "1 frames and should have 4"),
-        ({"iter": lambda: iter([np.zeros((256, 288, 3), np.uint8)])}, "got frame 0 of .256, 288, 3."),
-        ({"iter": lambda: iter([])}, "0 frames and should have 4"),
+    opened = av.open
+    for answers, rule in (
+        ({"guessed_rate": 0}, "no frame rate"),
+        ({"guessed_rate": None}, "no frame rate"),
+        ({"frames_found": [av.VideoFrame(256, 256, "yuv420p")]}, "1 frames and should have 4"),
+        ({"frames_found": [av.VideoFrame(288, 256, "yuv420p")]}, "got frame 0 of .256, 288, 3."),
+        ({"frames_found": []}, "0 frames and should have 4"),
+        ({"frames_found": [], "frames": 0}, "0 frames and should have some"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(iio, "imopen", without(values))
+            patch.setattr(av, "open", lambda file, answers=answers: Damaged(opened(file), answers))
             with pytest.raises(ValueError, match=rule):
                 read_video(tmp_path / "clip.mp4")
 

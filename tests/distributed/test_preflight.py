@@ -10,12 +10,12 @@ import time
 import pytest
 import torch
 
+from hyvideo.config.identity import named_files
 from hyvideo.data.outside import unwritable
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.node_report import ABSENT, code_hash, file_hash, inspect_node
 from hyvideo.distributed.preflight import preflight, problems_of, table, try_all_reduce
 from hyvideo.distributed.rank_agreement import name_ranks
-from hyvideo.training.model_setup import node_expectations
 from tests.forked import ROOT, python
 
 # What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
@@ -132,7 +132,7 @@ def test_a_collective_that_hangs_fails_or_counts_wrongly_is_told(monkeypatch):
 
 @pytest.fixture
 def reports(tiny_config):
-    local = inspect_node(node_expectations(tiny_config.flat()), 0, torch.device("cpu"))
+    local = inspect_node(tiny_config.flat(), named_files(tiny_config.flat()), 0, torch.device("cpu"))
     gpu = "GPU with 80 GiB"
     return [
         dataclasses.replace(local, rank=rank, host=f"node{rank // 2}", device=gpu, gpu_id=str(rank))
@@ -185,7 +185,7 @@ def test_the_table_shows_other_gpus_and_the_least_room(reports):
 
 def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
     def check(config, **options):
-        preflight(node_expectations(config.flat()), mesh, torch.device("cpu"), collective_timeout=60, **options)
+        preflight(config.flat(), named_files(config.flat()), mesh, torch.device("cpu"), **options)
 
     check(tiny_config)
     assert "1 x cpu" in capsys.readouterr().out
@@ -207,13 +207,14 @@ def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):
 
 def test_named_files_are_compared_by_content(tiny_config, tmp_path):
     file = tmp_path / "prompts.csv"
-    expected = node_expectations(tiny_config.with_settings(prompts_csv=str(file)).flat())
-    assert expected.files["prompts_csv"] == str(file) and "reward_config" not in expected.files
+    settings = tiny_config.with_settings(prompts_csv=str(file)).flat()
+    files = named_files(settings)
+    assert files["prompts_csv"] == [file] and "reward_config" not in files
     assert file_hash(file) == ABSENT
     file.write_text("prompt\na\n")
     first = file_hash(file)
     file.write_text("prompt\nb\n")
-    report = inspect_node(expected, 0, torch.device("cpu"))
+    report = inspect_node(settings, files, 0, torch.device("cpu"))
     assert report.compared["the file of prompts_csv"] == file_hash(file) != first
 
 

@@ -103,7 +103,7 @@ def test_the_policy_of_a_sharded_run_is_read_by_one_process(run_of_two):
     tensors = load_file(run / "tensors.safetensors")
     folder = run / "checkpoints" / "000002"
     saved_policy.check_policy("assets/miniature", "miniature", folder)
-    model = saved_policy.load(folder, root=Path("assets/miniature"), version="miniature", dtype=torch.float32)
+    model = saved_policy.load(folder, torch.float32)
     for name, tensor in model.state_dict().items():
         expected = tensors.get(f"average.{name}", tensors[f"policy.{name}"])
         assert torch.equal(tensor, expected), name

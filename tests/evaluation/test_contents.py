@@ -18,7 +18,6 @@ from hyvideo.evaluation.contents import policy_identity
 from hyvideo.evaluation.studies.runs import Study
 from hyvideo.evaluation.studies.table2 import evaluate_runs
 from hyvideo.models.lora import Pair, save_lora
-from hyvideo.models.reward_models.rewards import SCORERS, Entry
 
 CSV = "prompt,ref_image_path\na red circle moves up,\na blue square moves left,first.png\n"
 
@@ -145,11 +144,15 @@ def test_settings_that_decide_the_videos_or_the_scores_are_in_it(world, settings
 def test_the_code_of_a_scorer_from_outside_is_in_it(world, tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text("class Brightness: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(SCORERS, "brightness", Entry("my_rewards:Brightness", ".", ()))
-    config = world.with_settings(reward_model=["brightness"], reward_config="")
-    before = world_identity(config)
-    (tmp_path / "my_rewards.py").write_text("class Brightness: pass\n")
-    assert world_identity(config)["scorers"] != before["scorers"]
+    (tmp_path / "weights").write_text("1")
+    for name in ("my_rewards:Brightness", f"{tmp_path}/my_rewards.py:Brightness"):
+        options = json.dumps({name: {"path": str(tmp_path / "weights")}})
+        config = world.with_settings(reward_model=[name], reward_config=options)
+        before = world_identity(config)
+        for file in ("my_rewards.py", "weights"):
+            (tmp_path / file).write_text((tmp_path / file).read_text() + "# more")
+            assert world_identity(config)["scorers"] != before["scorers"]
+            before = world_identity(config)
 
 
 def test_a_checkpoint_is_known_by_its_manifest_and_what_is_newer_by_its_bytes(tmp_path, monkeypatch):

@@ -2,19 +2,9 @@
 
 import torch
 
-from hyvideo.config.run_plan import make_plan
-from hyvideo.evaluation.run_summary import print_start
+from hyvideo.evaluation.run_summary import attention_kernel
 
 
-def test_the_start_names_the_kernel_that_attention_ran_on(tiny_config, capsys):
-    print_start(
-        tiny_config,
-        make_plan(tiny_config, 1),
-        about=[],
-        world_size=1,
-        device=torch.device("cpu"),
-        num_trained_parameters=1,
-        resumed_iteration=None,
-        changed_settings=[],
-    )
-    assert "attention              aten::_scaled_dot_product_flash_attention_for_cpu\n" in capsys.readouterr().out
+def test_the_start_names_the_kernel_that_attention_ran_on(tiny_config):
+    kernel = attention_kernel(tiny_config.model, 1, tiny_config.rollout_size, torch.device("cpu"))
+    assert kernel == "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -107,7 +107,7 @@ def test_validation_has_frames_and_a_schedule_of_its_own_and_the_rollouts_keep_t
 
 
 def test_a_run_without_guidance_is_validated_with_guidance(tiny_config, mesh):
-    own = {"validation_cfg_scale": 3.0, "negative_prompt": 'a sign says "NO"'}
+    own = {"validation_cfg_scale": 3.0, "negative_prompt": "blurry"}
     config = tiny_config.with_settings(**VALIDATED, **own, validation_steps=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     sampling = trainer.pipeline.sampling, trainer.validation.pipeline.sampling
@@ -118,8 +118,7 @@ def test_a_run_without_guidance_is_validated_with_guidance(tiny_config, mesh):
     )
     trainer.validation.videos(trainer.validation.rows()[:1])
     assert batches == [2]
-    assert trainer.validation.made_with["guidance"] == [3, 'a sign says "NO"']
-    assert not any(name.startswith("context_embedder_2") for name in trainer.policy.trained)  # no gradient comes there
+    assert trainer.validation.made_with["guidance"] == [3, "blurry"]
 
 
 def test_without_a_base_validation_there_is_no_before_and_after_and_that_is_said_once(tiny_config, mesh, capsys):

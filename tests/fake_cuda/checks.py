@@ -19,9 +19,10 @@ from hyvideo.config.sections import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import Parallelism, parallelize
-from hyvideo.models.attention import Layout, freeze_dead_parameters, install_causal_mask
+from hyvideo.models.attention import Layout, freeze_dead_parameters
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.models.transformer import install
+from hyvideo.models.vae import install_layers
 from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -61,7 +62,7 @@ def trained(model):
 def autoencoder():
     with torch.device("meta"):
         vae = AutoencoderKLHunyuanVideo15(layers_per_block=1).eval()
-    install_causal_mask(vae)
+    install_layers(vae)
     on_device(vae, torch.float16)
     set_tiling(vae, 256, 0.25)
     return vae

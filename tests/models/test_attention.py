@@ -1,9 +1,7 @@
-import pytest
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
 from hyvideo.models import attention
-from hyvideo.models.attention import QueryKeyValue, attend, causal_mask, equal_runs
+from hyvideo.models.attention import QueryKeyValue, attend, equal_runs
 
 
 def test_neighbours_of_one_length_are_one_run():
@@ -27,23 +25,3 @@ def test_under_autocast_queries_and_keys_are_rounded_before_attention(transforme
         image = attention.project_image(attn, torch.randn(1, 60, 64), tables)
         text = attention.project_text(attn, torch.randn(1, 7, 64))
     assert {tensor.dtype for tensor in (*image, *text)} == {torch.bfloat16}
-
-
-# --- the VAE's mask ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cached_mask_is_the_one_that_diffusers_fills_row_by_row(dtype):
-    device = torch.device("cpu")
-    expected = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(3, 4, dtype, device)
-    mask = causal_mask(3, 4, dtype, device)
-    assert mask.dtype == dtype
-    assert torch.equal(mask, expected)
-    assert causal_mask(3, 4, dtype, device) is mask
-
-
-def test_a_mask_made_in_inference_mode_serves_a_backward_pass():
-    causal_mask.cache_clear()
-    with torch.inference_mode():
-        mask = causal_mask(2, 3, torch.float32, torch.device("cpu"))
-    assert not mask.is_inference()

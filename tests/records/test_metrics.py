@@ -72,6 +72,13 @@ def test_what_is_not_finite_becomes_null_in_strict_json(tmp_path):
     assert lines(tmp_path) == [{"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.0}]
 
 
+def test_a_list_is_for_the_file_and_a_tracker_sees_numbers_only(tmp_path):
+    with writer(tmp_path, ["tensorboard"]) as metrics:
+        metrics.log({"reward/mean": 1.0, "by_step/kl": [0.5, None]}, 1)
+    assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0, "by_step/kl": [0.5, None]}]
+    assert events(tmp_path).Tags()["scalars"] == ["reward/mean"]
+
+
 def test_a_resumed_run_drops_later_lines_and_a_torn_last_one(tmp_path):
     with writer(tmp_path) as metrics:
         for iteration in range(1, 6):

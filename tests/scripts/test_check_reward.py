@@ -32,14 +32,24 @@ def test_quick_is_short(monkeypatch, capsys):
 def test_a_broken_scorer_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
     assert run(monkeypatch, *MINIATURE) == 1
-    assert capsys.readouterr().out.startswith(
-        "failed   answer  score: RuntimeError: the scorer must give a dict for each of 1 videos"
-    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("failed answer score: RuntimeError: the scorer must give a dict for each of 1 videos")
 
 
 def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE, "--dimensions", "VQ", "beauty") == 1
     assert "no finite number for beauty" in capsys.readouterr().out
+
+
+def test_a_scorer_of_a_file_of_ones_own_is_checked(monkeypatch, tmp_path, capsys):
+    code = "class Frames:\n    def __init__(self, scale=1.0): self.scale = scale\n"
+    code += "    def score(self, v, p, *, fps): return [{'frames': self.scale * len(video)} for video in v]\n"
+    code += "    def check_prompts(self, p): ...\n    def held_out(self, v, p): return {}\n"
+    (tmp_path / "own.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    words = ["--reward_model", "own.py:Frames", "--clip", "miniature", "--dimensions", "frames", "--quick"]
+    assert run(monkeypatch, *words, "--options", '{"scale": 0.5}') == 0
+    assert "frames 4" in capsys.readouterr().out
 
 
 def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
@@ -58,6 +68,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
         (["--reward_model", "taste"], "reward_model must be one of"),
         (["--reward_model", "videoalign", "--model_path", "nowhere"], "model_config.json does not exist"),
         (["--reward_model", "clip", "--model_path", "./nowhere"], "no CLIP model could be read from ./nowhere"),
+        (["--reward_model", "nowhere.py:Own"], "No such file"),
         ([*MINIATURE, "--options", '{"depth": 3}'], "has no option depth"),
         ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
         ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),

@@ -55,6 +55,7 @@ def test_an_iteration_trains_and_the_old_policy_stays_that_of_the_rollouts(train
     metrics = trainer.update(rollouts, anchor, 1)
     assert metrics["policy/ratio_first_deviation"] == 0 < metrics["policy/ratio_max_deviation"]
     assert metrics["kl/velocity"] > 0 and metrics["grad/norm"] > 0
+    assert not [name for name in metrics if name.startswith("by_step/")]  # it trains levels, and no steps
     with torch.no_grad():  # the policy has moved away from the old one
         now = trainer.update._velocity(rollouts, [0], 0)[0]
     assert not torch.equal(now, trainer.update.old_velocities[:1, 0])

@@ -1,14 +1,20 @@
 """Which rewards the settings ask for, and that one which cannot be trained with is said so before a run."""
 
+import json
 import math
+import re
+import shlex
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
+from hyvideo.evaluation import run_summary
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import GroupRewards, TooManyMissingRewards, make_async_scorer, try_scorers
@@ -182,3 +188,65 @@ def test_a_policy_that_diverged_is_called_so(tiny_config, mesh):
     told = "of iteration 2 are missing.*The policy has diverged: loss or gradient left their range in iteration 1"
     with pytest.raises(TooManyMissingRewards, match=told):
         Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()
+
+
+MODULE = """
+class Shade:
+    dimensions = ("shade",)
+    def score(self, videos, prompts, *, fps):
+        return [{"shade": 1 - video.float().mean().item() / 255, "VQ": 2.0, "seen": "a word"} for video in videos]
+    def check_prompts(self, prompts): ...
+    def held_out(self, videos, prompts):
+        return {}
+"""
+
+
+def test_the_readmes_own_reward_trains_beside_one_of_a_module_and_all_shows_what_was_scored(
+    tiny_config, mesh, tmp_path, monkeypatch, capsys
+):
+    """And goes on with the same file only."""
+    (example,) = re.findall(r"```python\n(from \S+ import Scorer\n.*?)```", Path("README.md").read_text(), re.S)
+    (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", Path("README.md").read_text())
+    (tmp_path / "my_rewards.py").write_text(example)
+    (tmp_path / "shades.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    root = Path(tiny_config.model.pretrained_model_root).resolve()
+    monkeypatch.chdir(tmp_path)
+    asked = parse(shlex.split(flags)).config
+    config = tiny_config.with_settings(
+        **{"pretrained_model_root": str(root), "reward_weights": json.dumps(asked.reward_weights)},
+        reward_model=[*asked.reward.reward_model, "shades:Shade"],
+        reward_config='{"my_rewards.py:Brightness": {"target": 0.5}}',
+        **{"valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 2},
+        **{"max_steps": 1, "validation_interval": 1, "save_interval": 1, "log_video_interval": 1, "log_num_videos": 1},
+    )
+    check(config)
+    trainer = Trainer(config, mesh, CPU)
+    trainer.train()
+    run_summary.print_summary(tmp_path / "run", 1, trainer.validation)
+    (line,) = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    own = {"brightness", "shade", "VQ"}
+    assert {f"reward/{name}" for name in (*own, "mean", "std", "missing")} == {
+        n for n in line if n.startswith("reward/")
+    }
+    assert line["reward/mean"] == line["reward/brightness"] < 0 < line["reward/shade"] and line["reward/VQ"] == 2
+    assert {f"validation/{name}" for name in own} < line.keys() and not {
+        "validation/MQ",
+        "validation/overall",
+    } & line.keys()
+    for scores in (tmp_path / "run").glob("*/000001/scores.json"):
+        assert all(
+            own < entry.keys() and not {"MQ", "Overall"} & entry.keys() for entry in json.loads(scores.read_text())
+        )
+    said = capsys.readouterr().out
+    assert (
+        "  brightness           -0." in said and "  VQ                   2.000 -> 2.000" in said and "nan" not in said
+    )
+
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    Trainer(config, mesh, CPU)
+    (tmp_path / "my_rewards.py").write_text(example.replace("255", "256"))
+    with pytest.raises(
+        ValueError, match=r"contents of reward_model my_rewards.py, \S+shades.py are not what they were"
+    ):
+        Trainer(config, mesh, CPU)

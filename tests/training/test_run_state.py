@@ -8,10 +8,11 @@ import torch
 
 import post_train
 from hyvideo.config.command_line import load_config
+from hyvideo.config.identity import changed_settings
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.trainer import Trainer
-from hyvideo.training.run_state import contents, differences, refuse_changes
+from hyvideo.training.run_state import changed_contents, contents, refuse_changes
 from tests.test_trainer import CPU, TIMING, Redness
 
 SETTINGS = {
@@ -96,7 +97,7 @@ def test_a_run_that_goes_on_is_the_unbroken_one_bit_for_bit(tiny_config, mesh, c
 
 def differ(config, **changes):
     saved = json.loads(json.dumps(config.flat()))
-    return differences(saved, config.with_settings(**changes).flat(), same_rollouts=True)
+    return changed_settings(saved, config.with_settings(**changes).flat(), same_rollouts=True)
 
 
 def test_no_setting_differs_from_what_json_keeps_of_it(tiny_config):
@@ -115,8 +116,8 @@ def test_settings_of_the_machine_are_free_and_those_of_the_method_are_not(tiny_c
 
 def test_another_layout_of_as_many_rollouts_is_free_and_of_more_is_not(tiny_config):
     saved, settings = tiny_config.flat(), tiny_config.with_settings(batch_size=4).flat()
-    assert not differences(saved, settings, same_rollouts=True).of_the_method
-    assert differences(saved, settings, same_rollouts=False).of_the_method == ["batch_size is 4 and was 8"]
+    assert not changed_settings(saved, settings, same_rollouts=True).of_the_method
+    assert changed_settings(saved, settings, same_rollouts=False).of_the_method == ["batch_size is 4 and was 8"]
 
 
 def test_another_lora_to_start_from_is_another_run(tiny_config, tmp_path):
@@ -126,11 +127,9 @@ def test_another_lora_to_start_from_is_another_run(tiny_config, tmp_path):
     assert differ(tiny_config, pretrained_lora_path=str(tmp_path)).of_the_method
     before = contents(config.flat())
     save_lora({"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)}, tmp_path, form="peft")
-    found = differences(
-        config.flat(), config.flat(), same_rollouts=True, saved_contents=before, contents=contents(config.flat())
-    )
+    found = changed_contents(before, contents(config.flat()), config.flat())
     names = ", ".join(str(tmp_path / name) for name in ("adapter_model.safetensors", "adapter_config.json"))
-    assert found.of_the_method == [f"the contents of pretrained_lora_path {names} are not what they were"]
+    assert found == [f"the contents of pretrained_lora_path {names} are not what they were"]
 
 
 def files(folder):

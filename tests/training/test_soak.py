@@ -248,7 +248,7 @@ def stored(run: Path) -> dict[str, torch.Tensor]:
     """All tensors of the last checkpoint."""
     folder = run / "checkpoints" / f"{RANKS['max_steps']:06d}"
     shapes = read_shapes(folder / checkpoint.TENSORS)
-    tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    tensors = {name: torch.zeros(one.size, dtype=one.properties.dtype) for name, one in shapes.items()}
     checkpoint.load_tensors(folder, tensors)
     return tensors
 

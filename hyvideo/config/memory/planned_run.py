@@ -80,7 +80,8 @@ class PlannedRun:
             return None
         sampled, record = replace(self, config=self.config.sampled_as_validation()), self.config.record
         steps, batch_size = record.validation_steps, record.validation_batch_size
-        return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size)
+        # No step has noise; a window of the rollouts' steps may not fit into these.
+        return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size, sde_window="")
 
     @property
     def rollouts_per_replica(self) -> int:

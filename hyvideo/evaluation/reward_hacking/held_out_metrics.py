@@ -10,13 +10,13 @@ import statistics
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.distributed.collectives import all_objects, merge_rows, union_of_names
+from hyvideo.distributed.collectives import all_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
@@ -31,31 +31,21 @@ LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 FROZEN_BELOW = 0.5 / 255  # mean change of a pixel from one frame to the next: less than rounding shows
 
 
-class VideoMeasures(NamedTuple):
-    """Measures of one video."""
+def measure_video(video: Tensor) -> SimpleNamespace:
+    """Measures of a uint8 video (frames, 3, height, width); a single frame neither moves nor freezes.
 
-    exposure: float  # mean luma
-    saturation: float  # mean chroma: the largest minus the smallest channel
-    clipped: float  # fraction of pixels with a channel at 0 or 255
-    motion: float  # mean change of luma between neighbouring frames, at low resolution
-    frozen: float  # fraction of neighbouring frames that are nearly equal
-    sharpness: float  # variance of the Laplacian over 20 variances of luma: 1 for white noise, 0 for a smooth ramp
-
-
-NAMES = VideoMeasures._fields
-
-
-def measure_video(video: Tensor) -> VideoMeasures:
-    """The measures of a uint8 video (frames, 3, height, width); a single frame neither moves nor freezes."""
+    ``exposure`` is the mean luma, ``saturation`` the mean chroma (largest minus smallest channel), ``clipped`` the
+    fraction of pixels with a channel at 0 or 255; ``motion`` the mean change of luma between neighbouring frames at low
+    resolution, ``frozen`` the fraction of neighbours that are nearly equal; ``sharpness`` as of `_sharpness`.
+    """
     firsts = evenly_spaced(NUM_PAIRS, len(video) - 1)
     frames = video[sorted({i + k for i in firsts for k in (0, 1)} or {0})]
-    luma = _luma(frames)
     change = torch.zeros(1)
     if firsts:
         small = _shrunk(_luma(video[firsts])), _shrunk(_luma(video[[i + 1 for i in firsts]]))
         change = (small[1] - small[0]).abs().mean((1, 2))
-    return VideoMeasures(
-        exposure=luma.mean().item(),
+    return SimpleNamespace(
+        exposure=_luma(frames).mean().item(),
         saturation=((frames.amax(1) - frames.amin(1)).float().mean() / 255).item(),
         clipped=((frames.amin(1) == 0) | (frames.amax(1) == 255)).float().mean().item(),
         motion=change.mean().item(),
@@ -102,12 +92,12 @@ def measure_all(
     decoded = {row: video for row, video in videos.items() if video is not None}
     scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
     measured = {
-        row: {f"held_out/{name}": value for name, value in zip(NAMES, measure_video(video))}
+        row: {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
         | of_video
         | _without_weight(rewards[row], scorer.weights)
         for (row, video), of_video in zip(decoded.items(), scores)
     }
-    names = union_of_names((name for values in measured.values() for name in values), mesh)
+    names = sorted(set().union(*all_objects({name for values in measured.values() for name in values}, mesh)))
     local = {
         row: [*(values.get(name, math.nan) for name in names), *thumbnail(decoded[row]).tolist()]
         for row, values in measured.items()

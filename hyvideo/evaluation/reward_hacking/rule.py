@@ -17,11 +17,13 @@ Pure functions of numbers: all ranks that have the same history come to the same
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hyvideo.config.sections import RecordSettings
 from hyvideo.config.unused import FEWEST_TO_STOP
-from hyvideo.records.run_folder import check_run_folder
+from hyvideo.data.outside import shown
+from hyvideo.records.metrics_file import whole_lines
 
 MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
 REWARD = "reward"
@@ -76,13 +78,19 @@ class ValidationStats:
 
 @dataclass(frozen=True)
 class MetricShift:
-    """A measure that left the base's range."""
+    """The distance of a measure from the base's."""
 
     name: str
     base: float
     now: float
     shift: float  # in spreads of the base
     allowed: float
+
+    @property
+    def is_bad(self) -> bool:
+        """Claims that the measure left the base's range in its bad direction."""
+        bad = WATCHED.get(self.name, OTHER_METRIC).bad
+        return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] > self.allowed
 
     def __str__(self) -> str:
         return f"{self.name} {self.base:.3g} -> {self.now:.3g} ({self.shift:+.2f} spreads, {self.allowed:.2f} allowed)"
@@ -105,6 +113,11 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
     spread = base.spreads[REWARD].std
     if not (spread > 0 and _difference(REWARD, base, now) > max(REWARD_RISE * spread, error)):
         return []
+    return sorted((each for each in all_shifts(base, now, threshold) if each.is_bad), key=lambda each: -abs(each.shift))
+
+
+def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) -> list[MetricShift]:
+    """Shifts of all measures but the reward that can be compared with the base's, whatever the reward did."""
     shifts = []
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
@@ -113,10 +126,8 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
             continue
         error, student = _error(name, base, now)
         shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
-        badness = {"up": shift, "down": -shift, "either": abs(shift)}[watched.bad]
-        if badness > allowed:
-            shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
-    return sorted(shifts, key=lambda metric: -abs(metric.shift))
+        shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
+    return shifts
 
 
 def other_sets(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:
@@ -182,6 +193,19 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
 
 
 def check_output_dir(settings: RecordSettings) -> None:
-    """Raises ValueError where ``output_dir`` holds a run that this one must not write into."""
-    end_marker = MARKER if settings.on_reward_hacking != "warn" else None
-    check_run_folder(settings.output_dir, resumes=bool(settings.resume_from_checkpoint), end_marker=end_marker)
+    """Raises ValueError where ``output_dir`` holds a run that this one does not resume, or that ended for good."""
+    path = Path(settings.output_dir) / "metrics.jsonl"
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    if not settings.resume_from_checkpoint:
+        raise ValueError(
+            f"output_dir {shown(settings.output_dir)} already holds a run; go on with it by --resume_from_checkpoint "
+            "latest, or name another output_dir"
+        )
+    whole_lines(path)
+    marker = path.with_name(MARKER)
+    if settings.on_reward_hacking != "warn" and marker.is_file():
+        raise ValueError(
+            f"the run in output_dir {shown(settings.output_dir)} ended for reward hacking and would do so again; "
+            f"docs/reward_hacking.md says what to change; to go on, delete {marker} or take on_reward_hacking warn"
+        )

@@ -13,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.outside import parse_json
@@ -24,7 +25,7 @@ from hyvideo.evaluation.studies.recipes import AXES, Budget
 from hyvideo.evaluation.studies.runs import Run, Study
 from hyvideo.evaluation.studies.study_command import finished
 from hyvideo.evaluation.studies.table import Row, make_table, write_table
-from hyvideo.grpo.metrics import DIMENSIONS
+from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.records.run_files import or_none, write_text
 
@@ -33,9 +34,8 @@ Point = dict[str, Interval]  # of a recipe: the same at one place, over its seed
 
 REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
 COMPARED = (REWARD, TRUE_REWARD, FRECHET, Column("Diversity", of_set="held_out/diversity"))
-COLUMNS = (*COMPARED, *(Column(name, of_set=name) for name in DIMENSIONS))
+COLORS = [*(f"C{number}" for number in range(10)), "black", "navy", "lime", "gold"]
 HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
-EVERYTHING = (*(Column(axis, of_set=axis) for axis in AXES), *COLUMNS)
 
 
 def read_trace(study: Study, run: Run) -> Trace:
@@ -52,7 +52,13 @@ def read_trace(study: Study, run: Run) -> Trace:
         truths = [point.get(f"true/{name}") for name in config.reward_weights]
         if None not in truths:
             point["true/reward"] = np.dot(truths, [*config.reward_weights.values()])
-    return {c.of_set: np.array([point.get(c.of_set) for point in points], dtype=float) for c in EVERYTHING}
+    names = dict.fromkeys([*AXES, *(column.of_set for column in COMPARED), *DIMENSIONS, *config.reward_weights])
+    return {name: np.array([point.get(name) for point in points], dtype=float) for name in names}
+
+
+def columns_of(trace: Trace) -> list[Column]:
+    titled = {column.of_set: column for column in COMPARED}
+    return [titled.get(name, Column(name, of_set=name)) for name in trace]
 
 
 def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
@@ -65,7 +71,7 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
     """Means and intervals over seeds, by column, at the validations of the first seed, as far as ``end`` and there."""
     amounts = traces[0][axis]
     amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
-    return [intervals([reading(trace, axis, amount) for trace in traces], EVERYTHING) for amount in amounts]
+    return [intervals([reading(trace, axis, amount) for trace in traces], columns_of(traces[0])) for amount in amounts]
 
 
 def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
@@ -93,7 +99,8 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
     ]
     if missing := [run.name for run in runs if run not in trained]:
         notes.append(f"Without a finished run, and not in the means: {', '.join(missing)}.")
-    write_table(make_table(HEADS, {"": ""}, COLUMNS, rows, notes), study.out / "recipes")
+    columns = columns_of(firsts[min(firsts)])[len(AXES) :]
+    write_table(make_table(HEADS, {"": ""}, columns, rows, notes), study.out / "recipes")
     ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in of_recipe.items()}
     verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
     said = ["Differences paired by training seed, 95 % interval of Student's t over seeds. " + EACH_BY_ITSELF]
@@ -109,26 +116,53 @@ def _row(name: str, end: Point, num_seeds: int) -> Row:
 
 
 def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Path, *, compares_ends: bool = False):
-    """A panel for each pair of columns that all have: the second over the first, with bands or intervals at the end."""
+    """A panel for each pair of columns that all have: the second over the first, curves with bands or ends."""
     panels = [pair for pair in panels if all(point.keys() >= {*pair} for points in curves.values() for point in points)]
     if not panels:
         return
-    figure, all_axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 4), squeeze=False)
+    figure, all_axes = plt.subplots(
+        1, len(panels), figsize=(4.8 * len(panels) + 1.6, 4.4), squeeze=False, layout="constrained"
+    )
     for axes, pair in zip(all_axes[0], panels):
-        for recipe, points in curves.items():
-            x, y = (
-                np.array([(p[c].mean, p[c].mean - p[c].low, p[c].high - p[c].mean) for p in points]).T for c in pair
-            )
-            (line,) = axes.plot(x[0], y[0], ".-", alpha=0.3 if compares_ends else 1, label=recipe)
-            if compares_ends:
-                ends = {"xerr": x[1:, -1:], "yerr": y[1:, -1:], "fmt": "o", "color": line.get_color()}
-                axes.errorbar(x[0, -1], y[0, -1], **ends, capsize=2)
-                axes.annotate(recipe, (x[0, -1], y[0, -1]), xytext=(4, 4), textcoords="offset points", fontsize="small")
-            else:
-                axes.fill_between(x[0], y[0] - y[1], y[0] + y[2], color=line.get_color(), alpha=0.15, linewidth=0)
-        axes.set(xlabel=pair[0], ylabel=pair[1], xmargin=0.25 if compares_ends else 0.05)
+        axes.set(xlabel=pair[0], ylabel=pair[1])
         axes.grid(alpha=0.3)
-    all_axes[0][0].legend(fontsize="small")
-    figure.tight_layout()
+        (_draw_ends if compares_ends else _draw_bands)(axes, pair, curves)
+    if not compares_ends:
+        figure.legend(*all_axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _draw_bands(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]]) -> None:
+    for number, (recipe, points) in enumerate(curves.items()):
+        x = [point[pair[0]].mean for point in points]
+        y = np.array([(point[pair[1]].mean, point[pair[1]].low, point[pair[1]].high) for point in points]).T
+        color = COLORS[number % len(COLORS)]
+        axes.plot(x, y[0], ("-", "--", ":")[number % 3], marker=".", color=color, label=recipe)
+        axes.fill_between(x, y[1], y[2], color=color, alpha=0.12, linewidth=0)
+
+
+def _draw_ends(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]]) -> None:
+    """Ends with their intervals; names stand beside the panel in the order of their heights, a line leads to each."""
+    better = [1 if column.higher_is_better else -1 for name in pair for column in COMPARED if column.name == name]
+    axes.set_xlabel(pair[0] + ("" if better[0] > 0 else ", less is better"))
+    ends = {recipe: [points[-1][name] for name in pair] for recipe, points in curves.items()}
+    places = {recipe: np.array([value.mean for value in end]) for recipe, end in ends.items()}
+    colors = {recipe: COLORS[number % len(COLORS)] for number, recipe in enumerate(ends)}
+    for number, (recipe, end) in enumerate(ends.items()):
+        dominated = any((better * (place - places[recipe]) > 0).all() for place in places.values())
+        errors = [[[value.mean - value.low], [value.high - value.mean]] for value in end]
+        style = {"fmt": "os^Dv"[number % 5], "color": colors[recipe], "markerfacecolor": "white" if dominated else None}
+        axes.errorbar(*places[recipe], *errors[::-1], **style, elinewidth=0.8, capsize=2)
+    base = next(iter(curves.values()))[0]
+    axes.plot(base[pair[0]].mean, base[pair[1]].mean, "k*", markersize=9)
+    axes.set_title("filled: no other is better in both; star: first validation", fontsize="small", loc="left")
+    in_order, (low, high) = sorted(places, key=lambda recipe: places[recipe][1]), axes.get_ylim()
+    apart = min(0.065, 1 / len(in_order)) * np.arange(len(in_order))  # at least, of the panel's height
+    heights = np.array([(places[recipe][1] - low) / (high - low) for recipe in in_order])
+    above, below = np.maximum.accumulate(heights - apart), np.minimum.accumulate((heights - apart)[::-1])[::-1]
+    heights = np.clip((above + below) / 2, 0, 1 - apart[-1]) + apart
+    for recipe, height in zip(in_order, heights):
+        line = {"arrowstyle": "-", "color": colors[recipe], "linewidth": 0.7, "linestyle": ":", "relpos": (0, 0.5)}
+        text = {"xytext": (1.04, height), "textcoords": "axes fraction", "color": colors[recipe], "fontsize": "small"}
+        axes.annotate(recipe, places[recipe], **text, va="center", arrowprops=line)

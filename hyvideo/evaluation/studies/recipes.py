@@ -2,7 +2,9 @@
 
     base: configs/miniature.yaml            the settings that all start from
     common: {validation_interval: 5}        and share
-    recipes: {sage: {}, fast: {learning_rate: 6e-4}}
+    recipes: {sage: {}, fast: {learning_rate: 6e-4}, nft: {config: configs/miniature_nft.yaml}}
+
+A recipe with a config of its own starts from that one alone, and shares the common settings.
 
 Rollouts and forwards are counted before a run: it ends with the last whole iteration within the budget. Seconds are not
 known before: a run goes to its own max_steps, and what it measured is read where its budget was spent.
@@ -20,8 +22,9 @@ from hyvideo.evaluation.studies.train_runs import planned
 AXES = ("rollouts", "forwards", "seconds")
 # What is measured must be the same of all: rewards and videos of other kinds are not compared.
 MEASURED = (
-    "valid_video_csv validation_seed validation_repeats validation_steps validation_height validation_width "
-    "validation_num_frames reward_model reward_weights"
+    "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats validation_steps "
+    "validation_height validation_width validation_num_frames validation_shift validation_cfg_scale reward_model "
+    "reward_weights"
 ).split()
 
 
@@ -50,15 +53,17 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     for name, settings in parts.items():
         if not re.fullmatch(r"[\w.+-]+", str(name)) or not isinstance(settings, dict | None):
             raise ValueError(f"{path}: {name!r} must be a name of letters, digits and _.+- with settings below it")
-    flags = {str(name): [*map(str, _flags(settings or {}))] for name, settings in parts.items()}
+    flags = {str(name): [*map(str, _flags(settings or {}, path))] for name, settings in parts.items()}
     return base, flags.pop("common"), [Recipe(name, tuple(words)) for name, words in flags.items()]
 
 
-def _flags(settings: dict[str, Any]) -> list[str]:
+def _flags(settings: dict[str, Any], path: str) -> list[str]:
     """The flags of post_train.py that say what a YAML file would."""
     words: list[str] = []
     for name, value in settings.items():
         values = value if isinstance(value, list) else [value]
+        if None in values:
+            raise ValueError(f"{path}: {name} must have a value, got nothing; leave it out, or write '' for empty text")
         texts = [json.dumps(v) if isinstance(v, (bool, dict)) else str(v) for v in values]
         words += [f"--{name}", *texts] if isinstance(value, list) else [f"--{name}={texts[0]}"]
     return words
@@ -72,12 +77,14 @@ def within(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
     found, measured = [], {}
     for recipe in recipes:
         own = OF_A_RUN if budget.axis == "seconds" else (*OF_A_RUN, "max_steps")
-        refuse_flags([*study.extra, *recipe.words], own)
+        refuse_flags(study.extra, own)
+        refuse_flags(recipe.words, {*own} - {"config"})
         try:
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        settings, spent = run.config.flat(), cost(run)
+        resolved = {name: getattr(run.config, name) for name in ("validation_cfg_scale", "validation_shift")}
+        settings, spent = run.config.flat() | resolved, cost(run)
         measured = measured or {name: settings[name] for name in MEASURED}
         if others := [name for name in MEASURED if settings[name] != measured[name]]:
             raise ValueError(f"recipe {recipe.name} must have the {', '.join(others)} of the first, to be compared")

@@ -11,7 +11,7 @@ from hyvideo.evaluation.studies.cells import OF_A_CELL, SETTINGS
 from hyvideo.evaluation.studies.runs import Run, Study, progress, refuse_flags
 from hyvideo.evaluation.studies.train_runs import describe, plan_run, train_runs
 
-WORLDS = {"miniature": "configs/miniature.yaml"}
+WORLDS = {"miniature": "configs/miniature_paper.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
 
 

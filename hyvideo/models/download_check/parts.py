@@ -49,8 +49,10 @@ class Part:
 def parts_of(root: Path) -> list[Part]:
     """The parts to look for, after the layout that is there; the original one where nothing tells."""
     is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
-    layout = _diffusers_parts(root) if is_diffusers else _original_parts(root)
-    return layout + _parts("either")
+    if not is_diffusers:
+        return _original_parts(root) + _parts("either")
+    layout = _parts("diffusers", task=_task(root, None))
+    return [replace(part, hub_files=[f"{part.folder}/*"], hub_folder="") for part in layout] + _parts("either")
 
 
 def _original_parts(root: Path) -> list[Part]:
@@ -62,11 +64,6 @@ def _original_parts(root: Path) -> list[Part]:
     tasks |= {f"480p_{task}": task for task in ("t2v", "i2v") if task not in tasks.values()}
     transformers = [_parts("original", version=version, task=task)[0] for version, task in tasks.items()]
     return transformers + _parts("original")[1:]
-
-
-def _diffusers_parts(root: Path) -> list[Part]:
-    task = _task(root, None)
-    return [replace(part, hub_files=[f"{part.folder}/*"], hub_folder="") for part in _parts("diffusers", task=task)]
 
 
 def _parts(layout: str, **names: str) -> list[Part]:

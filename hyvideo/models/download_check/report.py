@@ -4,16 +4,20 @@ Every part is looked at by itself, so the report helps in the middle of a downlo
 prints it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tqdm import tqdm
 
-from hyvideo.models.download_check.fit import CHECKS
+from hyvideo.data.outside import align_columns
+from hyvideo.models import fit_checks, loading_encoders
 from hyvideo.models.download_check.integrity import flaw_of, shards, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
-from hyvideo.models.weight_files import problems_of
+from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
+from hyvideo.models.versions import UNSUPPORTED
+from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, shortened
 
 State = Literal["ok", "missing", "incomplete", "does not fit"]
 
@@ -102,6 +106,65 @@ def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
     return list(present), problems
 
 
+def transformer_problems(root: Path, folder: str) -> list[str]:
+    """Problems of ``transformer/<version>``, or of the one transformer of the diffusers layout."""
+    version = folder.partition("/")[2] or None
+    if version in UNSUPPORTED:
+        return [f"this version is not supported: {UNSUPPORTED[version]}"]
+    return fit_checks.transformer_problems(root, version)
+
+
+def videoalign_problems(root: Path, folder: str) -> list[str]:
+    """Problems of the newest VideoAlign checkpoint: its settings, the head, and the LoRA's rank.
+
+    The base model's config is not part of the download, so the other shapes are compared when it is loaded.
+    """
+    checkpoint = find_checkpoint(root / folder)
+    weights = checkpoint.folder / "model.pth"
+    if not weights.is_file():
+        weights = checkpoint.folder / "non_lora_state_dict.pth"
+    shapes = shapes_of(read_pickle(weights, "VideoAlign", device="meta"))
+    heads = {name: 1 for name in shapes if name.endswith("rm_head.weight")}
+    if not heads:
+        return [f"{weights} has no tensor rm_head.weight among {len(shapes)}"]
+    rows = heads | {name: checkpoint.settings.lora_rank for name in shapes if ".lora_A." in name}
+    return shortened(
+        [
+            f"tensor {name!r} in {weights} has shape {shapes[name]}, model_config.json asks for {number} rows"
+            for name, number in rows.items()
+            if shapes[name][0] != number
+        ]
+    )
+
+
+def clip_problems(root: Path, folder: str) -> list[str]:
+    """Problems of a CLIP model."""
+    from transformers import CLIPModel
+
+    return loading_encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
+
+
+# What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there
+# are some, so that this report and the start of a run agree.
+CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
+    "transformer": transformer_problems,
+    "vae": lambda root, _: fit_checks.vae_problems(root),
+    "text_encoder": lambda root, _: _with_tokenizer(loading_encoders.text_encoder_problems, root, "llm", "tokenizer"),
+    "glyph_encoder": lambda root, _: _with_tokenizer(
+        loading_encoders.glyph_encoder_problems, root, "byt5-small", "tokenizer_2"
+    ),
+    "vision_encoder": lambda root, _: loading_encoders.vision_encoder_problems(root),
+    "videoalign": videoalign_problems,
+    "clip": clip_problems,
+}
+
+
+def _with_tokenizer(check: Callable[[Path], list[str]], root: Path, original: str, diffusers: str) -> list[str]:
+    """A loader's check where the tokenizer, a download of its own, is there; the loaders ask for it first."""
+    folders = root / "text_encoder" / original, root / diffusers
+    return check(root) if any((folder / "tokenizer_config.json").is_file() for folder in folders) else []
+
+
 def lines(checkpoints: CheckpointReport) -> list[str]:
     """The report to read: the table, what is wrong, the downloads that would help, and what can be run."""
     rows = checkpoints.rows
@@ -109,8 +172,7 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
     for row in rows:
         uses = ", ".join(row.part.uses) or "nothing here"
         cells.append((row.part.name, row.part.folder, row.state, _bytes(row.size), uses))
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+    text = align_columns(cells)
     # A missing part stands in the table.
     troubled = [row for row in rows if row.state in ("incomplete", "does not fit")]
     text += ["", *(f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems)]

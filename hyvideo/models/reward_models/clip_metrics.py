@@ -158,9 +158,9 @@ class PickScorer(FrameTextScorer):
         return dict(zip(self.dimensions, (cosines.mean().item(), (scale * cosines).mean().item())))
 
 
-def frame_indices(num_frames: int) -> list[int]:
-    """Indices of the 8 frames that are looked at, the first and the last among them; all of a shorter clip."""
-    return np.linspace(0, num_frames - 1, min(NUM_FRAMES, num_frames)).round().astype(int).tolist()
+def frame_indices(num_frames: int, most: int = NUM_FRAMES) -> list[int]:
+    """Indices of the frames that are looked at, the first and the last among them; all of a shorter clip."""
+    return np.linspace(0, num_frames - 1, min(most, num_frames)).round().astype(int).tolist()
 
 
 def is_hub_name(path: str | Path) -> bool:

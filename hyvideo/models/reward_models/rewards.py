@@ -1,15 +1,18 @@
 """Videos and prompts to scores: the scorers by name, their weights, and the reward that they add up to.
 
-A new reward is one class with the methods of `Scorer` and one line in ``SCORERS``. The settings' rules read this file
-before torch is loaded: it must not import it.
+A reward of one's own is a class with the methods of `Scorer`, named by its place: ``my_rewards.py:Brightness`` or
+``package.module:Brightness``. The settings' rules read this file before torch is loaded: it must not import it.
 """
 
+import importlib.util
 import inspect
 import math
 import pkgutil
+import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -39,6 +42,7 @@ SCORERS = {
     "videoalign": Entry("hyvideo.models.reward_models.videoalign:VideoAlignScorer", "VideoReward"),
     "clip": Entry("hyvideo.models.reward_models.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
     "pickscore": Entry("hyvideo.models.reward_models.clip_metrics:PickScorer", "clip/PickScore_v1"),
+    "vlm_judge": Entry("hyvideo.models.reward_models.vlm_judge:VlmJudge", ".", ()),
 }
 
 NOT_OPTIONS = ("name", "root", "device")
@@ -46,10 +50,13 @@ SERVICE_ATTEMPTS = 3  # times that every reward service is asked before the rewa
 
 
 class Scorer(Protocol):
-    """A frozen model that scores videos."""
+    """A frozen model that scores videos. A class that inherits from this one needs ``score`` alone.
+
+    One whose dimensions are not VQ, MQ and TA names them in an attribute ``dimensions``.
+    """
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
-        """Scores of each video with the dimensions VQ, MQ and TA; a value that is not finite means "could not score".
+        """Scores of each video by dimension; a value that is not finite means "could not score".
 
         Shape of each video: uint8 (frames, channels, height, width).
         """
@@ -97,10 +104,11 @@ class Reward:
     def is_missing(self) -> bool:
         return not math.isfinite(self.total)
 
-    @property
-    def overall(self) -> float:
-        """VQ + MQ + TA, whatever the weights: the figure that is reported."""
-        return sum(self.scores.get(dimension, math.nan) for dimension in DIMENSIONS)
+
+def overall(scores: Scores, name: str) -> Scores:
+    """VQ + MQ + TA under ``name``, whatever the weights: the reported figure; empty where one is not scored."""
+    values = [scores.get(dimension) for dimension in DIMENSIONS]
+    return {name: sum(values)} if all(isinstance(value, int | float) for value in values) else {}
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -121,23 +129,63 @@ def parse_options(text: str) -> dict:
     return options
 
 
+def scorer_class(name: str) -> type:
+    """The class of a scorer, by its name in ``SCORERS`` or ``FILE.py:CLASS`` or ``MODULE:CLASS``, whose code is run.
+
+    Raises ValueError for an unknown name, and for code that cannot be run or has no such class.
+    """
+    if name in SCORERS:
+        return pkgutil.resolve_name(SCORERS[name].class_path)
+    place, _, class_name = name.rpartition(":")
+    if not place:
+        raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}")
+    try:
+        module = _run(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        cls = getattr(module, class_name)
+    except (ImportError, AttributeError, SyntaxError, OSError) as error:
+        raise ValueError(f"reward_model {name} must name a class that can be loaded: {error}") from error
+    lacks = [method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)]
+    if lacks or not isinstance(cls, type):
+        got = f"one without {', '.join(lacks)}" if isinstance(cls, type) else f"{cls!r:.80}"
+        hint = f"one that inherits from Scorer of {__name__} needs score alone"
+        raise ValueError(f"reward_model {name} must be a class with all methods of a scorer, got {got}; {hint}")
+    return cls
+
+
+@cache
+def _run(file: Path) -> types.ModuleType:
+    """The module of a file, which is run once."""
+    spec = importlib.util.spec_from_file_location(str(file), file)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # a dataclass looks for its module there
+    spec.loader.exec_module(module)
+    return module
+
+
+def code_files(names: Iterable[str]) -> list[Path]:
+    """The files with the code of those scorers that do not ship with this project."""
+    places = [name.rpartition(":")[0] for name in names if ":" in name]
+    return [Path(p if p.endswith(".py") else importlib.util.find_spec(p).origin) for p in places]
+
+
 def make_scorer(name: str, root: str | Path, *, device: "str | torch.device" = "cpu", **options) -> Scorer:
     """The scorer called ``name``, with its files below the checkpoint folder ``root``, or in that of the option path.
 
-    Raises ValueError for an unknown name, an option that the class does not have, and files that cannot be used.
+    A class that does not ship gets ``root`` and ``device`` where its constructor takes them. Raises ValueError as
+    `scorer_class`, for options that the class does not have or lacks, and files that cannot be used.
     """
-    if name not in SCORERS:
-        raise ValueError(f"reward_model must be one of {', '.join(SCORERS)}, got {name!r}")
-    entry = SCORERS[name]
-    cls = pkgutil.resolve_name(entry.class_path)
+    cls, entry = scorer_class(name), SCORERS.get(name)
     parameters = inspect.signature(cls).parameters
-    known = set(parameters) - set(NOT_OPTIONS) | {"path"}
+    known = {key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} - {*NOT_OPTIONS}
+    known |= {"path"} if entry else set()
     if unknown := sorted(set(options) - known):
         raise ValueError(f"reward model {name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     if wrong := [f"{key} {value!r:.60}" for key, value in options.items() if not _fits(value, parameters.get(key))]:
         raise ValueError(f"reward model {name} has options of another type, got {', '.join(wrong)}")
-    path = options.pop("path", None) or Path(root) / entry.folder
-    return cls(path, device=device, **options)
+    if entry:
+        return cls(options.pop("path", None) or Path(root) / entry.folder, device=device, **options)
+    if lacking := [key for key in known - options.keys() if parameters[key].default is inspect.Parameter.empty]:
+        raise ValueError(f"reward model {name} needs the option {', '.join(sorted(lacking))}")
+    return cls(**options, **{key: v for key, v in (("root", root), ("device", device)) if key in parameters})
 
 
 def _fits(value: object, parameter: inspect.Parameter | None) -> bool:

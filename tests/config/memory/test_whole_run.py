@@ -56,6 +56,12 @@ def test_ranks_that_share_a_batch_share_its_decoding():
     assert alone - pairs == pytest.approx(8 * of_video)  # 16 videos of a replica, 8 times two at once
 
 
+def test_a_validation_of_fewer_steps_than_a_window_reaches_to_has_a_length_too():
+    short = {"validation_steps": 4, "valid_video_csv": ["assets/miniature/prompts/smoke.csv"]}
+    plain, windowed = (whole_run(planned(**short, sde_window=window)) for window in ("", "fixed:8:2"))
+    assert windowed.validation_seconds == plain.validation_seconds > 0
+
+
 @pytest.mark.parametrize("at_step0", [True, False])
 @pytest.mark.parametrize("max_steps, interval", [(100, 10), (60, 20), (5, 10), (101, 10), (1, 1)])
 def test_validations_are_those_that_the_trainer_makes(max_steps, interval, at_step0):
@@ -110,7 +116,7 @@ def test_a_cpu_and_the_miniature_get_forwards_and_no_hours():
     for device in ("cpu", "cuda"):
         [evaluations, line] = start_lines(miniature, 1, device)
         assert evaluations.startswith("forwards per rollout   ")
-        assert line.startswith("whole run              60 iterations of 32 rollouts + 4 validations of ")
+        assert line.startswith("whole run              30 iterations of 32 rollouts + 4 validations of ")
         assert "GPU" not in line and "TFLOP" not in line
 
 

@@ -31,7 +31,7 @@ def test_the_runs_of_a_figure_are_cells_of_the_table_or_more_of_their_kind():
 
 @pytest.mark.parametrize("kl", [0.0, 1e-3, 1.0])
 def test_the_milder_coefficient_is_never_above_two_stage_and_that_never_above_constant(tmp_path, tiny_config, kl):
-    study = Study("configs/miniature.yaml", tmp_path)
+    study = Study("configs/miniature_paper.yaml", tmp_path)
     constant, two_stage, milder = (
         KLCoefficient(kl_schedule(study.config(run).trust_region, "dual_moving")) for run in runs_of(7, "B", [0])
     )
@@ -45,7 +45,7 @@ def test_the_milder_coefficient_is_never_above_two_stage_and_that_never_above_co
 
 
 def test_the_milder_schedule_follows_the_settings_and_changes_nothing_else(tmp_path, tiny_config):
-    study = Study("configs/miniature.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"])
+    study = Study("configs/miniature_paper.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"])
     plain, milder = (
         study.config(Run(Cell("B", "cps", "fixed", True, name), 0)).flat() for name in ("adaptive", "milder")
     )

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
-from hyvideo.evaluation.studies.recipe_results import curve, read_trace, reading
+from hyvideo.evaluation.studies import recipe_results
+from hyvideo.evaluation.studies.intervals import Interval
+from hyvideo.evaluation.studies.recipe_results import curve, draw, read_trace, reading
 from hyvideo.evaluation.studies.recipes import Budget, read_recipes, within
 from hyvideo.evaluation.studies.runs import Recipe, Run, Study
 from scripts import compare_recipes
@@ -19,8 +22,8 @@ common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validatio
          log_num_videos: 0, validate_at_step0: true}
 recipes:
   one update: {num_updates_per_rollout: 1}
-  two.updates: {learning_rate: 1e-2}
-""".replace("one update", "one_update")
+  two.updates: {config: %s, learning_rate: 1e-2}
+""".replace("one update", "one_update").replace("%s", "configs/smoke.yaml")
 
 
 @pytest.fixture
@@ -94,6 +97,13 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
             FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
             "two.updates must have the reward_weights of",
         ),
+        (FILE.replace("learning_rate: 1e-2", "sde_window:"), "sde_window must have a value, got nothing"),
+        (FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace("[a, ]", "[a, null]"), "must have a value"),
+        (FILE.replace("{grpo", "{config: configs/smoke.yaml, grpo"), "cannot set config"),
+        (
+            FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"),
+            "must have the vali",
+        ),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 24"), "17 rollouts must pay for an iteration of two.updates"),
     ],
@@ -120,7 +130,7 @@ def test_a_budget_is_a_number_of_what_is_counted(text):
 
 
 def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path, tiny_config):
-    study = Study("configs/miniature.yaml", tmp_path)
+    study = Study("configs/miniature_paper.yaml", tmp_path)
     recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
     full, window = (
         study.config(Run(recipe, 0)).optimizer.max_steps
@@ -130,6 +140,34 @@ def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path,
     assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
     (timed,) = within(Budget("seconds", 9), study, recipes[:1])
     assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # its own
+
+
+def test_a_recipe_may_have_a_config_of_its_own_and_shares_the_common_settings(file, tmp_path, tiny_config):
+    text = "base: configs/miniature.yaml\ncommon: {validation_interval: 5, save_interval: 5}\n"
+    text += "recipes: {sage: {}, nft: {config: configs/miniature_nft.yaml, kl_weight: 0.5}}"
+    base, common, recipes = read_recipes(file(text))
+    study = Study(base, tmp_path / "out", common)
+    sage, nft = (study.config(Run(one, 0)) for one in within(Budget("rollouts", 640), study, recipes))
+    assert (sage.loss.objective, nft.loss.objective) == ("grpo", "nft") and sage.data == nft.data
+    assert (nft.trust_region.kl_coef, nft.trust_region.kl_weight, nft.rollout.eta) == (0.03, 0.5, 0)  # file, flag, file
+    assert sage.record.validation_interval == nft.record.validation_interval == 5
+    assert sage.optimizer.max_steps == nft.optimizer.max_steps == 20
+
+
+def test_names_beside_the_pareto_picture_do_not_overlap(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(recipe_results.plt, "close", drawn.append)
+    point = {c.name: Interval(0.5, 0.4, 0.6) for c in recipe_results.COMPARED}
+    ends = {name: Interval(0.5 + 0.001 * number, 0.4, 0.7) for number, name in enumerate("abcdefghijkl")}
+    curves = {name: [point, point | {"Reward": end}] for name, end in ends.items()}
+    draw(curves, [("Diversity", "Reward")], tmp_path / "pareto.png", compares_ends=True)
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines
+    assert [text.get_text() for text in axes.texts] == list("abcdefghijkl")  # from below
+    assert all(high.y0 > low.y1 for low, high in zip(boxes, boxes[1:]))
+    assert min(box.x0 for box in boxes) > axes.get_window_extent().x1 and boxes[-1].y1 < figure.bbox.y1
 
 
 def trace(seconds, reward):

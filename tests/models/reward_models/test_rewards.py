@@ -1,12 +1,15 @@
 """The registry of scorers is read before torch is loaded; the weighted sum of their dimensions."""
 
 import math
+import re
 import subprocess
 import sys
 
 import pytest
 
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, weighted
+from hyvideo.config.rules import reward_problems
+from hyvideo.config.sections import RewardSettings
+from hyvideo.models.reward_models.rewards import DIMENSIONS, make_scorer, overall, weighted
 
 
 def test_the_registry_and_the_versions_are_read_without_torch():
@@ -22,6 +25,73 @@ def test_the_reward_is_the_weighted_sum_of_what_has_a_weight():
     assert math.isnan(weighted(scores, {"CLIP": 1.0}))
 
 
-def test_the_overall_score_has_no_weights_and_is_nan_where_a_dimension_lacks():
-    assert Reward(0.0, dict(zip(DIMENSIONS, (1.0, 2.0, 4.0)))).overall == pytest.approx(7)
-    assert math.isnan(Reward(0.0, {"VQ": 1.0, "MQ": 2.0}).overall)
+def test_the_overall_score_has_no_weights_and_is_not_there_where_a_dimension_lacks():
+    assert overall(dict(zip(DIMENSIONS, (1.0, 2.0, 4.0))), "sum") == {"sum": 7}
+    assert overall({"VQ": 1.0, "MQ": 2.0}, "sum") == overall({"VQ": 1.0, "MQ": 2.0, "TA": "3"}, "sum") == {}
+    assert math.isnan(overall({"VQ": 1.0, "MQ": 2.0, "TA": math.nan}, "sum")["sum"])
+
+
+OWN = """
+from dataclasses import dataclass
+from hyvideo.models.reward_models.rewards import Scorer
+
+@dataclass
+class Own(Scorer):
+    scale: "float"
+    device: "object"
+    root: "str" = ""
+    path: str = ""
+
+class Plain(Scorer): ...
+class NoScorer:
+    def score(self, videos, prompts, *, fps): ...
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    (tmp_path / "broken_rewards.py").write_text("class Broken(:\n")
+    (tmp_path / "needy_rewards.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["own_rewards.py", "./own_rewards.py", "own_rewards"])
+def test_a_class_of_a_file_or_a_module_is_a_scorer_and_what_it_takes_are_its_options(own, place):
+    scorer = make_scorer(f"{place}:Own", "ckpts", device="cpu", scale=2.0, path="weights")
+    assert (scorer.scale, scorer.device, scorer.root, scorer.path) == (2.0, "cpu", "ckpts", "weights")
+    make_scorer(f"{place}:Plain", "ckpts").check_prompts(["a"])
+    assert isinstance(make_scorer(f"{place}:Own", "ckpts", scale=1.0), type(scorer))  # the code is run once
+    with pytest.raises(ValueError, match=f"{place}:Own has no option depth; it has path, scale$"):
+        make_scorer(f"{place}:Own", "ckpts", scale=1.0, depth=3)
+    with pytest.raises(ValueError, match=f"{place}:Own needs the option scale$"):
+        make_scorer(f"{place}:Own", "ckpts")
+    with pytest.raises(ValueError, match=f"{place}:Own has options of another type, got path 3"):
+        make_scorer(f"{place}:Own", "ckpts", scale=1.0, path=3)
+
+
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("nowhere.py:Own", "No such file .*nowhere.py'"),
+        ("no_such_module:Own", "No module named 'no_such_module'"),
+        ("needy_rewards.py:Own", "No module named 'no_such_package'"),
+        ("broken_rewards.py:Broken", "invalid syntax"),
+        ("own_rewards.py:Other", "has no attribute 'Other'"),
+        ("own_rewards:", "has no attribute ''"),
+        (
+            "own_rewards.py:NoScorer",
+            "must be a class with all methods of a scorer, got one without check_prompts, held_out",
+        ),
+        ("own_rewards:number", "must be a class with all methods of a scorer, got 3; one that inherits from Scorer of"),
+        (":Own", "must be one of miniature"),
+    ],
+)
+def test_what_is_no_scorer_is_refused_before_a_run(own, name, why):
+    (said,) = reward_problems(RewardSettings([name]))
+    assert said.startswith("reward_model ") and re.search(why, said)
+    with pytest.raises(ValueError, match=why):
+        make_scorer(name, "ckpts")
+    assert not [*reward_problems(RewardSettings([name], remote_reward_url="http://127.0.0.1:8"))]  # not run here

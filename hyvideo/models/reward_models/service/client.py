@@ -59,7 +59,7 @@ class RemoteScorer(Scorer):
         backoff: float = 1.0,
         cooldown: float = 30.0,
     ):
-        if not urls or not all(map(_is_address, urls)):
+        if not urls or not all(map(is_address, urls)):
             raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
@@ -174,7 +174,8 @@ def _problem(body: bytes) -> str | None:
     return problem and printable(problem)
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
+    """Claims that ``url`` has a host, by http or https."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0

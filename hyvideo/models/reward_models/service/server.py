@@ -64,10 +64,9 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="scorer", daemon=True)
         self._thread.start()
 
-    @property
-    def backlog(self) -> float:
-        """Seconds that the videos in the queue will take, at the mean time of those before."""
-        return len(self._waiting) * self.seconds / max(1, self.counts["videos"])
+    def seconds_left(self) -> int:
+        """Seconds that the videos in the queue will take, at the mean time of those before: 1 to 60."""
+        return min(60, math.ceil(len(self._waiting) * self.seconds / max(1, self.counts["videos"])) or 1)
 
     def submit(self, request: ScoreRequest) -> "list[Future[ScoreResult]]":
         """The results to come, one for each video; one that is cancelled before its batch begins is never scored."""
@@ -148,7 +147,9 @@ def create_app(
 
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_prometheus(batcher, under_way.places.borrowed_tokens))
+        figures = {f"{name}_total": value for name, value in batcher.counts.items()}
+        figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": under_way.places.borrowed_tokens}
+        return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in figures.items()))
 
     counted = [*protected, Depends(under_way.place)]
 
@@ -178,7 +179,10 @@ async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter)
 
 async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
     """The results, waited for without a thread; they are cancelled when the client disconnects."""
-    answer, disconnect = asyncio.ensure_future(_all_of(results)), asyncio.ensure_future(_until_disconnect(request))
+    answer, disconnect = (
+        asyncio.ensure_future(_all_of(results)),
+        asyncio.ensure_future(_until_disconnect(request)),
+    )
     try:
         await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -218,7 +222,7 @@ class _UnderWay:
     async def place(self) -> AsyncIterator[None]:
         """One of the places; where there is none, a body that trickles gives way."""
         if self.places.available_tokens < 1 and not self._drop_slowest():
-            headers = {"retry-after": str(min(60, math.ceil(self.batcher.backlog) or 1))}
+            headers = {"retry-after": str(self.batcher.seconds_left())}
             raise HTTPException(503, f"{self.places.total_tokens} requests are waiting already", headers=headers)
         async with self.places:
             yield
@@ -265,9 +269,3 @@ def _prompts(body: bytes) -> list[str]:
         return check_texts(parse_json(body)["prompts"])
     except (TypeError, KeyError, ValueError) as error:
         raise HTTPException(422, f'the body must be {{"prompts": [...]}}: {error}') from error
-
-
-def _prometheus(batcher: Batcher, num_waiting: int) -> str:
-    figures = {f"{name}_total": value for name, value in batcher.counts.items()}
-    figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": num_waiting}
-    return "".join(f"reward_{name} {value}\n" for name, value in figures.items())

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from hyvideo.evaluation.isolated_checks import Check, run_checks
 from tests.conftest import ROOT
+from tests.isolated_checks import Check, run_checks
 
 TESTS = """
 import os, subprocess, sys, time

@@ -1,0 +1,316 @@
+"use strict";
+
+const RUNS = Object.entries(DATA.runs);
+const COLOURS = ["#3f7fe0", "#e0862f", "#2fa277", "#c9508b", "#8467d7", "#9a8a3c", "#39a7bd", "#8b95a1"];
+const byId = (id) => document.getElementById(id);
+const colourOf = (place) => COLOURS[place % COLOURS.length];
+const format = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "–");
+const signed = (value) => (value > 0 ? "+" : "") + String(Number(value.toPrecision(3)));
+
+function element(tag, text, attributes = {}) {
+  const made = Object.assign(document.createElement(tag), attributes);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// --- curves -----------------------------------------------------------------------------------------------------------
+
+function xOf(run, iterations) {
+  const axis = byId("axis").value;
+  if (axis === "iterations") return iterations;
+  if (axis === "rollouts") return iterations.map((iteration) => iteration * run.rollouts);
+  const known = run.metrics.iteration || [];
+  return iterations.map((iteration) => {
+    const place = known.findLastIndex((each) => each <= iteration);
+    return place < 0 ? 0 : run.hours[place];
+  });
+}
+
+/** Traces of one metric of the iterations, or of the validations, for every run that has it. */
+function traces(metric, label, { place = 0, ofValidation = false, dash = "solid", log = false } = {}) {
+  const found = [];
+  RUNS.forEach(([name, run], number) => {
+    const points = ofValidation ? run.validations.filter((each) => metric in each.means) : [];
+    const all = ofValidation ? points.map((each) => each.means[metric]) : run.metrics[metric];
+    const y = log ? all?.map((value) => (value > 0 ? value : null)) : all;
+    if (!y || !y.some(Number.isFinite)) return;
+    const iterations = ofValidation ? points.map((each) => each.iteration) : run.metrics.iteration;
+    const several = RUNS.length > 1;
+    found.push({
+      x: xOf(run, iterations), y, type: "scatter", mode: ofValidation || y.length < 3 ? "lines+markers" : "lines",
+      name: several ? `${name}: ${label}` : label, meta: label,
+      line: { color: colourOf(several ? number : place), width: 2, dash: several && place && !ofValidation ? "dot" : dash },
+      marker: { size: ofValidation ? 8 : 5, symbol: dash === "solid" ? "circle" : "diamond" },
+    });
+  });
+  return found;
+}
+
+const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" };
+const CSS = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function draw(section, title, data, layout = {}) {
+  if (!data.length) return;
+  const box = document.querySelector(section);
+  const id = `${section} ${title}`;
+  let plot = [...box.querySelectorAll(".plot")].find((each) => each.dataset.of === id);
+  if (!plot) {
+    const figure = box.appendChild(element("figure"));
+    const styles = new Map(data.map((each) => [each.meta, each.line?.dash]));
+    const caption = figure.appendChild(element("figcaption", title));
+    if (RUNS.length > 1 && styles.size > 1) caption.append(element("small", "  " + [...styles].map(([meta, dash]) => `${DASHES[dash]}: ${meta}`).join(", ")));
+    plot = figure.appendChild(element("div", undefined, { className: "plot" }));
+    plot.dataset.of = id;
+    plot.setAttribute("role", "img");
+    plot.setAttribute("aria-label", `${title}: ${data.map((each) => each.name || "values").join(", ")}`);
+  }
+  const axis = { gridcolor: CSS("--line"), zerolinecolor: CSS("--line"), linecolor: CSS("--line"), automargin: true };
+  const { xaxis, yaxis, ...rest } = layout;
+  const whole = {
+    height: 230, margin: { l: 48, r: 12, t: 10, b: 36 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: CSS("--ink"), size: 12, family: "system-ui, sans-serif" },
+    colorway: COLOURS, hoverlabel: { bgcolor: CSS("--card"), font: { color: CSS("--ink") }, namelength: -1 },
+    showlegend: data.length > 1 && (RUNS.length === 1 || data[0].type === "bar") && data[0].type !== "heatmap", legend: { orientation: "h", y: -0.28, yanchor: "top", font: { size: 11 } },
+    xaxis: { ...axis, title: { text: byId("axis").value, standoff: 4 }, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+  };
+  Plotly.react(plot, data, whole, { responsive: true, displaylogo: false, displayModeBar: false });
+}
+
+function drawCurves() {
+  const names = [...new Set(RUNS.flatMap(([, run]) => Object.keys(run.metrics)))];
+  const held = [...new Set(RUNS.flatMap(([, run]) => run.validations.flatMap((each) => Object.keys(each.means))))];
+  const dimensions = names.filter((name) => name.startsWith("reward/")).map((name) => name.slice(7));
+  const scored = dimensions.filter((name) => !["mean", "std", "missing", "overall"].includes(name));
+  const pair = (training, validation) => [
+    ...traces(training, "rollouts"), ...traces(validation, "validation", { place: 1, ofValidation: true, dash: RUNS.length > 1 ? "dash" : "solid" }),
+  ];
+  draw("#rewards .plots", "Reward", pair("reward/mean", "reward"));
+  for (const name of scored) {
+    const truth = held.includes(`true/${name}`) ? traces(`true/${name}`, "true measure", { place: 2, ofValidation: true, dash: "dot" }) : [];
+    draw("#rewards .plots", name, [...pair(`reward/${name}`, name), ...truth]);
+  }
+  const both = (first, second, options = {}) => [...traces(...first, options), ...traces(...second, { place: 1, ...options })];
+  const log = { yaxis: { type: "log", exponentformat: "power", nticks: 5 } };
+  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the policy of the rollouts"], { log: true }), log);
+  draw("#trust .plots", "Coefficient of the KL", traces("kl/coef", "coefficient"));
+  draw("#trust .plots", "Clip fraction", traces("policy/clip_fraction", "clipped"), { yaxis: { rangemode: "tozero" } });
+  draw("#trust .plots", "Gradient norm", traces("grad/norm", "norm before clipping"), { yaxis: { rangemode: "tozero" } });
+  draw("#trust .plots", "Largest deviation of a ratio from 1", both(["policy/ratio_max_deviation", "all updates"], ["policy/ratio_first_deviation", "first update"]));
+  draw("#trust .plots", "Loss", both(["loss/policy", "policy"], ["loss/total", "total"]), { yaxis: { exponentformat: "power" } });
+  const toZero = { yaxis: { rangemode: "tozero" } };
+  draw("#health .plots", "Spread of the rewards within a group", traces("reward/std", "spread"), toZero);
+  draw("#health .plots", "Groups without signal", traces("advantage/zero_groups", "groups"), toZero);
+  const where = (found) => found.filter((each) => each.y.some((value) => value > 0));
+  draw("#health .plots", "Missing rewards", where(traces("reward/missing", "rollouts")), toZero);
+  draw("#health .plots", "Skipped updates", where(traces("update/skipped", "updates")), toZero);
+  draw("#cost .plots", "Peak memory, GiB", traces("memory/peak_gib", "peak"), toZero);
+  draw("#cost .plots", "Forwards per rollout", traces("cost/forwards", "forwards"), toZero);
+  draw("#cost .plots", "Seconds per iteration", traces("time/iteration", "seconds"), toZero);
+  drawShifts();
+  drawDetails();
+}
+
+function drawShifts() {
+  const data = [];
+  RUNS.forEach(([name, run], number) => {
+    const measures = [...new Set(run.validations.flatMap((each) => Object.keys(each.shifts)))];
+    measures.forEach((measure, place) => {
+      const points = run.validations.filter((each) => measure in each.shifts);
+      data.push({
+        x: xOf(run, points.map((each) => each.iteration)), y: points.map((each) => each.shifts[measure]), type: "scatter", mode: "lines+markers",
+        name: RUNS.length > 1 ? `${name}: ${measure}` : measure, line: { color: colourOf(RUNS.length > 1 ? number : place), dash: place >= COLOURS.length ? "dot" : "solid" },
+      });
+    });
+  });
+  const limit = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: CSS("--suspect"), dash: "dash", width: 1.5 } });
+  draw("#held-out .plots", "Shift over limit", data, { shapes: [limit(1), limit(-1)], height: 420, showlegend: data.length < 40, yaxis: { zeroline: true } });
+}
+
+/** What is drawn of one run at a time: heat maps and stages. */
+function drawDetails() {
+  const run = DATA.runs[byId("run") ? byId("run").value : RUNS[0][0]];
+  const x = xOf(run, run.metrics.iteration || []);
+  const maps = [["by_step/ratio_mean", "Mean ratio", { colorscale: "RdBu", zmid: 1 }], ["by_step/ratio_max_deviation", "Largest deviation of a ratio from 1", { colorscale: "Cividis" }], ["by_step/kl", "KL", { colorscale: "Cividis" }]];
+  document.querySelectorAll("#steps .plots figure, #cost figure.stages").forEach((figure) => figure.remove());
+  for (const [metric, title, scale] of maps) {
+    const rows = (run.metrics[metric] || []).map((row) => row || []);
+    const steps = Math.max(0, ...rows.map((row) => row.length));
+    if (!steps) continue;
+    const z = Array.from({ length: steps }, (_, step) => rows.map((row) => row[step] ?? null));
+    const map = { type: "heatmap", x, z, ...scale, hoverongaps: false, colorbar: { thickness: 12, outlinewidth: 0, exponentformat: "power" }, hovertemplate: "%{x}, step %{y}: %{z:.4g}<extra></extra>" };
+    draw("#steps .plots", title, [map], { height: 280, xaxis: { showgrid: false }, yaxis: { title: { text: "denoising step" }, autorange: "reversed", dtick: steps > 20 ? 5 : 1, showgrid: false } });
+  }
+  if (!document.querySelector("#steps figure") && !document.querySelector("#steps .plots p"))
+    document.querySelector("#steps .plots").append(element("p", "Nothing was recorded by step: nft trains noise levels, and older runs kept no such numbers.", { className: "quiet" }));
+  const stages = Object.keys(run.metrics).filter((name) => name.startsWith("time/") && !["time/iteration", "time/since_start", "time/scoring"].includes(name));
+  const bars = stages.map((name) => ({ type: "bar", name: name.slice(5), x, y: run.metrics[name], marker: { line: { width: 0 } } }));
+  draw("#cost .plots", "Seconds by stage", bars, { barmode: "stack", bargap: 0.1, height: 280 });
+  const figure = [...document.querySelectorAll("#cost figure")].at(-1);
+  if (figure && bars.length) figure.classList.add("stages");
+}
+
+// --- videos -----------------------------------------------------------------------------------------------------------
+
+const urls = new Map();
+function clipUrl(digest) {
+  if (!urls.has(digest)) {
+    const bytes = Uint8Array.from(atob(DATA.clips[digest]), (letter) => letter.charCodeAt(0));
+    urls.set(digest, URL.createObjectURL(new Blob([bytes], { type: "video/mp4" })));
+  }
+  return urls.get(digest);
+}
+
+/** Videos of the same prompt, seed and number in all runs. */
+function comparedVideos() {
+  const found = new Map();
+  RUNS.forEach(([, run], place) => {
+    for (const video of run.videos) {
+      const { prompt, seed, number } = video.before || video.after;
+      const key = JSON.stringify([prompt, seed, number]);
+      if (!found.has(key)) found.set(key, { prompt, seed, number, drawn: video.drawn, of: RUNS.map(() => null) });
+      found.get(key).of[place] = video;
+    }
+  });
+  for (const video of found.values()) {
+    const gains = video.of.filter((each) => each && Number.isFinite(each.gain)).map((each) => each.gain);
+    video.gain = gains.length ? gains.reduce((a, b) => a + b) / gains.length : NaN;
+    video.clips = [];
+    video.of.forEach((each, place) => {
+      const isShown = (entry, title) => video.clips.some((clip) => clip.title === title && clip.entry.clip === entry.clip);  // the base of several runs
+      const add = (entry, title) => entry && entry.clip && !isShown(entry, title) && video.clips.push({ entry, title });
+      if (!each) return;
+      add(each.before, "before");
+      add(each.after, RUNS.length > 1 ? RUNS[place][0] : "after");
+    });
+  }
+  return [...found.values()];
+}
+
+const VIDEOS = comparedVideos();
+const ORDERS = {
+  drawn: (a, b) => a.drawn - b.drawn,
+  worst: (a, b) => a.gain - b.gain,
+  best: (a, b) => b.gain - a.gain,
+  number: (a, b) => a.number - b.number,
+};
+let playing = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+let shown = 6;
+
+/** Plays the clips of a card in step: all begin again when the longest has ended. */
+function inStep(card) {
+  const clips = [...card.querySelectorAll("video")];
+  const restart = () => {
+    if (!clips.every((clip) => clip.ended)) return;
+    clips.forEach((clip) => { clip.currentTime = 0; });
+    if (playing) clips.forEach((clip) => clip.play().catch(() => {}));
+  };
+  clips.forEach((clip) => clip.addEventListener("ended", restart));
+}
+
+const visible = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+  target.querySelectorAll("video").forEach((clip) => (isIntersecting && playing ? clip.play().catch(() => {}) : clip.pause()));
+}));
+
+function gainText(gain) {
+  return Number.isFinite(gain) ? element("b", signed(gain), { className: gain < 0 ? "down" : "up" }) : element("span", "no gain known");
+}
+
+function scoresOf(entry) {
+  const others = ["number", "seed", "group", "reward", "advantage", "Overall"];
+  return Object.keys(entry).filter((name) => Number.isFinite(entry[name]) && !others.includes(name));
+}
+
+function card(video) {
+  const made = element("article");
+  made.append(element("h3", video.prompt));
+  const clips = made.appendChild(element("div", undefined, { className: "clips" }));
+  for (const { entry, title } of video.clips) {
+    const figure = clips.appendChild(element("figure"));
+    const clip = element("video", undefined, { src: clipUrl(entry.clip), muted: true, playsInline: true, preload: "auto", tabIndex: 0 });
+    clip.setAttribute("aria-label", `${title}: ${video.prompt}`);
+    clip.setAttribute("muted", "");
+    figure.append(clip, element("figcaption", `${title}: ${format(entry.reward ?? NaN)}`));
+  }
+  video.of.forEach((each, place) => {
+    if (!each) return;
+    const line = made.appendChild(element("p", RUNS.length > 1 ? `${RUNS[place][0]}: ` : "", { className: "quiet" }));
+    line.append("reward ", gainText(each.gain));
+    if (!each.before || !each.after) return;
+    for (const name of scoresOf(each.after)) {
+      if (Number.isFinite(each.before[name])) line.append(`  ${name} ${signed(each.after[name] - each.before[name])}`);
+    }
+  });
+  made.append(element("small", `seed ${video.seed}, video ${video.number}`));
+  inStep(made);
+  return made;
+}
+
+function drawGallery() {
+  const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS[byId("order").value]);
+  visible.disconnect();
+  byId("gallery").replaceChildren(...kept.slice(0, shown).map(card));
+  document.querySelectorAll(".gallery article").forEach((each) => visible.observe(each));
+  byId("more").hidden = kept.length <= shown;
+  if (!kept.length) byId("kept").textContent = "No clips were kept; log_num_videos says how many a validation keeps.";
+  else byId("kept").textContent = `Clips of ${kept.length} of ${VIDEOS.length} videos are here: as many as the run keeps (log_num_videos), chosen before any score is known, and as the page has room for.`;
+}
+
+/** A few videos beside the verdict, drawn at random: not the best. */
+function drawGlance() {
+  const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS.drawn);
+  document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 1 ? 3 : 2).map(card));
+}
+
+function drawGains() {
+  const data = RUNS.map(([name, run], place) => {
+    const known = run.videos.filter((video) => Number.isFinite(video.gain)).sort((a, b) => a.gain - b.gain);
+    const colour = RUNS.length > 1 ? colourOf(place) : known.map((video) => CSS(video.gain < 0 ? "--worse" : "--better"));
+    const text = known.map((video) => video.before.prompt.replace(/[<>&]/g, (letter) => `&#${letter.charCodeAt(0)};`));
+    return { type: "bar", name, y: known.map((video) => video.gain), text, textposition: "none", hovertemplate: "%{y:+.3f} %{text}<extra></extra>", marker: { color: colour, line: { width: 0 } } };
+  }).filter((each) => each.y.length);
+  draw("#gains", "Gain of every validation video, sorted", data, { xaxis: { title: { text: "videos, from the worst" }, showticklabels: false }, bargap: 0.05 });
+  byId("gains").className = "plots wide";
+  const table = byId("prompts");
+  const head = table.createTHead().insertRow();
+  for (const name of ["Prompt", ...RUNS.flatMap(([name]) => ["before", "after", "gain"].map((what) => (RUNS.length > 1 ? `${name} ${what}` : what)))]) head.append(element("th", name, { scope: "col" }));
+  const body = table.createTBody();
+  for (const video of VIDEOS.sort(ORDERS.worst).slice(0, 500)) {
+    const row = body.insertRow();
+    row.append(element("th", video.prompt, { scope: "row" }));
+    for (const each of video.of) {
+      const numbers = each ? [each.before?.reward, each.after?.reward] : [undefined, undefined];
+      for (const value of numbers) row.insertCell().textContent = format(value ?? NaN);
+      row.insertCell().append(gainText(each?.gain ?? NaN));
+    }
+  }
+}
+
+function togglePlay() {
+  playing = !playing;
+  byId("play").firstChild.textContent = playing ? "Pause all " : "Play all ";
+  document.querySelectorAll(".gallery video").forEach((clip) => {
+    if (!playing) return clip.pause();
+    if (clip.ended) clip.currentTime = 0;
+    clip.play().catch(() => {});
+  });
+}
+
+// --- the page ---------------------------------------------------------------------------------------------------------
+
+document.querySelectorAll(".swatch").forEach((each) => {
+  each.style.background = colourOf(RUNS.findIndex(([name]) => name === each.dataset.run));
+});
+byId("axis").addEventListener("change", drawCurves);
+byId("run")?.addEventListener("change", drawDetails);
+byId("order").addEventListener("change", drawGallery);
+byId("play").addEventListener("click", togglePlay);
+byId("more").addEventListener("click", () => { shown += 12; drawGallery(); });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "k" && !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT") togglePlay();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCurves);
+if (!playing) byId("play").firstChild.textContent = "Play all ";
+drawGlance();
+drawGallery();
+drawGains();
+drawCurves();

@@ -1,0 +1,71 @@
+"""The report as one HTML file that asks for nothing from anywhere: Jinja's templates, Plotly's script, the clips."""
+
+import base64
+import hashlib
+import random
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from plotly.offline import get_plotlyjs
+
+from hyvideo.config.settings import Config
+from hyvideo.evaluation.report.contents import Run, read_run
+from hyvideo.records.run_files import evenly_spaced, write_text
+
+REPORT_FILE = "report.html"
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, TemplateError)  # on records that are damaged
+MOST_POINTS = 1500  # iterations of all runs that curves are drawn of
+MOST_CLIP_BYTES = 5_500_000  # of all runs; a third more in base64
+SURE = 4  # of the worst and of the best videos, whose clips are taken before a random sample's
+
+
+def write_report(folders: Iterable[Path], out: Path) -> None:
+    """Writes the page of one run, or of several beside each other: at most 15 MB.
+
+    Raises ValueError for a folder without a run, or with broken records.
+    """
+    places = [folder.resolve() for folder in folders]
+    is_told = len({place.name for place in places}) == len(places)
+    runs = {place.name if is_told else str(place): read_run(place) for place in places}
+    clips: dict[str, str] = {}
+    data = {"runs": {name: page_data(run, clips, len(runs)) for name, run in runs.items()}, "clips": clips}
+    pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
+    pages.policies["json.dumps_kwargs"] = {}  # in the order of the runs
+    page = pages.get_template("page.html.j2")
+    write_text(out, page.render(runs=runs, data=data, default=Config(), plotly=get_plotlyjs()))
+
+
+def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
+    """Numbers and videos that the page draws of a run, every so many iterations of a long one; adds to ``clips``."""
+    rows = evenly_spaced(MOST_POINTS // (2 + num_runs), len(run.lines))
+    names = dict.fromkeys(name for line in run.lines for name in line)
+    shifts = [{shift.name: shift.shift / shift.allowed for shift in each} for each in run.shifts]
+    return {
+        "rollouts": run.rollouts_per_iteration,
+        "hours": [run.hours[row] for row in rows],
+        "metrics": {name: [run.lines[row].get(name) for row in rows] for name in names},
+        "validations": [asdict(stats) | {"shifts": each} for stats, each in zip(run.history, shifts)],
+        "videos": compared_videos(run, clips, MOST_CLIP_BYTES // num_runs),
+    }
+
+
+def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
+    """Validation videos before and after, the least gain first; their ``clips`` are added in base64, by digest.
+
+    Clips are taken as long as there is ``room``, in bytes: of the worst and the best videos, then of a random sample.
+    """
+    numbers = sorted(run.after or run.before, key=lambda number: run.gains.get(number, 0.0))
+    drawn = random.Random(0).sample(numbers, len(numbers))
+    for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):
+        entries = [scores[number] for scores in (run.before, run.after) if number in scores]
+        files = [(entry, Path(entry["file"]).read_bytes()) for entry in entries if entry["file"]]
+        room -= sum(len(content) for _, content in files)
+        if room < 0:
+            break
+        for entry, content in files:
+            entry["clip"] = hashlib.blake2b(content, digest_size=8).hexdigest()
+            clips[entry["clip"]] = base64.b64encode(content).decode()
+    pairs = {number: {"before": run.before.get(number), "after": run.after.get(number)} for number in numbers}
+    return [{"gain": run.gains.get(number), "drawn": drawn.index(number), **pairs[number]} for number in numbers]

@@ -1,0 +1,149 @@
+"""A judge: a vision-language model behind an OpenAI-compatible endpoint grades frames of each video by a rubric.
+
+    score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability of the digit k where the answer grades dimension d
+
+Without probabilities the score is the grade that the answer states; all other answers are missing rewards. A prompt
+stands between marks with its own SHA-256, which no text can contain: it cannot leave its place, and the same question
+is the same request on every rank and in every run.
+"""
+
+import asyncio
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import sys
+import weakref
+from pathlib import Path
+
+import httpx
+import jinja2
+import torch
+import yaml
+from httpx_retries import Retry, RetryTransport
+from PIL import Image
+from torch import Tensor
+
+from hyvideo.data.outside import brief, parse_json, shown
+from hyvideo.data.videos import check_clip, check_fps
+from hyvideo.models.reward_models.clip_metrics import frame_indices
+from hyvideo.models.reward_models.rewards import Scorer, ScoreResult, Scores
+from hyvideo.models.reward_models.service.client import is_address
+
+RUBRIC = Path(__file__).with_suffix(".yaml")
+REQUEST = jinja2.Template(RUBRIC.with_suffix(".jinja").read_text(), undefined=jinja2.StrictUndefined)
+HERE = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")  # endpoints on this machine
+NO_FORM = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised by what has another form
+RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
+
+
+class VlmJudge(Scorer):
+    """Grades from 1 to 5 in the dimensions of a rubric. Raises ValueError for options that cannot be used."""
+
+    noise = 1.0  # a grade: most endpoints round otherwise from one batch of requests to the next
+    backoff = 1.0  # seconds; at most twice as long each time, or as long as the endpoint asks for
+
+    def __init__(
+        self,
+        path: object = None,  # not used, nor is the device: the judge has no weights here
+        *,
+        device: object = None,
+        url: str = "",  # such as https://api.openai.com/v1
+        model: str = "",
+        rubric: str = str(RUBRIC),
+        key_env: str = "OPENAI_API_KEY",  # environment variable of the key; "" sends none
+        num_frames: int = 8,
+        parallel: int = 8,  # requests at once, of each process
+        timeout: int | float = 60,  # seconds without a byte of the answer, and the longest pause before a retry
+        retries: int = 4,  # after no answer or a status of ``RETRIED``
+    ):
+        if not model or not is_address(url) or set("@?#") & set(url):
+            raise ValueError(f"vlm_judge needs a model and a url (https://HOST/v1, no key or query), got {shown(url)}")
+        if not (0 < parallel <= 100 and min(num_frames, timeout, retries + 1) > 0):
+            raise ValueError("vlm_judge: num_frames and timeout must be positive, retries 0 or more, parallel 1 to 100")
+        key = os.environ.get(key_env, "")
+        is_safe = HERE.match(url) or not key_env or (key and url.startswith("https:"))
+        if not is_safe or not re.fullmatch("[!-~]*", key):
+            needed = f"https and a key of plain ASCII in the environment's {key_env}; or set key_env to '' to send none"
+            raise ValueError(f"vlm_judge needs {needed}, got {shown(url)}")
+        try:
+            self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
+            self.dimensions = tuple(self.rubric["dimensions"])
+            if not all(re.fullmatch("[A-Za-z_]+", name) for name in self.dimensions or " "):
+                raise ValueError("a dimension has a name of letters and underscores")
+            self.model, self.num_frames, self.parallel = model, num_frames, parallel
+            self._request(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "", 1.0)
+        except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *NO_FORM) as error:
+            raise ValueError(f"vlm_judge: rubric {shown(rubric)} must be as {RUBRIC.name}: {error!r}") from error
+        self.url, self._key, self.timeout, self.retries = f"{url.rstrip('/')}/chat/completions", key, timeout, retries
+        self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        weakref.finalize(self, print, f"vlm_judge {model}:", self.cost, file=sys.stderr)  # when the process ends
+
+    def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
+        """Scores of each video, or why there are none."""
+        return asyncio.run(self._results(videos, prompts, fps))
+
+    async def _results(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[ScoreResult]:
+        places = asyncio.Semaphore(self.parallel)
+
+        async def result(video: Tensor, prompt: str) -> ScoreResult:
+            try:
+                async with places, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # however slowly bytes come
+                    self.cost["requests"] += 1
+                    response = await client.post(self.url, content=self._request(video, prompt, fps))
+                if response.status_code != 200:
+                    raise ValueError(f"status {response.status_code}: {response.text}")
+                return ScoreResult(self._scores(parse_json(response.content)))
+            except (TimeoutError, httpx.HTTPError, *NO_FORM) as error:
+                reason = f"{type(error).__name__}: {error}"
+                return ScoreResult({}, brief(reason.replace(self._key or "\0", "***"), 500))
+
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
+        retry = Retry(self.retries, ["POST"], RETRIED, backoff_factor=self.backoff, max_backoff_wait=self.timeout)
+        transport = RetryTransport(httpx.AsyncHTTPTransport(verify=not self.url.startswith("http:")), retry)
+        async with httpx.AsyncClient(transport=transport, headers=headers, timeout=self.timeout) as client:
+            return await asyncio.gather(*map(result, videos, prompts))
+
+    def _request(self, video: Tensor, prompt: str, fps: float) -> str:
+        """JSON of the task, the rubric, the frames and the prompt."""
+        check_clip(video), check_fps(fps)
+        frames = []
+        for frame in video[frame_indices(len(video), self.num_frames)].permute(0, 2, 3, 1).cpu().numpy():
+            Image.fromarray(frame).save(file := io.BytesIO(), "jpeg", quality=95)
+            frames.append(base64.b64encode(file.getvalue()).decode())
+        mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
+        text = REQUEST.render(self.rubric, frames=frames, prompt=prompt, seconds=len(video) / fps, mark=mark)
+        fields = json.loads(text) | {"model": self.model} | self.rubric.get("request", {})
+        return json.dumps({name: value for name, value in fields.items() if value is not None})
+
+    def _scores(self, answer: dict) -> Scores:
+        """Scores in a chat completion. Raises one of ``NO_FORM`` for anything else."""
+        for name in ("prompt_tokens", "completion_tokens"):
+            self.cost[name] += (answer.get("usage") or {}).get(name, 0)
+        if "choices" not in answer or answer["choices"][0]["finish_reason"] != "stop":
+            raise ValueError(f"a chat completion must end by stop, got {answer!r}")
+        message, logprobs = answer["choices"][0]["message"], answer["choices"][0].get("logprobs") or {}
+        text = (message["content"] or "").strip().removeprefix("```json").strip("`\n ")
+        stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
+        if {*stated} != {*self.dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
+            raise ValueError(f"an answer has grades from 1 to 5 of {', '.join(self.dimensions)} alone, got {message!r}")
+        return expected(stated, logprobs.get("content") or [])
+
+
+def expected(stated: Scores, tokens: list[dict]) -> Scores:
+    """Mean of each grade over the alternatives to the token of its digit; the stated ones where tokens do not fit."""
+    digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
+    if [int(token["token"]) for token in digits] != [*stated.values()]:
+        digits = [{}] * len(stated)
+    scores = {}
+    for (name, grade), token in zip(stated.items(), digits):
+        shares = dict.fromkeys("12345", 0.0)
+        for one in token.get("top_logprobs") or []:
+            if (digit := one["token"].strip()) in shares:
+                shares[digit] += math.exp(one["logprob"])
+        total = sum(shares.values())
+        scores[name] = sum(int(k) * share for k, share in shares.items()) / total if total > 0 else float(grade)
+    return scores

@@ -1,0 +1,23 @@
+"""Writes a run, or several beside each other, as one page that opens in any browser, offline.
+
+python -m scripts.report outputs/run [outputs/other ...] --out report.html
+"""
+
+from pathlib import Path
+
+from hyvideo.data.outside import Parser, refusals
+from hyvideo.evaluation.report.page import REPORT_FILE, write_report
+
+
+@refusals("report.py", (ValueError, OSError))
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")
+    parser.add_argument("--out", type=Path, default=Path(REPORT_FILE), help="file to write")
+    options = parser.parse_args()
+    write_report(options.runs, options.out)
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Folders of runs that no model made: their records are written by what writes a run's."""
+
+import math
+
+import torch
+
+from hyvideo.config.command_line import load_config
+from hyvideo.evaluation.reward_hacking.monitor import write_validation
+from hyvideo.evaluation.reward_hacking.rule import Dispersion, ValidationStats
+from hyvideo.models.reward_models.rewards import Reward
+from hyvideo.records.metrics import MetricsWriter
+from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
+
+HOSTILE = '</script><script>window.hacked = 1</script> "quoted" & {{ 7 * 7 }}'
+PROMPTS = [HOSTILE, *(f"prompt {k}" for k in range(7))]
+CPU = torch.device("cpu")
+
+
+def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10.0, 20.0, 30.0), last=2, **settings):
+    """Three iterations, a validation of every prompt before and after them; the gains take turns.
+
+    Args:
+        sharpness: Shift of a held-out measure, in spreads of the base.
+        missing: Rewards of iteration 2 without a value.
+        clocks: Seconds since the start of the process at the end of each iteration.
+        last: Number of the last video with a clip.
+    """
+    config = load_config("configs/smoke.yaml", output_dir=str(folder), **settings)
+    folder.mkdir(parents=True)
+    write_config(folder, config.flat(), CPU, 1)
+    with MetricsWriter(folder, report_to=[], run_name="", config={}, resume_iteration=None) as writer:
+        for iteration, clock in enumerate(clocks, 1):
+            lacking = missing if iteration == 2 else 0
+            numbers = {"reward/mean": 1.0, "reward/VQ": 0.5, "reward/missing": lacking, "kl/position": 1e-3}
+            numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": 1.0, "grad/spike": 1.0}
+            numbers |= {"time/iteration": 9.0, "time/update": 4.0, "time/rollout": 5.0, "time/since_start": clock}
+            steps = {"by_step/kl": [0.1, 0.2, None], "by_step/ratio_mean": [1.0, 1.1, None]}
+            writer.log(numbers | steps | {"by_step/ratio_max_deviation": [0.0, 0.2, None]}, iteration)
+    for iteration, share in ((0, 0), (3, 1)):
+        place = folder / "samples" / f"{iteration:06d}"
+        rewards = [0.1 * k + share * gains[k % len(gains)] for k in range(len(PROMPTS))]
+        clips = {k: torch.full((9, 3, 32, 32), 20 * k + 100 * share, dtype=torch.uint8) for k in range(last + 1)}
+        names = write_videos(place, clips, 8.0)
+        scored = [Reward(reward, {"VQ": reward}) for reward in rewards]
+        entries = [
+            score_entry(prompt, 930, k, scored[k], file=names.get(k), advantage=math.nan, number=k)
+            for k, prompt in enumerate(PROMPTS)
+        ]
+        write_json(place / "scores.json", entries)
+        means = {"reward": sum(rewards) / len(rewards), "held_out/sharpness": 0.5 + share * sharpness * 0.1}
+        spreads = {"reward": Dispersion(0.2, 96), "held_out/sharpness": Dispersion(0.1, 96)}
+        write_validation(place, ValidationStats(iteration, means, spreads), [], {"steps": 4})
+    if missing:
+        place = folder / "rollouts" / "000002"
+        place.mkdir(parents=True)
+        lost = [Reward(math.nan, {}, "the service was away")] * missing
+        write_json(
+            place / "scores.json",
+            [score_entry("p", 0, 0, r, file=None, advantage=math.nan, number=k) for k, r in enumerate(lost)],
+        )
+    return folder

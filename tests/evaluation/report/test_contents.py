@@ -1,0 +1,48 @@
+"""What a run's files say: the verdict, and what its reader has to know."""
+
+import pytest
+
+from hyvideo.evaluation.report.contents import read_run
+from hyvideo.evaluation.studies.intervals import t_quantile
+from tests.evaluation.report.recorded_runs import PROMPTS, record_run
+
+
+def test_the_gain_is_of_pairs_of_videos_with_an_interval_over_prompts(tmp_path):
+    run = read_run(record_run(tmp_path / "run", gains=(0.2, 0.4)))
+    assert run.gain.mean == pytest.approx(0.3)
+    half_width = t_quantile(len(PROMPTS) - 1) * 0.1 / (len(PROMPTS) - 1) ** 0.5
+    assert run.gain.high - run.gain.mean == pytest.approx(half_width)
+    assert run.gains == pytest.approx({k: 0.4 if k % 2 else 0.2 for k in range(len(PROMPTS))})
+    assert run.hours[-1] == pytest.approx(27 / 3600)
+
+
+@pytest.mark.parametrize(
+    "verdict, records",
+    [
+        ("better", {"gains": (0.2, 0.3)}),
+        ("worse", {"gains": (-0.2, -0.3)}),
+        ("unclear", {"gains": (0.3, -0.3)}),
+        ("suspect", {"gains": (0.2, 0.3), "sharpness": 3.0}),
+        ("worse", {"gains": (-0.2, -0.3), "sharpness": 3.0}),  # no reward was bought with it
+    ],
+)
+def test_the_verdict_is_of_the_interval_and_of_the_rule_for_reward_hacking(tmp_path, verdict, records):
+    run = read_run(record_run(tmp_path / "run", **records))
+    assert run.verdict == verdict
+    assert ("held_out/sharpness" in run.hacking) == (verdict == "suspect")
+    assert run.shifts[-1][0].is_bad == ("sharpness" in records)
+
+
+def test_a_run_without_a_validation_after_its_training_has_no_verdict(tmp_path):
+    folder = record_run(tmp_path / "run")
+    (folder / "samples" / "000003" / "measures.json").unlink()
+    assert read_run(folder).verdict == "none"
+
+
+def test_reasons_of_missing_rewards_are_counted(tmp_path):
+    assert read_run(record_run(tmp_path / "run", missing=3)).reasons == {"the service was away": 3}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="config"):
+        read_run(tmp_path)

@@ -1,0 +1,105 @@
+"""The page as a browser shows it from a file, and as text where there is no browser."""
+
+import re
+import shutil
+
+import pytest
+
+from hyvideo.evaluation.report.page import write_report
+from tests.evaluation.report.recorded_runs import HOSTILE, record_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Pages of one run and of two."""
+    folder = tmp_path_factory.mktemp("report")
+    first = record_run(folder / "first", gains=(0.2, -0.1, 0.3), clocks=(10.0, 11.0, 21.0), missing=3)
+    second = record_run(folder / "second", gains=(0.4, 0.3), eta=0.3)
+    write_report([first], folder / "one.html")
+    write_report([first, second], folder / "two.html")
+    return {name: folder / f"{name}.html" for name in ("one", "two")}
+
+
+def test_the_page_tells_what_a_reader_has_to_know(pages):
+    text = pages["one"].read_text(encoding="utf-8")
+    assert "started anew before iteration 2<" in text  # one second after the iteration before, which took nine
+    assert re.search(r"3 of \d+ rewards are missing", text) and "the service was away" in text
+    assert "<code>eta</code></th><td>0.7</td><td>" in text
+    assert "<code>eta</code></th><td>0.7</td><td>0.3</td>" in pages["two"].read_text(encoding="utf-8")
+
+
+def test_what_a_prompt_says_is_text(pages):
+    for page in pages.values():
+        text = page.read_text(encoding="utf-8")
+        assert HOSTILE.partition("window")[0] not in text and "49" not in text.partition('"prompt": ')[2][:120]
+
+
+def test_large_clips_are_left_out_before_the_page_is_large(tmp_path):
+    folder = record_run(tmp_path / "run", last=7)
+    for clip in folder.glob("samples/*/*.mp4"):
+        clip.write_bytes(bytes([int(clip.stem)]) * 400_000 + clip.parent.name.encode() * 100_000)
+    write_report([folder], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(text) < 15e6 and 0 < text.count('"clip": ') < 16
+    next(folder.glob("samples/000003/*.mp4")).unlink()  # as to save disk
+    write_report([folder], tmp_path / "page.html")
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, to ask a browser")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, pages, request):
+    """The page by its name in light or dark, which must ask for nothing and complain of nothing."""
+    name, scheme = request.param
+    page, seen = browser.new_page(color_scheme=scheme), []
+    page.set_default_timeout(120_000)
+    page.on("console", lambda message: seen.append(message.text))
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or seen.append(asked.url))
+    page.goto(pages[name].as_uri())
+    yield page
+    assert not seen
+    page.close()
+
+
+@pytest.mark.parametrize("opened", [("one", "light"), ("two", "dark")], indirect=True)
+def test_a_browser_draws_plays_and_follows_the_keyboard(opened):
+    page = opened
+    drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
+    page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
+    assert page.locator("#steps .hm").count() == 3
+    first = "[...document.querySelectorAll('.glance article:first-child video')].map((clip) => clip.currentTime)"
+    page.wait_for_function(f"Math.min(...{first}) > 0.1")
+    times = page.evaluate(first)
+    assert len(times) > 1 and max(times) - min(times) < 0.3
+    page.keyboard.press("k")
+    assert page.evaluate("[...document.querySelectorAll('video')].every((clip) => clip.paused)")
+    page.locator("#order").focus()
+    page.keyboard.press("End")
+    in_order = page.locator("#gallery h3").all_inner_texts()
+    assert in_order[0] == HOSTILE and len(in_order) == 3
+    page.keyboard.press("Home")  # the worst first, which has lost 0.1 in one run
+    assert page.locator("#gallery h3").first.inner_text() == "prompt 0"
+    assert page.evaluate("window.hacked") is None
+    page.locator("#axis").select_option("hours")
+    assert page.locator("#trust .xtitle").first.text_content() == "hours"
+
+
+@pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
+def test_runs_are_beside_each_other_with_one_clip_of_the_same_base(opened):
+    titles = opened.locator("#gallery article:first-child figcaption").all_inner_texts()
+    assert [title.partition(":")[0] for title in titles] == ["before", "first", "second"]

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.outside import shown
 from hyvideo.data.prompts import read_rows
 from hyvideo.data.randomness import permutation
 from hyvideo.data.videos import read_video
@@ -28,7 +27,7 @@ from hyvideo.models.weight_files import read_json
 
 THETA = 5.0  # VideoReward's
 TARGETS = r"language_model\..*_proj"  # of a new LoRA, as of VideoReward's
-PATIENCE = 2  # epochs without a lower loss
+PATIENCE = 4  # epochs without a lower loss
 CLIPS_KEPT = 2048  # in memory, as they are looked at: 3.5 MB each at full size
 TIE = 2
 COLUMNS = ("prompt", "first", "second", "dimension", "answer")
@@ -52,13 +51,14 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     """
     answers: dict[tuple, list] = {}
     for number, row in enumerate(read_rows(path), start=1):
-        prompt, first, second, dimension, answer = ((row.get(column) or "").strip() for column in COLUMNS)
+        if lacking := [column for column in COLUMNS if column not in row]:
+            raise ValueError(f"pairs have the columns {', '.join(COLUMNS)}; {path} has no {', '.join(lacking)}")
+        prompt, first, second, dimension, answer = ((row[column] or "").strip() for column in COLUMNS)
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
-        if missing := [video for video in videos if not os.path.isfile(video)]:
-            raise ValueError(f"first and second must be videos, row {number} of {path} has {shown(missing[0])}")
-        if not prompt or answer not in OUTCOMES:
-            raise ValueError(f"row {number} of {path} needs a prompt, and an answer of {', '.join(OUTCOMES)}: {row}")
+        if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
+            needed = f"a prompt, videos that are there, and an answer of {', '.join(OUTCOMES)}"
+            raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
     return [Pair(*pair, given) for pair, given in answers.items()]
@@ -74,7 +74,7 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
     size = max(1, round(HELD_OUT * len(prompts)))
     split = {part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part] for part in PARTS}
     rated = {part: {name for p in of for name, place in p.answers if place != TIE} for part, of in split.items()}
-    for name in sorted({*needed}.union(*rated.values())):
+    for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
         if lacking := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
                 f"a dimension needs preferences in every part of the {len(prompts)} prompts (three at least), {name} "
@@ -112,10 +112,14 @@ class PairTraining:
         first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
         return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), places
 
-    def fit(self, learning_rate: float, lora_rank: int, seed: int, max_epochs: int) -> list[float]:
-        """Losses on ``stop`` by epoch, the start's first; trains until they fall no more, and returns to the lowest."""
+    def fit(
+        self, *, learning_rate: float, weight_decay: float, lora_rank: int, seed: int, max_epochs: int
+    ) -> list[float]:
+        """Losses on ``stop`` by epoch, the start's first; the learning rate falls to 0, and the lowest loss is kept."""
         trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
-        optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+        num_updates = max_epochs * math.ceil(len(pairs) / self.batch_size)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_updates)
         losses, best = [], []
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
@@ -132,6 +136,7 @@ class PairTraining:
                 F.nll_loss(*self.answers(batch, self.names)).backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
                 optimizer.step()
+                schedule.step()
         with torch.no_grad():
             torch._foreach_copy_(trained, best)
         return losses
@@ -185,11 +190,11 @@ class PairTraining:
             log_probs, places = self.answers(self.split["test"], [name])
             sides = (log_probs[:, 0] - log_probs[:, 1]).sign() * (1 - 2 * places)
             right = (sides[places != TIE] + 1) / 2  # a half where both score the same
-            loss = F.nll_loss(log_probs, places).item()
-            quality[name] = {"accuracy": right.mean().item(), "preferences": len(right), "loss": loss}
-            probability, is_first = log_probs[:, 0].exp(), (places == 0).float()
+            quality[name] = {"accuracy": right.mean().item(), "preferences": len(right)}
+            quality[name]["loss"] = F.nll_loss(log_probs, places).item()
+            probability = log_probs[:, 0].exp()
             bins = (10 * probability).long().clamp(max=9)
-            count, x, y = (torch.bincount(bins, of, 10) for of in (torch.ones(len(bins)), probability, is_first))
+            count, x, y = (torch.bincount(bins, of, 10) for of in (bins >= 0, probability, places == 0))
             axes.plot(x / count, y / count, "o", label=f"{name}, {len(bins)} answers")
         axes.legend()
         figure.savefig(picture)

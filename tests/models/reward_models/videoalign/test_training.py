@@ -12,39 +12,39 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
-from hyvideo.data.randomness import generator
-from hyvideo.data.videos import to_uint8, write_video
+from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
-from hyvideo.models.reward_models.videoalign.training import TIE, Pair, PairTraining, read_pairs, split_by_prompt
+from hyvideo.models.reward_models.videoalign.training import (
+    OUTCOMES,
+    TIE,
+    Pair,
+    PairTraining,
+    read_pairs,
+    split_by_prompt,
+)
 from hyvideo.trainer import Trainer
 from scripts.train_reward import main
+from tests.models.reward_models.videoalign.sizes import Area, rated_pairs
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"
-PROMPTS = world.CAPTIONS[:20]
-
-
-def area(video):
-    """Pixels of the shape, mean over frames."""
-    saturation = (video.amax(1) - video.amin(1)).float() / 255
-    return ((saturation - 0.2) / 0.35).clamp(0, 1).sum((1, 2)).mean().item()
 
 
 def rated(count, seed):
-    """Clips by path, and pairs of them whose rater prefers the larger shape, and the split by prompt."""
-    rng = generator(seed, "rated")
-    labels = world.random_labels(count, rng).repeat_interleave(2, 0)
-    clips = to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous()
-    videos = {Path(f"{number}.mp4"): clip for number, clip in enumerate(clips)}
-    paths, pairs = list(videos), []
-    for first, second in zip(paths[::2], paths[1::2]):
-        difference = area(videos[first]) - area(videos[second])
-        outcome = TIE if abs(difference) < 4 else int(difference < 0)
-        pairs.append(Pair(world.caption(labels[int(first.stem)]), (first, second), [("SIZE", outcome)]))
+    """Clips by path, and pairs of them whose rater prefers the larger shape."""
+    videos, pairs = {}, []
+    for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed)):
+        paths = Path(f"{number}a.mp4"), Path(f"{number}b.mp4")
+        videos |= zip(paths, clips)
+        pairs.append(Pair(prompt, paths, [("SIZE", OUTCOMES[answer])]))
     return videos, pairs
+
+
+def areas_of(videos):
+    return torch.tensor([scores["area"] for scores in Area().score(videos, [], fps=world.FPS)])
 
 
 def write_csv(folder, rows, columns="prompt,first,second,dimension,answer"):
@@ -95,15 +95,28 @@ def test_parts_of_the_split_share_no_prompt_and_follow_the_seed():
 GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
 
 
+def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
+    with pytest.raises(ValueError, match="have the columns prompt, first, .*pairs.csv has no first, second$"):
+        read_pairs(write_csv(tmp_path, GOOD, "prompt,video_a,video_b,dimension,answer"), ["VQ"])
+
+
 @pytest.mark.parametrize(
     "rows, options, message",
     [
-        ([*GOOD, ["e", "a.mp4", "gone.mp4", "VQ", "first"]], [], "row 5 of .*pairs.csv has '.*gone.mp4'"),
-        ([*GOOD, ["e", "a.mp4", "", "VQ", "first"]], [], "row 5 of .*pairs.csv has '.*'"),
+        (
+            [*GOOD, ["e", "a.mp4", "gone.mp4", "VQ", "first"]],
+            [],
+            "row 5 of .*pairs.csv needs .* videos that are there.*gone.mp4",
+        ),
+        (
+            [*GOOD, ["e", "a.mp4", "", "VQ", "first"]],
+            [],
+            "row 5 of .*pairs.csv needs .* videos that are there.*'second': ''",
+        ),
         (
             [["a", "a.mp4", "b.mp4", "VQ", "better"]],
             [],
-            "row 1 of .*pairs.csv needs .* of first, second, tie, both_bad: .*'better'",
+            "row 1 of .*pairs.csv needs .* of first, second, tie, both_bad, got .*'better'",
         ),
         ([["a", "a.mp4", "b.mp4"]], [], "row 1 of .*pairs.csv needs .*None"),
         ([["", "a.mp4", "b.mp4", "VQ", "first"]], [], "row 1 of .*pairs.csv needs a prompt"),
@@ -116,6 +129,13 @@ GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
         (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
         (GOOD, ["--model", "nowhere"], "nowhere/model_config.json does not exist"),
         (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
+        (GOOD[:2], [], "of the 2 prompts .three at least., VQ has none in"),
+        ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
+        (GOOD, ["--out", SHIPPED], "must hold no model, and .*VideoReward has one; name another folder"),
+        (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be made"),
+        (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
+        (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
+        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs above 0"),
     ],
 )
 def test_what_cannot_be_trained_on_is_one_error_before_a_model_is_loaded(
@@ -134,14 +154,14 @@ def test_what_cannot_be_trained_on_is_one_error_before_a_model_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
-def train(out, *, num_pairs, max_epochs):
+def train(out, *, num_pairs, max_epochs, seed=0):
     """Quality before and after on the pairs that nothing was chosen by, and the losses in between."""
-    videos, pairs = rated(num_pairs, 0)
-    training = PairTraining(SHIPPED, split_by_prompt(pairs, [], 0), ["SIZE"], 8)
+    videos, pairs = rated(num_pairs, seed)
+    training = PairTraining(SHIPPED, split_by_prompt(pairs, [], seed), ["SIZE"], 8)
     training.look = functools.cache(lambda path: training.scorer.look(videos[path], world.FPS))
     out.mkdir()
     before = training.quality(out / "before.png")["SIZE"]
-    losses = training.fit(5e-3, 16, 0, max_epochs)
+    losses = training.fit(learning_rate=3e-3, weight_decay=1.0, lora_rank=16, seed=seed, max_epochs=max_epochs)
     training.write(out)
     return before, losses, training.quality(out / "after.png")["SIZE"]
 
@@ -157,7 +177,7 @@ def test_a_short_training_learns_what_the_shipped_reward_does_not_know(tmp_path)
     assert {tuple(score) for score in scores} == {("SIZE", "Overall")} and scorer.dimensions == ("SIZE",)
     sizes = torch.tensor([score["SIZE"] for score in scores])
     assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2  # in deviations of the clips trained on
-    areas = torch.tensor([*map(area, videos.values())])
+    areas = areas_of(videos.values())
     assert torch.corrcoef(torch.stack([sizes, areas]))[0, 1] > 0.5
     assert not [name for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth") if "lora" in name]
 
@@ -195,7 +215,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
     training = PairTraining(golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1)
     assert training.scorer.settings.has_lora
     training.look = lambda path: training.scorer.look(clips[path], 8.0)
-    losses = training.fit(1e-4, 64, 0, 1)
+    losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
     with torch.no_grad():
         trained = training.scores(pairs[:1])
@@ -214,7 +234,7 @@ def test_a_run_with_the_trained_reward_makes_the_shapes_larger(tmp_path, monkeyp
 
     class Watched(LearnedMiniatureScorer):
         def score(self, videos, prompts, *, fps):
-            areas.append(sum(map(area, videos)) / len(videos))
+            areas.append(areas_of(videos).mean().item())
             return super().score(videos, prompts, fps=fps)
 
     settings = {"output_dir": str(tmp_path / "run"), "valid_video_csv": "", "log_video_interval": 0, "max_steps": 20}

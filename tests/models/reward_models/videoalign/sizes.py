@@ -7,6 +7,8 @@ import csv
 import sys
 from pathlib import Path
 
+import torch.nn.functional as F
+
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8, write_video
 from hyvideo.miniature import world
@@ -23,11 +25,21 @@ class Area(Scorer):
         return [{"area": ((s - 0.2) / 0.35).clamp(0, 1).sum((1, 2)).mean().item()} for s in saturation]
 
 
-def rated_pairs(count, seed):
-    """Prompts, pairs of clips, and answers; a difference of less than 4 pixels is a tie."""
+def shrunk(clip, factor):
+    """The picture at a part of its size, in the middle of its background."""
+    side, small = clip.shape[-1], round(factor * clip.shape[-1])
+    whole, start = clip[..., :1, :1].expand_as(clip).clone(), (side - small) // 2
+    middle = slice(start, start + small)
+    whole[..., middle, middle] = F.interpolate(clip.float(), (small, small), mode="area").round().byte()
+    return whole
+
+
+def rated_pairs(count, seed, smallest=0.75):
+    """Prompts, pairs of clips at ``smallest`` of their size or more, and answers; less than 4 pixels apart is a tie."""
     labels = world.random_labels(count, rng := generator(seed, "study"))
     sides = [to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous() for _ in range(2)]
-    for label, pair in zip(labels, zip(*sides)):
+    for label, factors, *pair in zip(labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides):
+        pair = [shrunk(clip, factor) for clip, factor in zip(pair, factors)]
         first, second = (scores["area"] for scores in Area().score(pair, [], fps=world.FPS))
         answer = "tie" if abs(first - second) < 4 else "first" if first > second else "second"
         yield world.caption(label), pair, answer

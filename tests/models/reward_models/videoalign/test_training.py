@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from hyvideo.config.command_line import load_config
-from hyvideo.data.randomness import generator
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
@@ -35,24 +33,11 @@ ROOT = Path(__file__).parents[4]
 SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"
 
 
-def shrunk(clip, factor):
-    """The picture at a part of its size, in the middle of its background."""
-    side, small = clip.shape[-1], round(factor * clip.shape[-1])
-    whole, start = clip[..., :1, :1].expand_as(clip).clone(), (side - small) // 2
-    middle = slice(start, start + small)
-    whole[..., middle, middle] = F.interpolate(clip.float(), (small, small), mode="area").round().byte()
-    return whole
-
-
-def rated(count, seed, smallest=1.0):
-    """Clips by path, and pairs of them whose rater prefers the larger shape; all are shrunk to ``smallest`` or less."""
+def rated(count, seed, smallest=0.75):
+    """Clips by path, and pairs of them whose rater prefers the larger shape."""
     videos, pairs = {}, []
-    factors = generator(seed, "factors").uniform(smallest, 1, (count, 2))
-    for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed)):
+    for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed, smallest)):
         paths = Path(f"{number}a.mp4"), Path(f"{number}b.mp4")
-        if smallest < 1:
-            clips = [shrunk(clip, factor) for clip, factor in zip(clips, factors[number])]
-            answer = "first" if factors[number][0] > factors[number][1] else "second"
         videos |= zip(paths, clips)
         pairs.append(Pair(prompt, paths, [("SIZE", OUTCOMES[answer])]))
     return videos, pairs

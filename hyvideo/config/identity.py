@@ -1,9 +1,11 @@
 """What the settings make the same: a run that goes on, an experiment, an evaluation. All follows from their traits."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hyvideo.config.command_line import reward_options
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config, in_form, is_json
 from hyvideo.data.outside import located
@@ -41,12 +43,15 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Files that settings name: prompts, the code and options of scorers, and the LoRA that a run starts from."""
+    """Files that settings name: prompts, code and options of scorers and the files in these, the LoRA to start from."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
     named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv")}
     named["reward_config"] = [options] if options and not is_json(options) else []
+    for of_one in reward_options(Config().with_settings(**settings).reward).values():
+        values = [value for name, value in of_one.items() if name != "path" and isinstance(value, str)]
+        named["reward_config"] += [value for value in values if os.path.isfile(located(value))]
     named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
     return {name: [located(path) for path in paths] for name, paths in named.items() if paths}

@@ -37,7 +37,7 @@ def read_requests(*paths: str | Path) -> list[Request]:
 
 
 def _requests_of(path: Path) -> list[Request]:
-    rows = _read_rows(path)
+    rows = read_rows(path)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {shown(path)}")
     find_image = functools.cache(functools.partial(_find_image, path))  # many rows may share one
@@ -77,7 +77,8 @@ def check_prompt(prompt: str, where: str) -> None:
         raise ValueError(f"a prompt must be text that people can read, got {shown(prompt, 60)} {where}: {problem}")
 
 
-def _read_rows(path: Path) -> list[dict[str, str | None]]:
+def read_rows(path: Path) -> list[dict[str, str | None]]:
+    """Rows of a CSV with prompts. Raises ValueError for a file that is none."""
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
     try:

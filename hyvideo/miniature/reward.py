@@ -64,6 +64,7 @@ class LearnedMiniatureScorer(MiniatureScorer):
         super().__init__(root)
         folder = Path(root) / "VideoReward"
         self.scorer = VideoAlignScorer(folder, device=device, precision="fp32_math", batch_size=batch_size)
+        self.dimensions = self.scorer.dimensions
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[dict[str, float]]:
         return self.scorer.score(videos, prompts, fps=fps)

@@ -21,6 +21,7 @@ from hyvideo.miniature.architecture import CONFIGS, build_tokenizer
 from hyvideo.miniature.measures import measure
 from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+from hyvideo.models.reward_models.videoalign.checkpoint import save_weights
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 
@@ -54,7 +55,7 @@ def write_untrained(folder: Path, seed: int) -> None:
         torch.manual_seed(seed)
         state = Qwen2VLModel(Qwen2VLConfig.from_dict(config)).state_dict()
     head = 0.02 * normal((1, config["hidden_size"]), seed, "reward head")
-    _save(checkpoint, state, head)
+    save_weights(checkpoint, state, head)
 
 
 def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_size: int, seed: int) -> None:
@@ -81,7 +82,7 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
         of_asked = _cross_entropy(model.asked(answers[:, 2]), labels)
         optimizer.step((error / SPREADS).square().mean() + 0.1 * (of_seen + of_asked))
         bar.set_postfix(rms=f"{math.sqrt(mean_error(error.detach().square().mean().item())):.4f}", refresh=False)
-    _save(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
+    save_weights(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
 
 
 def policy_clips(pipeline: HunyuanVideoGRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -122,8 +123,3 @@ def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor
     others = world.random_labels(size, rng)
     lies = torch.from_numpy(is_lying & (rng.random((size, 3)) < 0.5))
     return videos, torch.where(lies, others, labels), shown
-
-
-def _save(checkpoint: Path, state: dict[str, Tensor], head: Tensor) -> None:
-    tensors = {f"model.{name}": tensor.detach().bfloat16() for name, tensor in state.items()}
-    torch.save(tensors | {"rm_head.weight": head.detach().bfloat16().clone()}, checkpoint / "model.pth")

@@ -201,12 +201,13 @@ class Shade:
 """
 
 
-def test_the_readmes_own_reward_trains_beside_one_of_a_module_and_all_shows_what_was_scored(
+def test_the_own_reward_of_the_docs_trains_beside_one_of_a_module_and_all_shows_what_was_scored(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):
     """And goes on with the same file only."""
-    (example,) = re.findall(r"```python\n(from \S+ import Scorer\n.*?)```", Path("README.md").read_text(), re.S)
-    (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", Path("README.md").read_text())
+    page = Path("docs/own_reward.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(from \S+ import Scorer\n\n\nclass Brightness.*?)```", page, re.S)
+    (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)
     (tmp_path / "my_rewards.py").write_text(example)
     (tmp_path / "shades.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -132,6 +132,20 @@ def test_another_lora_to_start_from_is_another_run(tiny_config, tmp_path):
     assert found == [f"the contents of pretrained_lora_path {names} have changed"]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_another_rubric_of_a_judge_is_another_run(tiny_config, tmp_path, as_json):
+    rubric, options = tmp_path / "rubric.yaml", {"vlm_judge": {"rubric": str(tmp_path / "rubric.yaml"), "model": "m"}}
+    rubric.write_text("dimensions: {}")
+    (tmp_path / "judge.yaml").write_text(json.dumps(options))
+    given = json.dumps(options) if as_json else str(tmp_path / "judge.yaml")
+    settings = tiny_config.with_settings(reward_model=["vlm_judge"], reward_config=given).flat()
+    before = contents(settings)
+    assert not changed_contents(before, contents(settings), settings)
+    rubric.write_text("dimensions: {VQ: {}}")
+    (found,) = changed_contents(before, contents(settings), settings)
+    assert found.startswith("the contents of reward_config ") and f"{rubric} are not what they were" in found
+
+
 def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -10,6 +10,7 @@ Names of tensors changed between releases of transformers; both generations are 
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hyvideo.data.outside import shown
 from hyvideo.models.reward_models.rewards import DIMENSIONS, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
@@ -41,6 +43,7 @@ class Settings:
     has_lora: bool
     lora_rank: int
     lora_scale: float
+    dimensions: tuple[str, ...]  # names of the scores, at most three, in the order of the reward tokens
     normalisation: dict[str, float] | None  # <dimension>_mean and _std
 
 
@@ -123,6 +126,19 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
     return Weights(tensors, head)
 
 
+def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Names of the scores at the reward tokens, in order. Raises ValueError for what cannot be."""
+    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall"}) == len(names) <= 3:
+        raise ValueError(f"{where} must be one to three different names, none of them Overall, got {shown(names)}")
+    return tuple(names)
+
+
+def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
+    """Writes model.pth in bfloat16: a ``Qwen2VLModel``, without a LoRA beside its weights, and the head."""
+    tensors = {f"model.{name}": tensor.detach().cpu().bfloat16() for name, tensor in state.items()}
+    torch.save(tensors | {"rm_head.weight": head.detach().cpu().bfloat16().clone()}, folder / "model.pth")
+
+
 def plain_name(name: str) -> str:
     """The name in Qwen2VLModel, without peft's marks, of a tensor saved with transformers 4 or 5."""
     name = name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", ".")
@@ -144,7 +160,8 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     ]:
         raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
     constants = config.get("inference_config") or {}
-    names = [f"{name}_{kind}" for name in DIMENSIONS for kind in ("mean", "std")] if constants else []
+    dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim of {path}")
+    names = [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
     if bad := [n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)]:
         raise ValueError(f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again")
     # Absent settings have the original's defaults.
@@ -158,6 +175,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         has_lora=lora.get("lora_enable", False),
         lora_rank=rank,
         lora_scale=lora.get("lora_alpha", 32) / (math.sqrt(rank) if lora.get("use_rslora") else rank),
+        dimensions=dimensions,
         normalisation=constants or None,
     )
 

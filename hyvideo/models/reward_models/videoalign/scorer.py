@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import check_clip, read_video
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Scorer, Scores
+from hyvideo.models.reward_models.rewards import Scorer, Scores
 from hyvideo.models.reward_models.videoalign.checkpoint import EMBEDDING, CheckpointMode, find_checkpoint, read_weights
 from hyvideo.models.reward_models.videoalign.model import RewardModel
 from hyvideo.models.reward_models.videoalign.preprocessing import MERGE, frame_indices, patches, resize
@@ -30,7 +30,6 @@ class VideoAlignScorer(Scorer):
         base: Folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only.
     """
 
-    dimensions = DIMENSIONS
     reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # texts in whose place the model answers or sees
 
     def __init__(
@@ -51,6 +50,7 @@ class VideoAlignScorer(Scorer):
         checkpoint = find_checkpoint(root, step=step, base=base)
         weights = read_weights(checkpoint, mode=mode)
         self.settings = checkpoint.settings
+        self.dimensions = checkpoint.settings.dimensions
         self.batch_size = batch_size
         self.device = self.home = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(
@@ -85,7 +85,7 @@ class VideoAlignScorer(Scorer):
             check_prompt(prompt)
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True) -> list[Scores]:
-        """VQ, MQ, TA and their sum of each clip; normalised to the statistics of the original's validation set.
+        """VQ, MQ, TA (or what eval_dim names) and their sum of each clip; normalised by the checkpoint's statistics.
 
         Shape of each clip: uint8 (frames, 3, height, width). ``fps`` decides which frames are looked at. Raises
         ValueError for a clip that is too short or of another type, and for a reserved prompt.
@@ -110,17 +110,12 @@ class VideoAlignScorer(Scorer):
 
     def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
         """The model's inputs for a batch, padded on the right."""
-        settings = self.settings
         pixels, grids, texts = [], [], []
         for video, prompt, rate in zip(videos, prompts, rates):
-            check_clip(video)
-            frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
-            # Resized where the original does it: a GPU rounds some of the pixels to another level.
-            small = resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
-            values, grid = patches(small.to(self.device))
+            values, grid = patches(self.look(video, rate).to(self.device))
             pixels.append(values)
             grids.append(grid)
-            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, settings.template))
+            texts.append(question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template))
         tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
         return {
             "input_ids": tokens.input_ids.to(self.device),
@@ -128,6 +123,14 @@ class VideoAlignScorer(Scorer):
             "pixel_values_videos": torch.cat(pixels),
             "video_grid_thw": torch.tensor(grids, device=self.device),
         }
+
+    def look(self, video: Tensor, rate: float) -> Tensor:
+        """The frames of a clip that are looked at, on the CPU; at ``settings.fps`` these are looked at whole."""
+        settings = self.settings
+        check_clip(video)
+        frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
+        # Resized where the original does it: a GPU rounds some of the pixels to another level.
+        return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
 
     def doubts(self, num_frames: int, fps: float) -> list[str]:
         """Reasons why the scores of clips of this length may not mean what they should."""
@@ -144,7 +147,7 @@ class VideoAlignScorer(Scorer):
         return doubts
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
-        scores = dict(zip(DIMENSIONS, row))
+        scores = dict(zip(self.dimensions, row))
         if normalize and (constants := self.settings.normalisation):
             scores = {name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"] for name, v in scores.items()}
         return scores | {"Overall": sum(scores.values())}

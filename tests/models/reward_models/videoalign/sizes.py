@@ -1,0 +1,62 @@
+"""A study whose raters prefer the larger shape, and a scorer that measures it: the example of docs/own_reward.md.
+
+python -m tests.models.reward_models.videoalign.sizes study
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import torch.nn.functional as F
+
+from hyvideo.data.randomness import generator
+from hyvideo.data.videos import to_uint8, write_video
+from hyvideo.miniature import world
+from hyvideo.models.reward_models.rewards import Scorer
+
+
+class Area(Scorer):
+    """Pixels that the shape covers, mean over the frames."""
+
+    dimensions = ("area",)
+
+    def score(self, videos, prompts, *, fps):
+        saturation = [(video.amax(1) - video.amin(1)).float() / 255 for video in videos]
+        return [{"area": ((s - 0.2) / 0.35).clamp(0, 1).sum((1, 2)).mean().item()} for s in saturation]
+
+
+def shrunk(clip, factor):
+    """The picture at a part of its size, in the middle of its background."""
+    side, small = clip.shape[-1], round(factor * clip.shape[-1])
+    whole, start = clip[..., :1, :1].expand_as(clip).clone(), (side - small) // 2
+    middle = slice(start, start + small)
+    whole[..., middle, middle] = F.interpolate(clip.float(), (small, small), mode="area").round().byte()
+    return whole
+
+
+def rated_pairs(count, seed, smallest=0.75):
+    """Prompts, pairs of clips at ``smallest`` of their size or more, and answers; less than 4 pixels apart is a tie."""
+    labels = world.random_labels(count, rng := generator(seed, "study"))
+    sides = [to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous() for _ in range(2)]
+    for label, factors, *pair in zip(labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides):
+        pair = [shrunk(clip, factor) for clip, factor in zip(pair, factors)]
+        first, second = (scores["area"] for scores in Area().score(pair, [], fps=world.FPS))
+        answer = "tie" if abs(first - second) < 4 else "first" if first > second else "second"
+        yield world.caption(label), pair, answer
+
+
+def write_study(folder, count, seed):
+    """The mp4 files and pairs.csv."""
+    folder.mkdir(parents=True)
+    with open(folder / "pairs.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["prompt", "first", "second", "dimension", "answer"])
+        for number, (prompt, pair, answer) in enumerate(rated_pairs(count, seed)):
+            names = [f"{number:03}_{side}.mp4" for side in "ab"]
+            for name, clip in zip(names, pair):
+                write_video(folder / name, clip, world.FPS)
+            rows.writerow([prompt, *names, "SIZE", answer])
+
+
+if __name__ == "__main__":
+    write_study(Path(sys.argv[1]), 500, seed=0)

@@ -1,0 +1,244 @@
+"""A reward trained on pairs: simulated raters prefer larger shapes, which the shipped reward does not know."""
+
+import csv
+import functools
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.config.command_line import load_config
+from hyvideo.data.videos import write_video
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.miniature import world
+from hyvideo.miniature.reward import LearnedMiniatureScorer
+from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+from hyvideo.models.reward_models.videoalign.training import (
+    OUTCOMES,
+    TIE,
+    Pair,
+    PairTraining,
+    read_pairs,
+    split_by_prompt,
+)
+from hyvideo.trainer import Trainer
+from scripts.train_reward import main
+from tests.models.reward_models.videoalign.sizes import Area, rated_pairs
+
+ROOT = Path(__file__).parents[4]
+SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"
+
+
+def rated(count, seed, smallest=0.75):
+    """Clips by path, and pairs of them whose rater prefers the larger shape."""
+    videos, pairs = {}, []
+    for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed, smallest)):
+        paths = Path(f"{number}a.mp4"), Path(f"{number}b.mp4")
+        videos |= zip(paths, clips)
+        pairs.append(Pair(prompt, paths, [("SIZE", OUTCOMES[answer])]))
+    return videos, pairs
+
+
+def areas_of(videos):
+    return torch.tensor([scores["area"] for scores in Area().score(videos, [], fps=world.FPS)])
+
+
+def write_csv(folder, rows, columns="prompt,first,second,dimension,answer"):
+    with open(folder / "pairs.csv", "w", newline="") as file:
+        csv.writer(file).writerows([columns.split(","), *rows])
+    return folder / "pairs.csv"
+
+
+def test_probabilities_are_those_of_bradley_terry_with_ties():
+    training = PairTraining.__new__(PairTraining)
+    training.names = ["A", "B", "C"]
+    training.scores = lambda pairs: torch.tensor([[[9.0, 1.5, 9.0], [7.0, 0.5, 7.0]]])
+    pair = Pair("a", (Path("1"), Path("2")), [("A", 0), ("B", 1), ("B", TIE)])
+    log_probs, places = training.answers([pair], ["B"])
+    s1, s2, theta = math.exp(1.5), math.exp(0.5), 5.0
+    first, second = s1 / (s1 + theta * s2), s2 / (s2 + theta * s1)
+    assert places.tolist() == [1, 2] and torch.equal(log_probs[0], log_probs[1])
+    assert log_probs[0].exp().tolist() == pytest.approx([first, second, 1 - first - second])
+
+
+def test_pairs_are_read_with_all_that_raters_said(tmp_path):
+    for name in ("a.mp4", "b.mp4", "c.mp4"):
+        (tmp_path / name).touch()
+    rows = [
+        ["x, y", "a.mp4", "b.mp4", "VQ", "first", "1"],
+        ["x, y", "a.mp4", "b.mp4", "TA", "both_bad", "1"],
+        ["x, y", "a.mp4", "b.mp4", "VQ", "second", "2"],
+        ["x, y", "a.mp4", "b.mp4", "overall", "second", "2"],
+        ["x, y", "a.mp4", "a.mp4", "VQ", "tie", "2"],
+        ["z", "a.mp4", "c.mp4", "MQ", "tie", "2"],
+    ]
+    a, b, c = (tmp_path / name for name in ("a.mp4", "b.mp4", "c.mp4"))
+    assert read_pairs(write_csv(tmp_path, rows, "prompt,first,second,dimension,answer,rater"), ("VQ", "MQ", "TA")) == [
+        Pair("x, y", (a, b), [("VQ", 0), ("TA", TIE), ("VQ", 1)]),
+        Pair("z", (a, c), [("MQ", TIE)]),
+    ]
+
+
+def test_parts_of_the_split_share_no_prompt_and_follow_the_seed():
+    pairs = [Pair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
+    split = split_by_prompt(pairs, [], 0)
+    prompts = {part: {pair.prompt for pair in of} for part, of in split.items()}
+    assert {part: len(of) for part, of in prompts.items()} == {"test": 3, "stop": 3, "train": 14}
+    assert len(set.union(*prompts.values())) == 20 and sum(map(len, split.values())) == 60
+    assert split == split_by_prompt(pairs, [], 0) != split_by_prompt(pairs, [], 1)
+
+
+GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
+
+
+def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
+    with pytest.raises(ValueError, match="have the columns prompt, first, .*pairs.csv has no first, second$"):
+        read_pairs(write_csv(tmp_path, GOOD, "prompt,video_a,video_b,dimension,answer"), ["VQ"])
+
+
+@pytest.mark.parametrize(
+    "rows, options, message",
+    [
+        (
+            [*GOOD, ["e", "a.mp4", "gone.mp4", "VQ", "first"]],
+            [],
+            "row 5 of .*pairs.csv needs .*videos.*gone.mp4",
+        ),
+        (
+            [*GOOD, ["e", "a.mp4", "", "VQ", "first"]],
+            [],
+            "row 5 of .*pairs.csv needs .*videos.*'second': ''",
+        ),
+        (
+            [["a", "a.mp4", "b.mp4", "VQ", "better"]],
+            [],
+            "row 1 of .*pairs.csv needs .* of first, second, tie, both_bad, got .*'better'",
+        ),
+        ([["a", "a.mp4", "b.mp4"]], [], "row 1 of .*pairs.csv needs .*None"),
+        ([["", "a.mp4", "b.mp4", "VQ", "first"]], [], "row 1 of .*pairs.csv needs a prompt"),
+        ([["<|VQ_reward|>", "a.mp4", "b.mp4", "VQ", "first"]], [], "reserved text"),
+        (GOOD[:1], [], "of the 1 prompts .three at least., VQ has none in"),
+        (GOOD, ["--dimensions", "SIZE"], "of the 0 prompts .three at least., SIZE has none in test, stop, train"),
+        (GOOD, ["--dimensions", "VQ", "SIZE"], "of the 4 prompts .three at least., SIZE has none in test, stop, train"),
+        (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
+        (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),
+        (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
+        (GOOD, ["--model", "nowhere"], "nowhere/model_config.json does not exist"),
+        (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
+        (GOOD[:2], [], "of the 2 prompts .three at least., VQ has none in"),
+        ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
+        (GOOD, ["--out", SHIPPED], "must hold no model, and .*VideoReward has one; name another folder"),
+        (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be made"),
+        (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
+        (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
+        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs above 0"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_one_error_before_a_model_is_loaded(
+    tmp_path, monkeypatch, capsys, rows, options, message
+):
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).touch()
+    given = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--out", tmp_path / "out", *options]
+    monkeypatch.setattr(sys, "argv", ["train_reward", *map(str, given)])
+    monkeypatch.setattr(VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr().err
+    assert stopped.value.code == 2 and len(told.splitlines()) == 1
+    assert re.search(message, told), told
+    assert not (tmp_path / "out").exists()
+
+
+def train(out, videos, pairs, *, max_epochs):
+    """Quality before and after on the pairs that nothing was chosen by, and the losses in between."""
+    training = PairTraining(SHIPPED, split_by_prompt(pairs, [], 0), ["SIZE"], 8)
+    training.look = functools.cache(lambda path: training.scorer.look(videos[path], world.FPS))
+    out.mkdir()
+    before = training.quality(out / "before.png")["SIZE"]
+    losses = training.fit(learning_rate=3e-3, weight_decay=1.0, lora_rank=16, seed=0, max_epochs=max_epochs)
+    training.write(out)
+    return before, losses, training.quality(out / "after.png")["SIZE"]
+
+
+def test_a_short_training_learns_to_prefer_the_larger_shape(tmp_path):
+    """Of sizes that differ by up to a half; docs/own_reward.md has what becomes of smaller differences."""
+    before, losses, after = train(tmp_path / "VideoReward", *rated(96, 0, smallest=0.5), max_epochs=3)
+    assert min(losses) < losses[0] - 0.2 and after["loss"] < before["loss"] - 0.1
+
+    videos, pairs = rated(40, 100, smallest=0.5)
+    scorer = LearnedMiniatureScorer(tmp_path)
+    scores = scorer.score(list(videos.values()), [world.CAPTIONS[0]] * len(videos), fps=world.FPS)
+    assert {tuple(score) for score in scores} == {("SIZE", "Overall")} and scorer.dimensions == ("SIZE",)
+    sizes = torch.tensor([score["SIZE"] for score in scores])
+    assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2  # in deviations of the clips trained on
+    areas = areas_of(videos.values())
+    assert torch.corrcoef(torch.stack([sizes, areas]))[0, 1] > 0.6
+    assert not [name for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth") if "lora" in name]
+
+
+def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path, monkeypatch, capsys):
+    videos, pairs = rated(6, 0)
+    for path, clip in videos.items():
+        write_video(tmp_path / path, clip, world.FPS)
+    prompts = [world.CAPTIONS[k % 3] for k in range(6)]
+    rows = [
+        [prompt, *pair.videos, "SIZE", ("first", "second")[k % 2]]
+        for k, (prompt, pair) in enumerate(zip(prompts, pairs))
+    ]
+    options = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--dimensions", "SIZE", "--max_epochs", 1]
+    for out in ("one", "two"):
+        arguments = ["train_reward", *options, "--learning_rate", 1e-3, "--lora_rank", 2, "--out", tmp_path / out]
+        monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
+        assert main() == 0
+    one, two = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("one", "two"))
+    shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
+    assert one.keys() == two.keys() == shipped.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])} <= {
+        "rm_head", *(f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down"))
+    }  # fmt: skip
+    report = json.loads((tmp_path / "one" / "training.json").read_text())
+    assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
+    assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "one" / "calibration.png").is_file()
+    assert json.loads((tmp_path / "one" / "model_config.json").read_text())["data_config"]["eval_dim"] == ["SIZE"]
+
+
+def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
+    golden = ROOT / "tests" / "golden" / "videoalign"
+    clips = {Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8), Path("b"): torch.full((4, 3, 64, 64), 99).byte()}
+    pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
+    training = PairTraining(golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1)
+    assert training.scorer.settings.has_lora
+    training.look = lambda path: training.scorer.look(clips[path], 8.0)
+    losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
+    assert losses[1] < losses[0]
+    with torch.no_grad():
+        trained = training.scores(pairs[:1])
+        training.write(tmp_path)
+        assert not training.scorer.settings.has_lora
+        assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are bf16 again
+    assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}
+
+
+@pytest.mark.slow
+def test_a_run_with_the_trained_reward_makes_the_shapes_larger(tmp_path, monkeypatch):
+    """16 iterations of the miniature; the area is measured, and no part of the reward."""
+    monkeypatch.chdir(ROOT)
+    train(tmp_path / "VideoReward", *rated(400, 0), max_epochs=6)
+    areas = []
+
+    class Watched(LearnedMiniatureScorer):
+        def score(self, videos, prompts, *, fps):
+            areas.append(areas_of(videos).mean().item())
+            return super().score(videos, prompts, fps=fps)
+
+    settings = {"output_dir": str(tmp_path / "run"), "valid_video_csv": "", "log_video_interval": 0, "max_steps": 16}
+    weights = {"reward_weights": '{"SIZE": 1}', "report_to": ["none"], "check_reward": False}
+    config = load_config("configs/miniature.yaml", **settings, **weights)
+    Trainer(config, Mesh(0, 1, 1), torch.device("cpu"), scorers={"own": Watched(tmp_path)}).train()
+    assert len(areas) == 16
+    assert sum(areas[-4:]) / 4 > 1.05 * sum(areas[:4]) / 4

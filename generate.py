@@ -92,7 +92,7 @@ def check(options: argparse.Namespace) -> None:
     if (options.height is None) != (options.width is None):
         raise ValueError(f"--height and --width go together, got {options.height} and {options.width}")
     if options.aspect_ratio and options.height is not None and processes.rank() == 0:
-        print(f"ignored: aspect_ratio {options.aspect_ratio}; the size is given", file=sys.stderr)
+        print(f"ignored flags: aspect_ratio {options.aspect_ratio}; the size is given", file=sys.stderr)
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: without it no noise is added")
     if options.cfg_distilled and options.enable_step_distill:

@@ -149,7 +149,7 @@ def test_the_line_of_the_reference_makes_the_prompts_and_those_of_the_csv(make, 
         "overlap_group_offloading false, sr false; it is off",
         "ignored flags: cache_type deepcache; nothing is cached between steps",
         "ignored flags: save_pre_sr_video true; there is no super-resolution, and the video is kept as it is",
-        "ignored: aspect_ratio 16:9; the size is given",
+        "ignored flags: aspect_ratio 16:9; the size is given",
     ]
 
 

@@ -159,7 +159,7 @@ def test_a_run_makes_the_forwards_that_the_planner_counts(tiny_config, mesh, set
     (_, metrics), trainer = run(config, mesh, iterations=2)
     architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
     planned = PlannedRun(config, 1, architecture)
-    trained = planned.num_trained_steps
+    trained = planned.plan.num_trained_steps
     assert planned.forwards_without_gradient == 4 + anchor
     assert metrics["cost/forwards"] == pytest.approx(cost(planned).forwards_per_rollout)
     assert metrics["cost/forwards"] == pytest.approx(4 + anchor + trained * training_forwards(planned))

@@ -173,5 +173,5 @@ def test_the_program_refuses_another_method_lists_what_is_free_and_goes_on_if_to
     code, told, _ = program(*command, *changed, "--allow_changed_settings=true")
     assert code == 0
     for name in ("max_steps is 2 and was 1", "save_interval", "learning_rate is 0.0001 and was 0.001", "clip_range"):
-        assert f"changed settings     {name}" in told
+        assert f"changed settings       {name}" in told
     assert [iteration for iteration, _ in whole_lines(out / "metrics.jsonl")] == [1, 2]

@@ -179,7 +179,7 @@ def filled_in(words, folder):
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
         elif re.fullmatch(r"\S+\.csv", word) and not is_there:
             word = PROMPTS
-        elif re.fullmatch(r"\S+\.py:\w+", word):
+        elif re.fullmatch(r"\S+\.py:\w+", word) and not (ROOT / word.partition(":")[0]).exists():
             word = own_reward(word, folder)
         elif before == "--checkpoint_path" and re.fullmatch("[A-Z]+", word):
             word = "outputs/run/checkpoints/000001"

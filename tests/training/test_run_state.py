@@ -143,7 +143,7 @@ def test_another_rubric_of_a_judge_is_another_run(tiny_config, tmp_path, as_json
     assert not changed_contents(before, contents(settings), settings)
     rubric.write_text("dimensions: {VQ: {}}")
     (found,) = changed_contents(before, contents(settings), settings)
-    assert found.startswith("the contents of reward_config ") and f"{rubric} are not what they were" in found
+    assert found.startswith("the contents of reward_config ") and f"{rubric} have changed" in found
 
 
 def files(folder):

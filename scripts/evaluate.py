@@ -6,13 +6,11 @@
     python -m scripts.evaluate --config run.yaml --videos outputs/videos --out outputs/theirs          mp4 files
 
 Takes every flag of post_train.py beside its own, and a checkpoint's settings from its run where --config names none:
-valid_video_csv names the prompts, reward_model the scorers (`--reward_model videoalign clip pickscore`),
-validation_steps, validation_seed and validation_repeats say how the videos are made, which is as in a run's validation.
-The prompts of --videos are those of the JSON files that generate.py leaves beside them, or of the scores.json in a
-run's samples/ and rollouts/, else the rows of valid_video_csv in order. Writes scores.json and scores.csv.
+valid_video_csv has the prompts, reward_model the scorers (`--reward_model videoalign clip pickscore`), and videos are
+made as in a run's validation. The prompts of --videos are those of generate.py's JSON files beside them, or of a run's
+scores.json there, else the rows of valid_video_csv in order. Writes scores.json and scores.csv.
 """
 
-import sys
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
@@ -34,8 +32,7 @@ def main() -> None:
         from hyvideo.training.saved_policy import settings_of_run
 
         of_run, file = settings_of_run(options.checkpoint_path)
-        if file:
-            print(f"settings of the checkpoint's run: {file}; flags override them", file=sys.stderr)
+        print(f"settings: {file or 'the defaults, as no run made the checkpoint'}; flags override them")
     config = parse(settings, of_run).config
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")

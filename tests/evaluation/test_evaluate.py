@@ -113,9 +113,9 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
         monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, flags)])
         with pytest.raises(SystemExit, match="2"):
             evaluate.main()
-        return capsys.readouterr().err
+        return "".join(capsys.readouterr())
 
-    note = f"settings of the checkpoint's run: {config}; flags override them"
+    note = f"settings: {config}; flags override them"
     assert note in (refusal := said()) and "of_the_run" in refusal
     assert "of_the_run" not in said("--reward_weights", "of_a_flag")
     assert note not in (refusal := said("--config=configs/smoke.yaml", "--reward_model", "clip", "clip"))

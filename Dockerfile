@@ -3,7 +3,7 @@
 #   mkdir -p ckpts outputs
 #   docker build --build-arg UID=$(id -u) -t sage-grpo .
 #   docker run --rm -it --gpus all --ipc=host -v "$PWD/ckpts:/workspace/ckpts" -v "$PWD/outputs:/workspace/outputs" \
-#       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu.yaml
+#       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu_nft.yaml
 #
 # Without GPUs (leave out --gpus all) `bash run_post_train.sh` trains the miniature.
 ARG CUDA=13.0.2

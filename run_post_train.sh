@@ -30,8 +30,8 @@ if ! has_flag --config "$@"; then
     if [ "$num_gpus" -gt 0 ]; then
         if [ ! -d ckpts ] && ! has_flag --pretrained_model_root "$@" && ! has_flag --print_config "$@"; then
             echo "run_post_train.sh: ./ckpts with the HunyuanVideo-1.5 checkpoints is missing." >&2
-            echo "Fetch them, or name their folder with --pretrained_model_root; or train the miniature world, which needs" >&2
-            echo "no download: bash run_post_train.sh --config configs/miniature.yaml" >&2
+            echo "Fetch them (bash download_weights.sh), or name their folder with --pretrained_model_root; or train the" >&2
+            echo "miniature world, which needs no download: bash run_post_train.sh --config configs/miniature.yaml" >&2
             exit 2
         fi
         arguments=(--config configs/hunyuanvideo15_480p_8gpu.yaml "$@")
@@ -44,7 +44,7 @@ if ! has_flag --config "$@"; then
 fi
 
 processes="${NPROC:-$((num_gpus > 0 ? num_gpus : 1))}"
-case " ${arguments[*]} " in *configs/miniature.yaml* | *configs/smoke.yaml*) processes="${NPROC:-1}" ;; esac
+case " ${arguments[*]} " in *configs/miniature*.yaml* | *configs/smoke.yaml*) processes="${NPROC:-1}" ;; esac
 if [ "$processes" -gt 1 ]; then
     exec python -m scripts.launch --standalone --nproc_per_node="$processes" --shutdown-timeout=240 post_train.py \
         "${arguments[@]}"

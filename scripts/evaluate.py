@@ -1,16 +1,14 @@
 """Scores of a model on held-out prompts, for every video and in sum.
 
     python -m scripts.evaluate --config configs/miniature.yaml --out outputs/base                      the base model
-    python -m scripts.evaluate --config outputs/miniature/config.yaml --out outputs/tuned \\
-        --checkpoint_path outputs/miniature/checkpoints/000060
+    python -m scripts.evaluate --checkpoint_path outputs/miniature/checkpoints/000030 --out outputs/tuned
     python -m scripts.evaluate --config run.yaml --lora_path lora --out outputs/lora
     python -m scripts.evaluate --config run.yaml --videos outputs/videos --out outputs/theirs          mp4 files
 
-Takes every flag of post_train.py beside its own: valid_video_csv names the prompts, reward_model the scorers
-(`--reward_model videoalign clip pickscore`), validation_steps, validation_seed and validation_repeats say how the
-videos are made, which is as in a run's validation. The prompts of --videos are those of the JSON files that generate.py
-leaves beside them, or of the scores.json in a run's samples/ and rollouts/, else the rows of valid_video_csv in order.
-Writes scores.json and scores.csv.
+Takes every flag of post_train.py beside its own, and a checkpoint's settings from its run where --config names none:
+valid_video_csv has the prompts, reward_model the scorers (`--reward_model videoalign clip pickscore`), and videos are
+made as in a run's validation. The prompts of --videos are those of generate.py's JSON files beside them, or of a run's
+scores.json there, else the rows of valid_video_csv in order. Writes scores.json and scores.csv.
 """
 
 from pathlib import Path
@@ -29,7 +27,13 @@ def main() -> None:
     parser.add_argument("--videos", type=Path, help="folder of mp4 files to score in place of a model's")
     parser.add_argument("--out", type=Path, required=True, help="folder for scores.json and scores.csv")
     options, settings = parser.parse_known_args()
-    config = parse(settings).config
+    of_run, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
+    if options.checkpoint_path and not has_config:
+        from hyvideo.training.saved_policy import settings_of_run
+
+        of_run, file = settings_of_run(options.checkpoint_path)
+        print(f"settings: {file or 'the defaults, as no run made the checkpoint'}; flags override them")
+    config = parse(settings, of_run).config
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():

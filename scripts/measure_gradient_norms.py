@@ -56,6 +56,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
     check(config, processes.world_size())
     with ExitStack() as at_end:
         trainer = build(config, at_end)
+        trainer.bar.total = trainer.iteration + num_rounds
         rounds = [norms_per_visit(trainer.update, scored_round(trainer)) for _ in range(num_rounds)]
     if trainer.mesh.is_main:
         result = summarise(config.flat(), trainer.pipeline.scheduler, trainer.update.step_weights, rounds)
@@ -69,7 +70,7 @@ def scored_round(trainer):
     from hyvideo.records.stage_timer import StageTimer
 
     trainer.iteration += 1
-    rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device))
+    rollouts, pending = trainer.collector.collect(trainer.iteration, StageTimer(trainer.device, trainer.progress.enter))
     rewards = trainer.rewards.wait(pending)
     advantages, metrics = trainer.rewards.advantages(rollouts.indices, rewards)
     trainer.rewards.refuse_too_many_missing(metrics, rewards, trainer.iteration)

@@ -22,6 +22,8 @@ from urllib.parse import unquote
 import pytest
 
 from hyvideo.config import command_line
+from hyvideo.data.prompts import read_requests
+from hyvideo.training.model_setup import RequiredEncoders
 from tests.forked import ROOT, python
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -235,6 +237,15 @@ def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monke
         except FlagsRead:
             pass
     assert code == 0 or is_abbreviated(command, said.getvalue()), said.getvalue()
+
+
+def test_the_weights_that_a_page_fetches_are_enough_for_the_shipped_prompts():
+    prompts = read_requests(ROOT / "assets/prompts/train.csv", ROOT / "assets/prompts/valid.csv")
+    fetching = [
+        command for command in COMMANDS if command.program == "download_weights.sh" and "--with" in command.words
+    ]
+    parts = [command.words[command.words.index("--with") + 1] for command in fetching]
+    assert RequiredEncoders.of(prompts).glyphs and parts and all("quoted_text" in part for part in parts)
 
 
 # --- commands, truly run ----------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ class CommandLine:
     flags: Mapping[str, str]  # by setting
 
 
-def parse(argv: list[str] | None = None) -> CommandLine:
-    """Settings from ``--config file.yaml`` and flags, which win.
+def parse(argv: list[str] | None = None, of_run: Mapping[str, Any] | None = None) -> CommandLine:
+    """Settings from ``--config file.yaml``, or from ``of_run`` where no file is named, and flags, which win.
 
     Ends the program with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
     """
@@ -59,7 +59,7 @@ def parse(argv: list[str] | None = None) -> CommandLine:
     if world_size is not None and not (print_config and world_size > 0):
         parser.error("--world_size is a number above 0, with --print_config; a run has the processes of torchrun")
     try:
-        of_file = read_settings(path) if path else {}
+        of_file = read_settings(path) if path else dict(of_run or {})
     except ValueError as error:
         parser.error(f"--config {error}")
     try:

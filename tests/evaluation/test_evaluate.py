@@ -103,6 +103,25 @@ def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
     of_run.check(guided.model, guided.negative_requests)
 
 
+def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(trained, tmp_path, monkeypatch, capsys):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    config, checkpoint = tmp_path / "run/config.yaml", trained.rename(tmp_path / "run/checkpoints/000003")
+    config.write_text(Path("configs/miniature.yaml").read_text().replace("alignment", "of_the_run"))
+
+    def said(*flags):
+        flags = ["--checkpoint_path", checkpoint, "--out", tmp_path / "scores", *flags]
+        monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, flags)])
+        with pytest.raises(SystemExit, match="2"):
+            evaluate.main()
+        return "".join(capsys.readouterr())
+
+    note = f"settings: {config}; flags override them"
+    assert note in (refusal := said()) and "of_the_run" in refusal
+    assert "of_the_run" not in said("--reward_weights", "of_a_flag")
+    assert note not in (refusal := said("--config=configs/smoke.yaml", "--reward_model", "clip", "clip"))
+    assert "each scorer once" in refusal
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [

@@ -66,7 +66,7 @@ def verdict(run: PlannedRun) -> str:
         suffix = f"nearest legal combination{' that fits' if fitting else ''}: {(fitting or near)[0]}" if near else ""
         return f"illegal: {run.problems[0]}; {suffix or 'none near'}"
     gpus, counted = run.world_size, memory(run)
-    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB with what is not counted"
+    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB, CUDA context and fragmentation included"
     if counted.fits(gpu_memory):
         return f"fits: {size}"
     change = cheapest_change(run)

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
-from plotly.offline import get_plotlyjs
 
 from hyvideo.config.settings import Config
 from hyvideo.evaluation.report.contents import Run, read_run
@@ -34,6 +33,8 @@ def write_report(folders: Iterable[Path], out: Path) -> None:
 
 
 def _page(places: list[Path]) -> str:
+    from plotly.offline import get_plotlyjs  # of which a run without a page needs nothing
+
     is_told = len({place.name for place in places}) == len(places)
     runs = {place.name if is_told else str(place): read_run(place) for place in places}
     clips: dict[str, str] = {}

@@ -124,6 +124,7 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         (GOOD[:1], [], "of the 1 prompts .three at least., VQ has none in"),
         (GOOD, ["--dimensions", "SIZE"], "of the 0 prompts .three at least., SIZE has none in test, stop, train"),
         (GOOD, ["--dimensions", "VQ", "SIZE"], "of the 4 prompts .three at least., SIZE has none in test, stop, train"),
+        (GOOD, ["--dimensions", "VQ", "TA"], "of the 4 prompts .three at least., TA has none in test, stop, train"),
         (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
         (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),
         (GOOD, ["--dimensions", "Overall"], "none of them Overall"),

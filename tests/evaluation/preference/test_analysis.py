@@ -11,7 +11,7 @@ import pytest
 
 from hyvideo.evaluation.preference.analysis import TEXTS, analyse, of_dimension, share
 from hyvideo.evaluation.preference.study import design
-from tests.evaluation.preference.conftest import METHODS
+from tests.evaluation.preference.conftest import METHODS, content
 
 
 def results(study, most_failed=0.5):
@@ -105,6 +105,19 @@ def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(stud
     assert all(rate["mean"] == 1 for rate in found["questions"]["VQ"]["win_rates"])
     kept = results(study, most_failed=1.0)["questions"]["VQ"]
     assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
+
+
+def test_checks_are_judged_on_the_last_question_a_tie_is_no_other_winner_and_half_may_fail(study):
+    key = json.loads((study.folder / "key.json").read_text())["pairs"]
+    for token, rater in study.raters.items():
+        for pair in rater["pairs"]:
+            given = content(study, token, pair, "first")
+            at_check = {"identical": "second", "repeat": "tie"}
+            given["answers"][pair]["Overall"] = at_check.get(key[pair]["kind"]) or prefers_lower(None, key[pair])
+            study.add(json.dumps(given).encode())
+    found = results(study)
+    assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {(False, False, True, True)}
+    assert found["left_out"] == []
 
 
 def judged(rows):

@@ -117,6 +117,7 @@ def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_pat
     assert len(seen) == 4 * (1 + 2 * 12)
     for token, rater in study.raters.items():
         replies = [client.get(f"/{token}/")]
+        assert replies[0].headers["cache-control"] == "no-store"
         for pair in rater["pairs"]:
             clips = [client.get(f"/{token}/clips/{pair}-{side}.mp4") for side in ("first", "second")]
             assert len({(clip.headers["last-modified"], clip.status_code) for clip in clips}) == 1

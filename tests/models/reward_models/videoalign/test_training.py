@@ -19,6 +19,7 @@ from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.training import (
     OUTCOMES,
+    PATIENCE,
     TIE,
     Pair,
     PairTraining,
@@ -63,6 +64,49 @@ def test_probabilities_are_those_of_bradley_terry_with_ties():
     first, second = s1 / (s1 + theta * s2), s2 / (s2 + theta * s1)
     assert places.tolist() == [1, 2] and torch.equal(log_probs[0], log_probs[1])
     assert log_probs[0].exp().tolist() == pytest.approx([first, second, 1 - first - second])
+
+
+class OneNumber(PairTraining):
+    """Training of the score of every first video; the second has 0."""
+
+    def __init__(self, train, stop, test=(), batch_size=1):
+        prompts = (Path("1"), Path("2"))
+        sides = {"train": train, "stop": stop, "test": test}
+        self.split = {part: [Pair("a", prompts, [("A", side)]) for side in of] for part, of in sides.items()}
+        self.names, self.batch_size, self.score = ["A"], batch_size, torch.tensor(0.0, requires_grad=True)
+
+    def _trainable(self, lora_rank, seed):
+        return [self.score]
+
+    def scores(self, pairs):
+        return torch.stack([self.score, 0 * self.score]).view(1, 2, 1).expand(len(pairs), 2, 1)
+
+
+FIT = {"learning_rate": 0.01, "weight_decay": 0.0, "lora_rank": 1, "seed": 0}
+
+
+def test_training_ends_where_the_loss_does_not_fall_and_the_best_is_kept():
+    training = OneNumber(train=[0, 0], stop=[1])
+    losses = training.fit(max_epochs=10, **FIT)
+    assert len(losses) == 1 + PATIENCE and losses == sorted(losses)
+    assert training.score == 0
+
+
+def test_the_learning_rate_falls_to_zero_over_all_updates():
+    """Each step of Adam is the rate, as the gradient hardly changes."""
+    training = OneNumber(train=[0, 0, 0], stop=[0], batch_size=2)
+    losses = training.fit(max_epochs=4, **FIT)
+    assert losses == sorted(losses, reverse=True) and len(losses) == 5
+    assert training.score.item() == pytest.approx(0.01 * (8 + 1) / 2, rel=1e-3)
+
+
+def test_quality_is_the_share_of_preferences_and_the_loss_on_all_answers(tmp_path):
+    training = OneNumber([], [], test=[0, 0, 1, TIE])
+    training.score = torch.tensor(1.0)
+    first, second = math.e / (math.e + 5), 1 / (1 + 5 * math.e)
+    loss = -(2 * math.log(first) + math.log(second) + math.log(1 - first - second)) / 4
+    quality = {"accuracy": pytest.approx(2 / 3), "preferences": 3, "loss": pytest.approx(loss)}
+    assert training.quality(tmp_path / "calibration.png") == {"A": quality}
 
 
 def test_pairs_are_read_with_all_that_raters_said(tmp_path):

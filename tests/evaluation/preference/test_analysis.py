@@ -163,7 +163,7 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
     markdown, latex = ((study.folder / f"table3.{kind}").read_text() for kind in ("md", "tex"))
     lines = markdown.strip().splitlines()
     assert lines[0] == "| Method | Against | Raters | VQ (%) | MQ (%) | TA (%) | Overall (%) |"
-    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5])
+    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5]) and "on 4 prompts" in lines[6]
     assert latex.count(r" \\") == 4 and r"ours\_zq7 & flow\_zq8 & 4 & " in latex
     with open(study.folder / "table3.csv") as file:
         rows = list(csv.DictReader(file))

@@ -243,9 +243,9 @@ def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path
     one, two = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("one", "two"))
     shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
     assert one.keys() == two.keys() == shipped.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    assert {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])} <= {
-        "rm_head", *(f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down"))
-    }  # fmt: skip
+    changed = {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])}
+    targets = {f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert "rm_head" in changed and len(changed) > 1 and changed <= targets | {"rm_head"}
     report = json.loads((tmp_path / "one" / "training.json").read_text())
     assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
     assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "one" / "calibration.png").is_file()
@@ -262,8 +262,11 @@ def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
     losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
     with torch.no_grad():
-        trained = training.scores(pairs[:1])
+        trained, raw = training.scores(pairs[:1]), training.scores(training.split["train"]).flatten(0, 1)
         training.write(tmp_path)
+        constants = [(f"{name}_mean", f"{name}_std") for name in ("VQ", "MQ", "TA")]
+        written = torch.tensor([[training.scorer.settings.normalisation[name] for name in pair] for pair in constants])
+        assert torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1)) and raw.std(0).max() > 1.1
         assert not training.scorer.settings.has_lora
         assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are bf16 again
     assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}

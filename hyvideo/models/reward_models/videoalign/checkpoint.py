@@ -80,8 +80,7 @@ class Checkpoint:
 def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Path | None = None) -> Checkpoint:
     """The newest checkpoint below ``root``, or that of a step. Raises ValueError for what cannot be used.
 
-    Args:
-        base: Folder of Qwen2-VL-2B-Instruct; looked for beside ``root`` where it is not given.
+    ``base``, the folder of Qwen2-VL-2B-Instruct, is looked for beside ``root`` where it is not given.
     """
     root = Path(root)
     config = read_json(root / "model_config.json", LABEL)
@@ -102,9 +101,8 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
 def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:
     """The tensors of a checkpoint, memory-mapped where the file allows it. Raises ValueError for what cannot be used.
 
-    Args:
-        mode: The reference's word for how names are mapped: v1 and v3 are for files of older transformers, as the
-            released one, v2 for newer ones. ``auto`` finds out; another mode must be the right one.
+    ``mode`` is the reference's word for how names are mapped: v1 and v3 are for files of older transformers, as the
+    released one, v2 for newer ones. ``auto`` finds out; another mode must be the right one.
     """
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.outside import shown
-from hyvideo.models.reward_models.rewards import DIMENSIONS, is_finite
+from hyvideo.models.reward_models.rewards import DIMENSIONS, RECORDED, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
 from hyvideo.models.weight_files import read_json, read_pickle, read_safetensors
@@ -126,8 +126,9 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
 
 def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Names of the scores at the reward tokens, in order. Raises ValueError for what cannot be."""
-    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall"}) == len(names) <= 3:
-        raise ValueError(f"{where} must be one to three different names, none of them Overall, got {shown(names)}")
+    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall", *RECORDED}) == len(names) <= 3:
+        taken = f"Overall, {', '.join(RECORDED)}"
+        raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {shown(names)}")
     return tuple(names)
 
 

@@ -172,6 +172,7 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
         (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),
         (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
+        (GOOD, ["--dimensions", "VQ", "reward"], "none of them Overall, number, prompt, .* reward"),
         (GOOD, ["--model", "nowhere"], "nowhere/model_config.json does not exist"),
         (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
         (GOOD[:2], [], "of the 2 prompts .three at least., VQ has none in"),

@@ -244,6 +244,7 @@ def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path
     one, two = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("one", "two"))
     shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
     assert one.keys() == two.keys() == shipped.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert {tensor.dtype for tensor in one.values()} == {torch.bfloat16}
     changed = {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])}
     targets = {f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down")}
     assert "rm_head" in changed and len(changed) > 1 and changed <= targets | {"rm_head"}

@@ -74,7 +74,8 @@ def main() -> None:
         from hyvideo.evaluation.preference.analysis import analyse
 
         for path in options.answers:
-            study.add(path.read_bytes())
+            with refusals(f"preference_study.py: {path}"):
+                study.add(path.read_bytes())
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)

@@ -8,26 +8,29 @@ python -m scripts.preference_study analyse study      and --answers FILE ..., of
 
 import argparse
 import socket
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals, shown
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.preference.rating import VIDEOS, Study, create_app
+from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import make_server
 from scripts import compare_policies
 
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
     requests, made = read_requests(*parse(flags).config.data.valid_video_csv), options.study / "made"
-    if (videos := options.study / VIDEOS).exists():
-        raise ValueError(f"a study needs a folder of its own; delete {shown(videos)}, or take another")
+    if old := [shown(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
+        raise ValueError(f"a study needs a folder of its own; delete {', '.join(old)}, or take another")
 
     from hyvideo.evaluation.preference.study import design, make_study  # what is heavy, only now
 
     sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
+    if len(paths) < len(options.methods):
+        raise ValueError(f"--methods must have different names, got {' '.join(map(shown, options.methods))}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # refused now, not after hours
@@ -44,7 +47,7 @@ def serve(study: Study, host: str, port: int) -> None:
         make_server(create_app(study)).run(sockets=[listener])
 
 
-@refusals("preference_study.py", (ValueError, OSError, OverflowError))
+@refusals("preference_study.py", (ValueError, OSError, OverflowError, sqlite3.Error))
 def main() -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -71,7 +74,8 @@ def main() -> None:
         from hyvideo.evaluation.preference.analysis import analyse
 
         for path in options.answers:
-            study.add(path.read_bytes())
+            with refusals(f"preference_study.py: {path}"):
+                study.add(path.read_bytes())
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)

@@ -23,9 +23,7 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
     """Settings of a checkpoint against those of now, both by name; the saved ones as JSON gives them back.
 
     An older checkpoint may have one word where a setting is a list today; a setting that it lacks had its default.
-
-    Args:
-        same_rollouts: An iteration has as many rollouts as it had, so that their layout is free.
+    With ``same_rollouts`` an iteration has as many as it had, so that their layout is free.
     """
     free: list[str] = []
     of_the_method: list[str] = []

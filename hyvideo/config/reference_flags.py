@@ -67,10 +67,7 @@ def flags_in(names: Iterable[str], rows: Mapping[str, Row]) -> dict[str, Row]:
 def meanings(given: Mapping[str, list[str]], rows: Mapping[str, Row], known: Mapping[str, Any]) -> list[Meaning]:
     """The settings that flags with their words stand for; says on stderr which have no effect, and why.
 
-    Args:
-        known: Settings that are given otherwise, by name.
-
-    Raises: ValueError for a value that would change something here, and cannot.
+    ``known`` are settings that are given otherwise. Raises ValueError for a value that would change what it cannot.
     """
     found: list[Meaning] = []
     idle: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from hyvideo.config.sections import (
 from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
-from hyvideo.models.reward_models.rewards import SCORERS, SERVICE_ATTEMPTS, scorer_class
+from hyvideo.models.reward_models.rewards import RECORDED, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import SDE_TYPES
 
@@ -273,6 +273,8 @@ def weights_are_numbers(text: str) -> Problems:
             f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
             f"such as VQ, MQ and TA, with one not 0, got {shown(text)}"
         )
+    if taken := weights.keys() & RECORDED:
+        yield f"reward_weights: no dimension can be called {', '.join(sorted(taken))}, as something else is in records"
 
 
 def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:

@@ -82,8 +82,7 @@ class RolloutSettings:
         measured=True,
     )
     batched_forward: Switch = machine(
-        "auto",
-        "Samples and guidance branches go through the transformer together; auto: one by one on a GPU.",
+        "auto", "Samples and guidance branches go through the transformer together; auto: one by one on a GPU."
     )
     sde_window: str = learning(
         "", "Stochastic steps: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by default."

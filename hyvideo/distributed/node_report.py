@@ -40,9 +40,7 @@ def inspect_node(
 ) -> NodeReport:
     """The report of this rank on what a run needs; a ``problem`` of the caller stands first.
 
-    Args:
-        settings: Of the run, by flag.
-        files: By the flag that names them: a prompt more would give a rank other prompts.
+    Settings are by flag, and ``files`` by the flag that names them: a prompt more would give a rank other prompts.
     """
     problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]

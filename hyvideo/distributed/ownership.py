@@ -36,9 +36,7 @@ class Ownership:
 
     It is taken by `take`, or as it is entered, and given back as it is left, at the latest when the process ends.
 
-    Args:
-        beat_s: Seconds between two heartbeats.
-        silence_s: Seconds without one after which a life is over.
+    There are ``beat_s`` seconds between two heartbeats; after ``silence_s`` without one a life is over.
     """
 
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):

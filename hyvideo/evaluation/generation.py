@@ -121,15 +121,10 @@ def sampling_config(
     of_file: dict, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
 ) -> Config:
     """Settings of a file or, without any, of the version that is named or goes with the resolution, changed by
-    ``settings``.
+    ``settings``. ValueError for a version that is not of the ``kinds``, claims of ``SUFFIXES``; None claims nothing.
 
     A run's settings give the frames, size, shift and guidance of its validation, or with ``sde_type`` in ``settings``
     those of its rollouts.
-
-    Args:
-        kinds: Claims by kind whether the version is ``cfg_distilled``, ``step_distilled``; None where nothing is said.
-
-    Raises: ValueError for a version that is not of the kinds.
     """
     if resolution and "transformer_version" not in settings:
         asked = "".join(f"_{SUFFIXES[kind]}" for kind, is_asked in kinds.items() if is_asked)

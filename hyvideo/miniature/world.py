@@ -99,9 +99,8 @@ def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
 def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
     """Clips of the labels, at random in all else: values in [-1, 1]. Shape: (batch, channels, frames, height, width).
 
-    Args:
-        corruption: Strength from 0 (clean) to 1 of one of four defects, chosen at random per clip: pixel noise, blur,
-            a jittering path, a flickering size. Shape: (batch,).
+    ``corruption`` is the strength from 0 (clean) to 1 of one of four defects, chosen at random per clip: pixel noise,
+    blur, a jittering path, a flickering size. Shape: (batch,).
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))

@@ -29,9 +29,8 @@ def contact_sheet(
 ) -> None:
     """Writes a PNG, a row for each prompt: its text and caption, then frames of each policy, time to the right.
 
-    Args:
-        clips: By the title of a column, a clip for each prompt; uint8 (frames, 3, height, width), any size.
-        captions: A short line under each prompt, such as its scores: "0.81 -> 1.42".
+    ``clips`` has a clip for each prompt by the title of a column; uint8 (frames, 3, height, width), any size. A caption
+    is a short line under a prompt, such as its scores: "0.81 -> 1.42".
     """
     columns = {
         title: [[fit_frame(frame) for frame in even_frames(clip)] for clip in column] for title, column in clips.items()

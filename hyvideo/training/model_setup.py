@@ -190,14 +190,11 @@ def weights_seed(model: ModelSettings) -> int | None:
 
 
 def precompute_conditions(
-    encoder: ConditionEncoder,
-    requests_of_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]],
-    mesh: Mesh,
+    encoder: ConditionEncoder, requests_of_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
 ) -> None:
-    """Encodes every request of the run into the store, a share on each rank, and lets the encoders go.
+    """Encodes all requests, given with the frames, height and width of their videos, into the store: each rank a share.
 
-    Args:
-        requests_of_sizes: Requests with the frames, height and width of their videos.
+    Lets the encoders go.
     """
     for requests, (_, height, width) in requests_of_sizes:
         for request in requests[mesh.rank :: mesh.world_size]:
@@ -212,9 +209,7 @@ def check_checkpoint(
     """Encoders that the requests and guidance need. Raises ValueError that lists what is wrong with the checkpoint
     folder for this run, or with the images; reads headers only.
 
-    Args:
-        requests: Those of the run, by words for where they are from.
-        sizes: Frames, height and width of the videos that the run makes.
+    ``requests`` have words for where they are from; ``sizes`` are the frames, height and width of the videos.
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
@@ -222,11 +217,7 @@ def check_checkpoint(
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
     problems = fit_checks.check_checkpoint(
-        root,
-        version,
-        weights_needed=not model.random_weights,
-        with_glyphs=needs.glyphs,
-        with_images=needs.images,
+        root, version, weights_needed=not model.random_weights, with_glyphs=needs.glyphs, with_images=needs.images
     )
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))

@@ -26,11 +26,7 @@ _KEPT = 3  # bad updates of a rank, the newest
 
 
 class NonFiniteUpdates:
-    """Counts the updates that were skipped, and compares gradient norms.
-
-    Args:
-        max_bad_updates: So many in a row end the run.
-    """
+    """Counts skipped updates, of which ``max_bad_updates`` in a row end the run; compares gradient norms."""
 
     def __init__(self, output_dir: Path, mesh: Mesh, *, max_bad_updates: int):
         self.folder, self.mesh, self.max_bad_updates = output_dir / FOLDER, mesh, max_bad_updates

@@ -22,23 +22,14 @@ from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
-from hyvideo.training.model_setup import (
-    RequiredEncoders,
-    adapter_config,
-    prepare_transformer,
-    read_start,
-    weights_seed,
-)
+from hyvideo.training.model_setup import RequiredEncoders, adapter_config, prepare_transformer, read_start, weights_seed
 from hyvideo.training.optimizers import Optimizers, make_optimizers
 
 
 class Policy:
-    """The transformer and what is trained of it.
+    """The transformer and what is trained of it: parts that ``needs``, what prompts bring, give no gradient are frozen.
 
-    Args:
-        needs: What the prompts of the run bring with them; parts that they give no gradient are frozen.
-
-    Raises: ValueError for checkpoints and settings that do not go together.
+    Raises ValueError for checkpoints and settings that do not go together.
     """
 
     def __init__(self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders):

@@ -71,9 +71,7 @@ class PolicyUpdate:
         self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
         settings = config.trust_region
         self.kl_weights = kl_weights(
-            config.kl_strategy,
-            dual_position=settings.dual_kl_moving_weight,
-            dual_velocity=settings.dual_kl_step_weight,
+            config.kl_strategy, dual_position=settings.dual_kl_moving_weight, dual_velocity=settings.dual_kl_step_weight
         )
         self._is_gaussian = config.measures_velocity and settings.kl_velocity == "gaussian"
         self.kl_coefficient = KLCoefficient(kl_schedule(settings, config.kl_strategy))

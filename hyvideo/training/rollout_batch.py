@@ -72,8 +72,7 @@ class RolloutBatch:
     def replay(self, pipeline: HunyuanVideoGRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
         """The stored transition of each row at its step, under the model as it is now.
 
-        Args:
-            steps: Places in the schedule. On the CPU. Shape: (rows,).
+        ``steps`` are places in the schedule, on the CPU. Shape: (rows,).
         """
         latents = self.trajectories.latents
         return pipeline.replay(

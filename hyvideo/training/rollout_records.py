@@ -18,11 +18,7 @@ FOLDER = "rollouts"
 
 
 class RolloutRecorder:
-    """Writes rollouts/<iteration>/ every so often, and whenever a reward is missing.
-
-    Args:
-        num_rollouts: Of an iteration, over all replicas.
-    """
+    """Writes rollouts/<iteration>/ of ``num_rollouts`` in all, every so often and whenever a reward is missing."""
 
     def __init__(self, settings: RecordSettings, data: DataSettings, mesh: Mesh, *, group_size: int, num_rollouts: int):
         self.mesh, self.group_size, self.num_rollouts = mesh, group_size, num_rollouts
@@ -37,14 +33,11 @@ class RolloutRecorder:
         iteration: int,
         *,
         num_missing: float,
-        writer: MetricsWriter | None,
+        writer: MetricsWriter | None,  # the main rank's, which shows the videos too
     ) -> None:
-        """Writes this rank's part of what is due, if anything is; every rank calls it.
+        """Writes this rank's part of what is due, if anything is; every rank calls it, with its ``videos`` by row.
 
-        Args:
-            videos: Those that this rank has decoded, by row.
-            num_missing: Rewards that are missing over all ranks.
-            writer: Of the main rank, which shows the videos too.
+        ``num_missing`` counts the rewards that are missing over all ranks.
         """
         is_due = self.interval and iteration % self.interval == 0
         if not self.interval or not (is_due or num_missing):

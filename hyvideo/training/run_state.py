@@ -46,9 +46,7 @@ class Progress:
 class RunState:
     """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and taken up from them.
 
-    Args:
-        num_rollouts: Of an iteration, over all replicas.
-        contents: Hashes of the files that settings name, as of the run's start.
+    ``contents`` are hashes of the files that settings name, as of the run's start.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class RunState:
         checkpoints: CheckpointWriter,
         progress: Progress,
         *,
-        num_rollouts: int,
+        num_rollouts: int,  # of an iteration, over all replicas
         contents: Mapping[str, str],
     ):
         self.config, self.policy, self.update = config, policy, update

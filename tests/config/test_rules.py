@@ -51,6 +51,7 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
         ({"reward_weights": '{"VQ": 0}'}, "with one not 0"),
+        ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "no dimension can be called reward, seed"),
         ({"reward_weights": "[1]"}, "reward_weights must be"),
         ({"reward_weights": '{"a": {"b": {"VQ": 1}}}'}, "reward_weights must be"),
         ({"report_to": ["paper"]}, "report_to takes"),

@@ -5,6 +5,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.loading_encoders import load_text_encoder
+from hyvideo.pipelines import condition_encoder
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.prompt_encoders import TextEncoder
 
@@ -62,6 +63,19 @@ def test_a_second_run_reads_what_the_first_encoded(make, tmp_path):
     for ours, theirs in zip(encoder(REQUESTS).texts, expected.texts):
         assert torch.equal(ours, theirs)
     assert encoded == []
+
+
+def test_parts_that_were_not_asked_for_lately_leave_the_memory_for_the_disk(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(condition_encoder, "_MAX_IN_MEMORY", 2)
+    encoder, encoded = make(PartStore(tmp_path))
+    for number in (0, 1, 0, 2):
+        encoder(REQUESTS[number : number + 1])
+    for file in tmp_path.iterdir():
+        file.unlink()
+    encoder([REQUESTS[0], REQUESTS[2]])
+    assert encoded == PROMPTS[:3]
+    encoder(REQUESTS[1:2])
+    assert encoded == [*PROMPTS[:3], PROMPTS[1]]
 
 
 def test_other_encoders_or_another_dtype_share_nothing(make, tmp_path):

@@ -52,14 +52,22 @@ def test_methods_are_folders_or_policies_which_make_their_videos_now(call, tmp_p
     key = json.loads((tmp_path / "study/key.json").read_text())
     assert key["methods"] == ["base", "theirs"] and len(key["pairs"]) == 2 * 4
     assert {source.split("/")[-2] for pair in key["pairs"].values() for source in pair["sources"]} == {"base", "theirs"}
+    (tmp_path / "study/answers.sqlite").write_bytes(b"no database" * 99)
     code, said = call(*make, *flags)
-    assert code == 2 and f"delete '{tmp_path}/study/videos'" in said
+    assert code == 2 and f"delete '{tmp_path}/study/videos', '{tmp_path}/study/answers.sqlite', or" in said
+    code, said = call("analyse", tmp_path / "study")
+    assert code == 2 and said == "preference_study.py: file is not a database\n"
+    (tmp_path / "study/answers.sqlite").unlink()
+    (tmp_path / "other.json").write_text('{"token": "of another study", "answers": {"x": {}}}')
+    code, said = call("analyse", tmp_path / "study", "--answers", tmp_path / "other.json")
+    assert code == 2 and said.startswith(f"preference_study.py: {tmp_path}/other.json: an answer is of a rater's own")
 
 
 def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tmp_path):
     wrong = {
         "--raters must be from 1": ("--raters", 0, "--methods", "base", "tuned=assets/miniature"),
         "for 1 methods": ("--methods", "base"),
+        "different names, got 'a=b' 'a=c'": ("--methods", "a=b", "a=c"),
         "got '/nowhere'": ("--methods", "base", "theirs=/nowhere"),
         "unknown flag --rater;": ("--rater", 5, "--methods", "base", "theirs=/nowhere"),
     }

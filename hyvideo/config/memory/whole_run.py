@@ -66,11 +66,7 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
     """Lines about the forwards, the recomputation, the length and the checkpoints of a run, for its start.
 
     Empty for a transformer that is not there and was never released, and for validation prompts that are not there:
-    what is wrong with them is told when they are read.
-
-    Args:
-        device: ``cuda``, ``cpu`` or, not known yet, ``auto``.
-        gpu_memory: GiB of one GPU.
+    what is wrong with them is told when they are read. ``device`` may be ``auto`` still; ``gpu_memory`` is in GiB.
     """
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)

@@ -58,7 +58,7 @@ def learning_curve(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
         raise Absent(f"it is of one run or of seeds of one setting, got {number} settings")
     scored = [name[7:] for name in (runs[0].lines or [{}])[-1] if name.startswith("reward/")]
     names = {"reward/mean": "reward"} | {f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")}
-    window = min(window, max(1, *(len(run.lines) for run in runs)))
+    window = max(1, min(window, *(len(run.lines) for run in runs)))
     return [_by_variant(Comparison({}, (), {runs[0].folder.name: runs}), names, folder, "learning_curve", 0, window)]
 
 

@@ -104,5 +104,7 @@ def create_app(study: Study) -> FastAPI:
             raise HTTPException(422, str(error)) from error
         except (TimeoutError, ClientDisconnect) as error:
             raise HTTPException(408, f"an answer comes whole, within {MAX_SECONDS} seconds") from error
+        except sqlite3.Error as error:  # as of a full disk
+            raise HTTPException(503, f"{error}; tell whoever invited you") from error
 
     return app

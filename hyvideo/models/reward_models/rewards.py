@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Scores = dict[str, float]
 
 DIMENSIONS = ("VQ", "MQ", "TA")  # visual quality, motion quality, text alignment
+# What records have beside the scores, under the names that no dimension can have.
+RECORDED = "number prompt seed iteration group member file reward reward_std advantage missing reason mean std".split()
 
 
 class Entry(NamedTuple):

@@ -140,7 +140,7 @@ def test_the_learning_curve_is_of_one_run_or_of_the_seeds_of_one_setting(make_ru
     drawn = []
     monkeypatch.setattr(plt.Axes, "plot", lambda axes, x, y, **more: drawn.append([*y]) or original(axes, x, y, **more))
     for seed in (0, 1):
-        make_run(f"seed{seed}", seed=seed, level=seed, iterations=3)
+        make_run(f"seed{seed}", seed=seed, level=seed, iterations=3 + seed)
     code, made, said = figures(tmp_path / "runs" / "seed0", "--figures", "0")
     assert code == 0 and made == ["learning_curve.png"] and "learning curve: " in said.out
     assert drawn == [[2.0]] * 4, "reward, VQ, MQ and TA: the mean of the three iterations that there are"

@@ -15,7 +15,7 @@ METHODS = ("ours_zq7", "flow_zq8", "dance_zq9")
 PROMPTS = [
     "a red circle",
     'a "blue" square </script><script>document.title = "hacked"</script>',
-    "a green cross",
+    "A star",
     "a star",
 ]
 

@@ -2,15 +2,16 @@
 
 import csv
 import json
+import math
 from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hyvideo.evaluation.preference.analysis import analyse, share
+from hyvideo.evaluation.preference.analysis import TEXTS, analyse, of_dimension, share
 from hyvideo.evaluation.preference.study import design
-from tests.evaluation.preference.conftest import METHODS
+from tests.evaluation.preference.conftest import METHODS, content
 
 
 def results(study, most_failed=0.5):
@@ -106,6 +107,48 @@ def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(stud
     assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
 
 
+def test_checks_are_judged_on_the_last_question_a_tie_is_no_other_winner_and_half_may_fail(study):
+    key = json.loads((study.folder / "key.json").read_text())["pairs"]
+    for token, rater in study.raters.items():
+        for pair in rater["pairs"]:
+            given = content(study, token, pair, "first")
+            at_check = {"identical": "second", "repeat": "tie"}
+            given["answers"][pair]["Overall"] = at_check.get(key[pair]["kind"]) or prefers_lower(None, key[pair])
+            study.add(json.dumps(given).encode())
+    found = results(study)
+    assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {(False, False, True, True)}
+    assert found["left_out"] == []
+
+
+def judged(rows):
+    names = ("unit", "versus", "value", "rater", "prompt", "is_first", "is_scored_higher")
+    return [SimpleNamespace(**dict(zip(names, (unit, (0, 1), value, k, unit, None, None)))) for k, unit, value in rows]
+
+
+def test_alpha_and_strengths_are_those_of_their_formulas(random):
+    """Krippendorff's coincidences c_ab with ordinal distances, and log odds of two methods with half a win each."""
+    rows = [(k, unit, random.choice([0.0, 0.5, 1.0])) for unit in range(9) for k in range(unit % 4)]
+    found = of_dimension(judged(rows), ["a", "b"])
+    coincidences = np.zeros((3, 3))
+    for unit in range(9):
+        counts = np.bincount([int(2 * value) for _, u, value in rows if u == unit], minlength=3)
+        if counts.sum() > 1:
+            coincidences += (np.outer(counts, counts) - np.diag(counts)) / (counts.sum() - 1)
+    of_value = coincidences.sum(1)
+    rank = of_value.cumsum() - of_value / 2
+    distance, total = np.square(rank[:, None] - rank), of_value.sum()
+    chance = (np.outer(of_value, of_value) * distance).sum() / (total - 1)
+    assert found["alpha"] == pytest.approx(1 - (coincidences * distance).sum() / chance)
+    wins = sum(value for *_, value in rows)
+    odds = math.log((wins + 0.5) / (len(rows) - wins + 0.5))
+    assert list(found["strengths"].values()) == pytest.approx([odds / 2, -odds / 2])
+
+
+def test_raters_who_share_no_pair_have_results_without_an_alpha():
+    found = of_dimension(judged([(1, 0, 1.0), (1, 1, 0.5), (2, 2, 1.0)]), ["a", "b"])
+    assert found["alpha"] is None and found["win_rates"][0]["mean"] == pytest.approx(2.5 / 3)
+
+
 def test_a_study_without_answers_that_count_is_refused(study, answer_all):
     with pytest.raises(ValueError, match="left out: none"):
         analyse(study, 0.5)
@@ -120,7 +163,7 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
     markdown, latex = ((study.folder / f"table3.{kind}").read_text() for kind in ("md", "tex"))
     lines = markdown.strip().splitlines()
     assert lines[0] == "| Method | Against | Raters | VQ (%) | MQ (%) | TA (%) | Overall (%) |"
-    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5])
+    assert len(lines) == 7 and all(line.count("|") == 8 for line in lines[:5]) and "on 4 prompts" in lines[6]
     assert latex.count(r" \\") == 4 and r"ours\_zq7 & flow\_zq8 & 4 & " in latex
     with open(study.folder / "table3.csv") as file:
         rows = list(csv.DictReader(file))
@@ -130,3 +173,9 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
     assert list(pairs[0]) == ["prompt", "first", "second", "dimension", "answer", "rater"]
     assert len(pairs) == 4 * 8 * 4 and all((study.folder / pair["first"]).is_file() for pair in pairs)
     assert {pair["answer"] for pair in pairs if pair["rater"] == "r01"} == {"both_bad"}
+
+
+def test_names_of_methods_are_text_in_latex_and_csv():
+    macros = TEXTS.get_template("macros.jinja").module
+    assert macros.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
+    assert next(csv.reader([str(macros.quoted('a, "b"'))])) == ['a, "b"']

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -117,6 +118,7 @@ def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_pat
     assert len(seen) == 4 * (1 + 2 * 12)
     for token, rater in study.raters.items():
         replies = [client.get(f"/{token}/")]
+        assert replies[0].headers["cache-control"] == "no-store"
         for pair in rater["pairs"]:
             clips = [client.get(f"/{token}/clips/{pair}-{side}.mp4") for side in ("first", "second")]
             assert len({(clip.headers["last-modified"], clip.status_code) for clip in clips}) == 1
@@ -154,6 +156,18 @@ def test_answers_that_cannot_be_are_refused(study, client):
         assert client.post(f"/{token}/answers", content=body).status_code == 413
     assert client.put(f"/{token}/answers").status_code == 405
     assert study.rows() == []
+
+
+def test_a_rater_is_told_where_the_disk_takes_no_answer(study, client):
+    token, (mine, *_) = token_and_pairs(study)
+    with sqlite3.connect(study.folder / "answers.sqlite") as database:
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    reply = client.post(f"/{token}/answers", json=content(study, token, mine, "tie"))
+    assert reply.status_code == 503 and reply.json()["detail"] == "disk is full; tell whoever invited you"
+    with sqlite3.connect(study.folder / "answers.sqlite") as database:
+        database.execute("DROP TRIGGER full")
+    assert client.post(f"/{token}/answers", json=content(study, token, mine, "tie")).status_code == 204
+    assert len(study.rows()) == 4
 
 
 def test_an_answer_that_does_not_come_whole_is_given_up(study, monkeypatch):

@@ -16,8 +16,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 def pages(tmp_path_factory):
     """Pages of one run and of two."""
     folder = tmp_path_factory.mktemp("report")
-    first = record_run(folder / "first", gains=(0.2, -0.1, 0.3), clocks=(10.0, 11.0, 21.0), missing=3)
-    second = record_run(folder / "second", gains=(0.4, 0.3), eta=0.3)
+    first = record_run(
+        folder / "first", gains=(0.2, -0.1, 0.3), clocks=(10.0, 11.0, 21.0), missing=3, negative_prompt="Blur"
+    )
+    second = record_run(folder / "second", gains=(0.4, 0.3), eta=0.3, negative_prompt="blur")
     write_report([first], folder / "one.html")
     write_report([first, second], folder / "two.html")
     return {name: folder / f"{name}.html" for name in ("one", "two")}
@@ -29,6 +31,7 @@ def test_the_page_tells_what_a_reader_has_to_know(pages):
     assert re.search(r"3 of \d+ rewards are missing", text) and "the service was away" in text
     assert "<code>eta</code></th><td>0.7</td><td>" in text
     assert "<code>eta</code></th><td>0.7</td><td>0.3</td>" in pages["two"].read_text(encoding="utf-8")
+    assert "<td>Blur</td><td>blur</td>" in pages["two"].read_text(encoding="utf-8")
 
 
 def test_what_a_prompt_says_is_text(pages):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.outside import shown
-from hyvideo.models.reward_models.rewards import DIMENSIONS, is_finite
+from hyvideo.models.reward_models.rewards import DIMENSIONS, RECORDED, is_finite
 from hyvideo.models.reward_models.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.models.reward_models.videoalign.prompt import TEMPLATES
 from hyvideo.models.weight_files import read_json, read_pickle, read_safetensors
@@ -80,8 +80,7 @@ class Checkpoint:
 def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Path | None = None) -> Checkpoint:
     """The newest checkpoint below ``root``, or that of a step. Raises ValueError for what cannot be used.
 
-    Args:
-        base: Folder of Qwen2-VL-2B-Instruct; looked for beside ``root`` where it is not given.
+    ``base``, the folder of Qwen2-VL-2B-Instruct, is looked for beside ``root`` where it is not given.
     """
     root = Path(root)
     config = read_json(root / "model_config.json", LABEL)
@@ -102,9 +101,8 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
 def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:
     """The tensors of a checkpoint, memory-mapped where the file allows it. Raises ValueError for what cannot be used.
 
-    Args:
-        mode: The reference's word for how names are mapped: v1 and v3 are for files of older transformers, as the
-            released one, v2 for newer ones. ``auto`` finds out; another mode must be the right one.
+    ``mode`` is the reference's word for how names are mapped: v1 and v3 are for files of older transformers, as the
+    released one, v2 for newer ones. ``auto`` finds out; another mode must be the right one.
     """
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
@@ -128,8 +126,9 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
 
 def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Names of the scores at the reward tokens, in order. Raises ValueError for what cannot be."""
-    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall"}) == len(names) <= 3:
-        raise ValueError(f"{where} must be one to three different names, none of them Overall, got {shown(names)}")
+    if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall", *RECORDED}) == len(names) <= 3:
+        taken = f"Overall, {', '.join(RECORDED)}"
+        raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {shown(names)}")
     return tuple(names)
 
 

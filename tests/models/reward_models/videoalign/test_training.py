@@ -19,6 +19,7 @@ from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.training import (
     OUTCOMES,
+    PATIENCE,
     TIE,
     Pair,
     PairTraining,
@@ -63,6 +64,49 @@ def test_probabilities_are_those_of_bradley_terry_with_ties():
     first, second = s1 / (s1 + theta * s2), s2 / (s2 + theta * s1)
     assert places.tolist() == [1, 2] and torch.equal(log_probs[0], log_probs[1])
     assert log_probs[0].exp().tolist() == pytest.approx([first, second, 1 - first - second])
+
+
+class OneNumber(PairTraining):
+    """Training of the score of every first video; the second has 0."""
+
+    def __init__(self, train, stop, test=(), batch_size=1):
+        prompts = (Path("1"), Path("2"))
+        sides = {"train": train, "stop": stop, "test": test}
+        self.split = {part: [Pair("a", prompts, [("A", side)]) for side in of] for part, of in sides.items()}
+        self.names, self.batch_size, self.score = ["A"], batch_size, torch.tensor(0.0, requires_grad=True)
+
+    def _trainable(self, lora_rank, seed):
+        return [self.score]
+
+    def scores(self, pairs):
+        return torch.stack([self.score, 0 * self.score]).view(1, 2, 1).expand(len(pairs), 2, 1)
+
+
+FIT = {"learning_rate": 0.01, "weight_decay": 0.0, "lora_rank": 1, "seed": 0}
+
+
+def test_training_ends_where_the_loss_does_not_fall_and_the_best_is_kept():
+    training = OneNumber(train=[0, 0], stop=[1])
+    losses = training.fit(max_epochs=10, **FIT)
+    assert len(losses) == 1 + PATIENCE and losses == sorted(losses)
+    assert training.score == 0
+
+
+def test_the_learning_rate_falls_to_zero_over_all_updates():
+    """Each step of Adam is the rate, as the gradient hardly changes."""
+    training = OneNumber(train=[0, 0, 0], stop=[0], batch_size=2)
+    losses = training.fit(max_epochs=4, **FIT)
+    assert losses == sorted(losses, reverse=True) and len(losses) == 5
+    assert training.score.item() == pytest.approx(0.01 * (8 + 1) / 2, rel=1e-3)
+
+
+def test_quality_is_the_share_of_preferences_and_the_loss_on_all_answers(tmp_path):
+    training = OneNumber([], [], test=[0, 0, 1, TIE])
+    training.score = torch.tensor(1.0)
+    first, second = math.e / (math.e + 5), 1 / (1 + 5 * math.e)
+    loss = -(2 * math.log(first) + math.log(second) + math.log(1 - first - second)) / 4
+    quality = {"accuracy": pytest.approx(2 / 3), "preferences": 3, "loss": pytest.approx(loss)}
+    assert training.quality(tmp_path / "calibration.png") == {"A": quality}
 
 
 def test_pairs_are_read_with_all_that_raters_said(tmp_path):
@@ -124,9 +168,11 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         (GOOD[:1], [], "of the 1 prompts .three at least., VQ has none in"),
         (GOOD, ["--dimensions", "SIZE"], "of the 0 prompts .three at least., SIZE has none in test, stop, train"),
         (GOOD, ["--dimensions", "VQ", "SIZE"], "of the 4 prompts .three at least., SIZE has none in test, stop, train"),
+        (GOOD, ["--dimensions", "VQ", "TA"], "of the 4 prompts .three at least., TA has none in test, stop, train"),
         (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
         (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),
         (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
+        (GOOD, ["--dimensions", "VQ", "reward"], "none of them Overall, number, prompt, .* reward"),
         (GOOD, ["--model", "nowhere"], "nowhere/model_config.json does not exist"),
         (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
         (GOOD[:2], [], "of the 2 prompts .three at least., VQ has none in"),
@@ -198,9 +244,10 @@ def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path
     one, two = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("one", "two"))
     shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
     assert one.keys() == two.keys() == shipped.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    assert {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])} <= {
-        "rm_head", *(f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down"))
-    }  # fmt: skip
+    assert {tensor.dtype for tensor in one.values()} == {torch.bfloat16}
+    changed = {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])}
+    targets = {f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert "rm_head" in changed and len(changed) > 1 and changed <= targets | {"rm_head"}
     report = json.loads((tmp_path / "one" / "training.json").read_text())
     assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
     assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "one" / "calibration.png").is_file()
@@ -217,8 +264,11 @@ def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
     losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
     with torch.no_grad():
-        trained = training.scores(pairs[:1])
+        trained, raw = training.scores(pairs[:1]), training.scores(training.split["train"]).flatten(0, 1)
         training.write(tmp_path)
+        constants = [(f"{name}_mean", f"{name}_std") for name in ("VQ", "MQ", "TA")]
+        written = torch.tensor([[training.scorer.settings.normalisation[name] for name in pair] for pair in constants])
+        assert torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1)) and raw.std(0).max() > 1.1
         assert not training.scorer.settings.has_lora
         assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are bf16 again
     assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}

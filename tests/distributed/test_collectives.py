@@ -1,0 +1,26 @@
+"""Collectives of small tables and of gradients, on two processes."""
+
+import pytest
+import torch
+from torch import nn
+
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.collectives import average_gradients, merge_rows
+from tests.distributed.launch import launch
+
+
+def merged_and_averaged() -> list:
+    mesh = ranks.start(1, torch.device("cpu"))
+    rows = merge_rows({mesh.rank: [1.0, mesh.rank], 2: [5.0, mesh.rank]}, 4, 2, mesh)
+    parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(1))]
+    parameters[0].grad = torch.full((2, 3), 1.0 + mesh.rank)
+    if mesh.rank:
+        parameters[1].grad = torch.arange(4.0)
+    average_gradients(parameters, mesh, is_sharded=False)
+    return [rows.nan_to_num(-1.0).tolist(), [parameter.grad.tolist() for parameter in parameters]]
+
+
+def test_rows_are_the_first_ranks_and_gradients_the_mean_over_ranks():
+    for rows, gradients in launch(f"{__name__}:merged_and_averaged", 2):
+        assert rows == [[1, 0], [1, 1], [5, 0], [-1, -1]]
+        assert gradients == [[[1.5] * 3] * 2, pytest.approx([0, 0.5, 1, 1.5]), [0]]

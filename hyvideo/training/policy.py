@@ -27,7 +27,7 @@ from hyvideo.training.optimizers import Optimizers, make_optimizers
 
 
 class Policy:
-    """The transformer and what is trained of it: parts that ``needs``, what prompts bring, give no gradient are frozen.
+    """The transformer and what is trained of it; what no input of the prompts (``needs``) reaches is frozen.
 
     Raises ValueError for checkpoints and settings that do not go together.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals, shown
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.preference.rating import VIDEOS, Study, create_app
+from hyvideo.evaluation.preference.rating import DATABASE, STUDY, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import make_server
 from scripts import compare_policies
 
@@ -22,12 +22,14 @@ from scripts import compare_policies
 def make(options: argparse.Namespace, flags: list[str]) -> None:
     requests, made = read_requests(*parse(flags).config.data.valid_video_csv), options.study / "made"
     if (videos := options.study / VIDEOS).exists():
-        raise ValueError(f"a study needs a folder of its own; delete {shown(videos)}, or take another")
+        raise ValueError(f"a study needs a folder of its own; delete {shown(videos)} and {DATABASE}, or take another")
 
     from hyvideo.evaluation.preference.study import design, make_study  # what is heavy, only now
 
     sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
+    if len(paths) < 2 or not all(Path(path).exists() for path in paths.values()):
+        raise ValueError(f"--methods takes two names or more, of what exists or base, got {' '.join(options.methods)}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # refused now, not after hours
@@ -66,15 +68,19 @@ def main() -> None:
     if options.command == "make":
         return make(options, flags)
     options = parser.parse_args()
+    if not (options.study / STUDY).is_file():
+        raise ValueError(f"{shown(options.study)} holds no study, its {STUDY} is not there; `make` writes one")
     study = Study(options.study)
     if options.command == "analyse":
         from hyvideo.evaluation.preference.analysis import analyse
 
         for path in options.answers:
-            study.add(path.read_bytes())
+            with refusals(f"preference_study.py: {path}"):
+                study.add(path.read_bytes())
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)
+        print(f"written to {options.static}: a folder for each of {len(study.raters)} raters")
     else:
         serve(study, options.host, options.port)
 

@@ -53,14 +53,19 @@ def test_methods_are_folders_or_policies_which_make_their_videos_now(call, tmp_p
     assert key["methods"] == ["base", "theirs"] and len(key["pairs"]) == 2 * 4
     assert {source.split("/")[-2] for pair in key["pairs"].values() for source in pair["sources"]} == {"base", "theirs"}
     code, said = call(*make, *flags)
-    assert code == 2 and f"delete '{tmp_path}/study/videos'" in said
+    assert code == 2 and f"delete '{tmp_path}/study/videos' and answers.sqlite" in said
+    (tmp_path / "odd.json").write_text("prompt")
+    code, said = call("analyse", tmp_path / "study", "--answers", tmp_path / "odd.json")
+    assert code == 2 and f"{tmp_path}/odd.json: " in said
+    code, said = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
+    assert code == 0 and f"{tmp_path}/pages: a folder for each of 2 raters" in said
 
 
 def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tmp_path):
     wrong = {
         "--raters must be from 1": ("--raters", 0, "--methods", "base", "tuned=assets/miniature"),
-        "for 1 methods": ("--methods", "base"),
-        "got '/nowhere'": ("--methods", "base", "theirs=/nowhere"),
+        "two names or more": ("--methods", "base"),
+        "got base theirs=/nowhere": ("--methods", "base", "theirs=/nowhere"),
         "unknown flag --rater;": ("--rater", 5, "--methods", "base", "theirs=/nowhere"),
     }
     for says, flags in wrong.items():
@@ -68,5 +73,5 @@ def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tm
         assert code == 2 and says in said, said
     for command in ("serve", "analyse"):
         code, said = call(command, tmp_path / "study")
-        assert code == 2 and "study.json" in said
+        assert code == 2 and "holds no study, its study.json is not there" in said
     assert not (tmp_path / "study").exists()

@@ -82,8 +82,9 @@ def of_dimension(given: list[SimpleNamespace], methods: list[str]) -> dict:
         wins += [(a, b)] * won + [(b, a)] * (2 * len(of_both) - won)
     cells = Counter((j.unit, j.versus, j.value) for j in given)
     counts = [[cells[unit, versus, value] for value in (0.0, 0.5, 1.0)] for unit, versus in {c[:2] for c in cells}]
+    shared = [count for count in counts if sum(count) > 1]
     with np.errstate(invalid="ignore"):
-        alpha = float(krippendorff.alpha(value_counts=counts, level_of_measurement="ordinal"))
+        alpha = float(krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal")) if shared else math.nan
     return {
         "win_rates": rates,
         "strengths": dict(zip(methods, choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist())),

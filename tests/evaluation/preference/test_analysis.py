@@ -10,7 +10,7 @@ import pytest
 
 from hyvideo.evaluation.preference.analysis import analyse, share
 from hyvideo.evaluation.preference.study import design
-from tests.evaluation.preference.conftest import METHODS
+from tests.evaluation.preference.conftest import METHODS, add
 
 
 def results(study, most_failed=0.5):
@@ -95,6 +95,14 @@ def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(stu
     found = results(study)
     assert -1 < found["questions"]["VQ"]["alpha"] < 0.7
     assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
+
+
+def test_a_rater_alone_is_analysed_with_nobody_to_agree_with(study):
+    key, (token, *_) = json.loads((study.folder / "key.json").read_text())["pairs"], study.raters
+    for pair in study.raters[token]["pairs"]:
+        add(study, token, pair, prefers_lower(None, key[pair]))
+    found = results(study)["questions"]["VQ"]
+    assert found["alpha"] is None and found["win_rates"][0]["mean"] == 1
 
 
 def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(study, answer_all):

@@ -61,6 +61,8 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
             raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
+    if not answers:
+        raise ValueError(f"{path} has no answers about {', '.join(names)}; --dimensions names what raters were asked")
     return [Pair(*pair, given) for pair, given in answers.items()]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.config.command_line import parse
 from hyvideo.data.outside import Parser, refusals, shown
 from hyvideo.data.prompts import read_requests
-from hyvideo.evaluation.preference.rating import DATABASE, STUDY, VIDEOS, Study, create_app
+from hyvideo.evaluation.preference.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.models.reward_models.service.connections import make_server
 from scripts import compare_policies
 
@@ -68,8 +68,6 @@ def main() -> None:
     if options.command == "make":
         return make(options, flags)
     options = parser.parse_args()
-    if not (options.study / STUDY).is_file():
-        raise ValueError(f"{shown(options.study)} holds no study, its {STUDY} is not there; `make` writes one")
     study = Study(options.study)
     if options.command == "analyse":
         from hyvideo.evaluation.preference.analysis import analyse

@@ -39,7 +39,7 @@ def main() -> int:
     known = find_checkpoint(options.model).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")
     pairs = read_pairs(options.pairs, names)
-    split = split_by_prompt(pairs, set(names) - set(known), options.seed)
+    split = split_by_prompt(pairs, set(names) - set(known) if pairs else names, options.seed)
     make_folder(options.out)
     training = PairTraining(options.model, split, names, options.batch_size)
     report: dict = {"pairs": {part: len(of) for part, of in split.items()}}

@@ -73,5 +73,14 @@ def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tm
         assert code == 2 and says in said, said
     for command in ("serve", "analyse"):
         code, said = call(command, tmp_path / "study")
-        assert code == 2 and "holds no study, its study.json is not there" in said
+        assert code == 2 and f"{tmp_path}/study/study.json must be as `make` writes it" in said
     assert not (tmp_path / "study").exists()
+    for edited in (
+        '{"questions": {"VQ": "?",}}',
+        '{"questions": {"VQ": "?"}}',
+        '{"questions": ["?"], "raters": {}}',
+        "[]",
+    ):
+        (tmp_path / "study.json").write_text(edited)
+        code, said = call("serve", tmp_path, "--static", tmp_path / "pages")
+        assert code == 2 and f"{tmp_path}/study.json must be as `make` writes it" in said, said

@@ -120,6 +120,9 @@ def test_a_study_without_answers_that_count_is_refused(study, answer_all):
     answer_all(lambda *_: "second")
     with pytest.raises(ValueError, match="r01, r02, r03, r04"):
         analyse(study, 0.5)
+    study.questions = {"SIZE": "a question that was put in place of those that are answered"}
+    with pytest.raises(ValueError, match="no answers to SIZE count"):
+        analyse(study, 0.5)
 
 
 def test_the_table_and_the_pairs_are_written(study, answer_all):

@@ -61,8 +61,6 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
             raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
-    if not answers:
-        raise ValueError(f"{path} has no answers about {', '.join(names)}; --dimensions names what raters were asked")
     return [Pair(*pair, given) for pair, given in answers.items()]
 
 
@@ -80,7 +78,7 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
         if lacking := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
                 f"a dimension needs preferences in every part of the {len(prompts)} prompts (three at least), {name} "
-                f"has none in {', '.join(lacking)}; rate pairs of more prompts, or name other --dimensions"
+                f"has none in {', '.join(lacking)}; rate pairs of more prompts, or name --dimensions as they were asked"
             )
     return split
 

@@ -122,7 +122,7 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         ([["", "a.mp4", "b.mp4", "VQ", "first"]], [], "row 1 of .*pairs.csv needs a prompt"),
         ([["<|VQ_reward|>", "a.mp4", "b.mp4", "VQ", "first"]], [], "reserved text"),
         (GOOD[:1], [], "of the 1 prompts .three at least., VQ has none in"),
-        (GOOD, ["--dimensions", "SIZE"], "pairs.csv has no answers about SIZE; --dimensions names what"),
+        (GOOD, ["--dimensions", "SIZE"], "of the 0 prompts .three at least., SIZE has none in test, stop, train"),
         (GOOD, ["--dimensions", "VQ", "SIZE"], "of the 4 prompts .three at least., SIZE has none in test, stop, train"),
         (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
         (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),

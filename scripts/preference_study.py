@@ -29,8 +29,9 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
 
     sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
-    if len(paths) < len(options.methods):
-        raise ValueError(f"--methods must have different names, got {' '.join(map(shown, options.methods))}")
+    if not 2 <= len(paths) == len(options.methods) or not all(Path(path).exists() for path in paths.values()):
+        given = " ".join(map(shown, options.methods))
+        raise ValueError(f"--methods takes two different names or more, of what exists or base, got {given}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
         design(len(paths), options.pairs, **sizes)  # refused now, not after hours
@@ -79,6 +80,7 @@ def main() -> None:
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)
+        print(f"written to {options.static}: a folder for each of {len(study.raters)} raters")
     else:
         serve(study, options.host, options.port)
 

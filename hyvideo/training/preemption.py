@@ -44,7 +44,8 @@ class PreemptionSignals:
     def check(self) -> None:
         """Raises Stopped on all ranks if any was asked to leave. All ranks must call."""
         if anywhere(self.received is not None, self.mesh):
-            raise Stopped(f"stop requested by {self.received or 'a signal to another rank'}")
+            who = self.received or "a signal to another rank"
+            raise Stopped(f"stop requested by {who}; go on by --resume_from_checkpoint latest")
 
     def all_ready(self, is_ready: bool) -> bool:
         """Claims that every rank is ready. All ranks must ask, again and again until they are; raises as `check`."""

@@ -97,7 +97,7 @@ def _transformer_folder(folder: Path) -> Path:
             return candidate
     raise ValueError(
         "a policy is a checkpoint of a run, or a transformer's own folder with a config.json; "
-        f"{folder} {'is neither' if folder.exists() else 'is not there'}"
+        f"{folder} {'is neither (name one in its checkpoints/)' if folder.exists() else 'is not there'}"
     )
 
 

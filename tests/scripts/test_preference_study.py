@@ -61,14 +61,16 @@ def test_methods_are_folders_or_policies_which_make_their_videos_now(call, tmp_p
     (tmp_path / "other.json").write_text('{"token": "of another study", "answers": {"x": {}}}')
     code, said = call("analyse", tmp_path / "study", "--answers", tmp_path / "other.json")
     assert code == 2 and said.startswith(f"preference_study.py: {tmp_path}/other.json: an answer is of a rater's own")
+    code, said = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
+    assert code == 0 and f"{tmp_path}/pages: a folder for each of 2 raters" in said
 
 
 def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tmp_path):
     wrong = {
         "--raters must be from 1": ("--raters", 0, "--methods", "base", "tuned=assets/miniature"),
-        "for 1 methods": ("--methods", "base"),
-        "different names, got 'a=b' 'a=c'": ("--methods", "a=b", "a=c"),
-        "got '/nowhere'": ("--methods", "base", "theirs=/nowhere"),
+        "two different names or more": ("--methods", "base"),
+        "got 'a=/tmp' 'a=/'": ("--methods", "a=/tmp", "a=/"),
+        "got 'base' 'theirs=/nowhere'": ("--methods", "base", "theirs=/nowhere"),
         "unknown flag --rater;": ("--rater", 5, "--methods", "base", "theirs=/nowhere"),
     }
     for says, flags in wrong.items():
@@ -76,5 +78,14 @@ def test_what_cannot_be_a_study_is_refused_before_a_policy_makes_videos(call, tm
         assert code == 2 and says in said, said
     for command in ("serve", "analyse"):
         code, said = call(command, tmp_path / "study")
-        assert code == 2 and "study.json" in said
+        assert code == 2 and f"{tmp_path}/study/study.json must be as `make` writes it" in said
     assert not (tmp_path / "study").exists()
+    for edited in (
+        '{"questions": {"VQ": "?",}}',
+        '{"questions": {"VQ": "?"}}',
+        '{"questions": ["?"], "raters": {}}',
+        "[]",
+    ):
+        (tmp_path / "study.json").write_text(edited)
+        code, said = call("serve", tmp_path, "--static", tmp_path / "pages")
+        assert code == 2 and f"{tmp_path}/study.json must be as `make` writes it" in said, said

@@ -103,9 +103,9 @@ def analyse(study: Study, most_failed: float) -> str:
         if j.kind != "pair" and j.dimension == questions[-1]:
             checks[j.rater].append(j.is_failed)
     left_out = [rater for rater, failed in checks.items() if sum(failed) > most_failed * len(failed)]
-    counted = [j for j in given if j.kind == "pair" and j.rater not in left_out]
+    counted = [j for j in given if j.kind == "pair" and j.rater not in left_out and j.dimension in questions]
     if not counted:
-        raise ValueError(f"no answers in {study.folder} count; raters left out: {', '.join(left_out) or 'none'}")
+        raise ValueError(f"no answers to {', '.join(questions)} count; left out: {', '.join(left_out) or 'none'}")
     asked = {name: [j for j in counted if j.dimension == name] for name in questions}
     of_each = {name: of_dimension(answers, key["methods"]) for name, answers in asked.items() if answers}
     told = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}

@@ -35,8 +35,11 @@ class Study:
     """A study's raters by token, and its database, which any number of threads and processes may use."""
 
     def __init__(self, folder: Path):
-        content = parse_json((folder / STUDY).read_text(encoding="utf-8"))
-        self.folder, self.questions, self.raters = folder, content["questions"], content["raters"]
+        try:
+            content = parse_json((folder / STUDY).read_text(encoding="utf-8"))
+            self.folder, self.questions, self.raters = folder, dict(content["questions"]), content["raters"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / STUDY} must be as `make` writes it, with other questions: {error}") from error
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)
         self._database.row_factory, self._lock = sqlite3.Row, threading.Lock()
         self._database.executescript(SCHEMA)

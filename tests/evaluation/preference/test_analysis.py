@@ -11,7 +11,7 @@ import pytest
 
 from hyvideo.evaluation.preference.analysis import TEXTS, analyse, of_dimension, share
 from hyvideo.evaluation.preference.study import design
-from tests.evaluation.preference.conftest import METHODS, content
+from tests.evaluation.preference.conftest import METHODS, add, content
 
 
 def results(study, most_failed=0.5):
@@ -98,6 +98,14 @@ def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(stu
     assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
 
 
+def test_a_rater_alone_is_analysed_with_nobody_to_agree_with(study):
+    key, (token, *_) = json.loads((study.folder / "key.json").read_text())["pairs"], study.raters
+    for pair in study.raters[token]["pairs"]:
+        add(study, token, pair, prefers_lower(None, key[pair]))
+    found = results(study)["questions"]["VQ"]
+    assert found["alpha"] is None and found["win_rates"][0]["mean"] == 1
+
+
 def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(study, answer_all):
     answer_all(lambda rater, pair: "first" if rater == "r03" else prefers_lower(rater, pair))
     found = results(study)
@@ -154,6 +162,9 @@ def test_a_study_without_answers_that_count_is_refused(study, answer_all):
         analyse(study, 0.5)
     answer_all(lambda *_: "second")
     with pytest.raises(ValueError, match="r01, r02, r03, r04"):
+        analyse(study, 0.5)
+    study.questions = {"SIZE": "a question that was put in place of those that are answered"}
+    with pytest.raises(ValueError, match="no answers to SIZE count"):
         analyse(study, 0.5)
 
 

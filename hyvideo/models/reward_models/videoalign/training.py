@@ -78,7 +78,7 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
         if lacking := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
                 f"a dimension needs preferences in every part of the {len(prompts)} prompts (three at least), {name} "
-                f"has none in {', '.join(lacking)}; rate pairs of more prompts, or name other --dimensions"
+                f"has none in {', '.join(lacking)}; rate pairs of more prompts, or name --dimensions as they were asked"
             )
     return split
 

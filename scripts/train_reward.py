@@ -14,7 +14,7 @@ from hyvideo.data.outside import Parser, make_folder, refusals
 FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
 
 
-@refusals("train_reward.py")
+@refusals("train_reward.py", (ValueError, OSError))
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")

@@ -59,7 +59,7 @@ def test_a_version_brings_its_own_settings(make, tmp_path):
     video, fps = read_video(tmp_path / "videos" / "0000.mp4")
     assert len(video) == 5 and fps == 24
     assert (settings["height"], settings["width"]) == (32, 48)
-    assert "1 videos in" in said.out and "%|" not in said.err, "a bar in a log"
+    assert "1 video in" in said.out and "%|" not in said.err, "a bar in a log"
 
 
 def test_an_image_picks_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):

@@ -210,8 +210,8 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     if processes.rank() == 0 and local:
         each = (time.perf_counter() - loaded) / len(local)
         print(
-            f"{len(local)} videos in {local[0].path.parent}: {each:.2f} s each after {loaded - start:.1f} s of "
-            f"loading, {peak_memory_gib(device):.2f} GiB at most"
+            f"{len(local)} video{'s' if len(local) > 1 else ''} in {local[0].path.parent}: {each:.2f} s each after "
+            f"{loaded - start:.1f} s of loading, {peak_memory_gib(device):.2f} GiB at most"
         )
 
 

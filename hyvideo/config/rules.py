@@ -274,7 +274,7 @@ def weights_are_numbers(text: str) -> Problems:
             f"such as VQ, MQ and TA, with one not 0, got {shown(text)}"
         )
     if taken := weights.keys() & RECORDED:
-        yield f"reward_weights: no dimension can be called {', '.join(sorted(taken))}, as something else is in records"
+        yield f"reward_weights: no dimension can be called {', '.join(sorted(taken))}: records use the name"
 
 
 def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:

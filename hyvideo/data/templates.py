@@ -11,8 +11,12 @@ def number(value: float) -> str:
 
 
 def fill(template: Path, **values: object) -> str:
-    """The text of a template, without a newline at its end. Lines that are a statement alone leave none."""
-    pages = Environment(loader=FileSystemLoader(template.parent), undefined=StrictUndefined, autoescape=False)
+    """The text of a template, without a newline at its end. Lines that are a statement alone leave none.
+
+    Values are escaped in HTML alone, JSON keeps the order of its names, and a name that is not given is an error.
+    """
+    pages = Environment(loader=FileSystemLoader(template.parent), undefined=StrictUndefined)
+    pages.autoescape = ".html" in template.name
     pages.trim_blocks = pages.lstrip_blocks = True
-    pages.filters["number"] = number
+    pages.filters["number"], pages.policies["json.dumps_kwargs"] = number, {}
     return pages.get_template(template.name).render(values).rstrip("\n")

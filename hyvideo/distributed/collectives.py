@@ -62,10 +62,11 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return
-    flat = nn.utils.parameters_to_vector(gradients)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])  # whatever their strides and dtypes are
     dist.all_reduce(flat)
     flat /= mesh.world_size
-    nn.utils.vector_to_parameters(flat, gradients)
+    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+        gradient.copy_(part.view_as(gradient))
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:

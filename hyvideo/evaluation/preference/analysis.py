@@ -13,10 +13,10 @@ import krippendorff
 import numpy as np
 
 from hyvideo.data.outside import parse_json
-from hyvideo.evaluation.preference.rating import KEY, TEMPLATES, Study
+from hyvideo.data.templates import fill
+from hyvideo.evaluation.preference.rating import KEY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
-TEXTS = TEMPLATES.overlay(autoescape=False, trim_blocks=True, keep_trailing_newline=True)
 OF_FIRST = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # the first clip's part of a win
 
 
@@ -113,6 +113,6 @@ def analyse(study: Study, most_failed: float) -> str:
     (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
     rows = list(zip(*(of["win_rates"] for of in of_each.values())))
     for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):
-        text = TEXTS.get_template(f"{name}.jinja").render(results, counted=counted, rows=rows)
-        (study.folder / name).write_text(text, encoding="utf-8")
+        text = fill(Path(__file__).with_name(f"{name}.jinja"), **results, counted=counted, rows=rows)
+        (study.folder / name).write_text(text + "\n", encoding="utf-8")
     return text

@@ -7,21 +7,19 @@ import threading
 from pathlib import Path
 from typing import Literal
 
-import jinja2
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from hyvideo.data.outside import make_folder, parse_json
+from hyvideo.data.templates import fill
 
 STUDY, KEY, VIDEOS, DATABASE = "study.json", "key.json", "videos", "answers.sqlite"  # in a study's folder
 SIDES = ("first", "second")
 MAX_BODY, MAX_SECONDS = 10_000, 20  # bytes of an answer, and what they may take
 SCHEMA = """PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers (rater TEXT,
     pair TEXT, dimension TEXT, answer TEXT, at TEXT DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (pair, dimension))"""
-TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
-TEMPLATES.policies["json.dumps_kwargs"] = {}  # questions in their order
 
 
 class Answers(BaseModel):
@@ -64,7 +62,7 @@ class Study:
     def page(self, token: str, *, is_alone: bool = False) -> str:
         """The rater's page, at the first pair without an answer. One that ``is_alone`` needs no server."""
         done = {row["pair"] for row in self.rows()}
-        return TEMPLATES.get_template("page.html").render(study=self, token=token, done=done, is_alone=is_alone)
+        return fill(Path(__file__).with_name("page.html"), study=self, token=token, done=done, is_alone=is_alone)
 
     def write_pages(self, out: Path) -> None:
         """Writes a folder for each rater, whose index.html needs no server."""

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import TemplateError
 
 from hyvideo.config.settings import Config
+from hyvideo.data.templates import fill
 from hyvideo.evaluation.report.contents import Run, read_run
 from hyvideo.records.run_files import evenly_spaced, write_text
 
@@ -39,10 +40,8 @@ def _page(places: list[Path]) -> str:
     runs = {place.name if is_told else str(place): read_run(place) for place in places}
     clips: dict[str, str] = {}
     data = {"runs": {name: page_data(run, clips, len(runs)) for name, run in runs.items()}, "clips": clips}
-    pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
-    pages.policies["json.dumps_kwargs"] = {}  # in the order of the runs
-    page = pages.get_template("page.html.j2")
-    return page.render(runs=runs, data=data, default=Config(), plotly=get_plotlyjs())
+    template = Path(__file__).with_name("page.html.j2")
+    return fill(template, runs=runs, data=data, default=Config(), plotly=get_plotlyjs())
 
 
 def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:

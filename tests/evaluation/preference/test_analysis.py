@@ -3,13 +3,16 @@
 import csv
 import json
 import math
+from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
 
+import jinja2
 import numpy as np
 import pytest
 
-from hyvideo.evaluation.preference.analysis import TEXTS, analyse, of_dimension, share
+from hyvideo.evaluation.preference import analysis
+from hyvideo.evaluation.preference.analysis import analyse, of_dimension, share
 from hyvideo.evaluation.preference.study import design
 from tests.evaluation.preference.conftest import METHODS, add, content
 
@@ -187,6 +190,7 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
 
 
 def test_names_of_methods_are_text_in_latex_and_csv():
-    macros = TEXTS.get_template("macros.jinja").module
+    folder = jinja2.FileSystemLoader(Path(analysis.__file__).parent)
+    macros = jinja2.Environment(loader=folder).get_template("macros.jinja").module
     assert macros.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"
     assert next(csv.reader([str(macros.quoted('a, "b"'))])) == ['a, "b"']

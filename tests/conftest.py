@@ -110,3 +110,17 @@ def files_of_at_most():
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limited
+
+
+@pytest.fixture
+def exit_code(monkeypatch):
+    """Runs the ``main`` of a program with the words of a command line, and gives its exit code."""
+
+    def run(main, *words):
+        monkeypatch.setattr("sys.argv", [f"{main.__module__.rpartition('.')[2]}.py", *map(str, words)])
+        try:
+            return main() or 0
+        except SystemExit as ended:
+            return ended.code
+
+    return run

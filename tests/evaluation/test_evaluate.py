@@ -22,14 +22,10 @@ CSV = "assets/miniature/prompts/smoke.csv"
 
 
 @pytest.fixture
-def score(monkeypatch, tmp_path, tiny_config):
+def score(exit_code, tmp_path, tiny_config):
     def run(*flags, out="scores"):
         common = ["--config", "configs/miniature.yaml", "--num_threads", "1", "--out", tmp_path / out]
-        monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, [*common, *flags])])
-        try:
-            code = evaluate.main() or 0
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(evaluate.main, *common, *flags)
         file = tmp_path / out / "scores.json"
         return code, json.loads(file.read_text()) if file.is_file() else None
 

@@ -11,16 +11,11 @@ from tests.evaluation.preference.conftest import write_folder
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
+def call(exit_code, capsys):
     """Runs the command in this process; gives its exit code and what it says."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["preference_study.py", *map(str, arguments)])
-        try:
-            preference_study.main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(preference_study.main, *arguments)
         said = capsys.readouterr()
         return code, said.out + said.err
 

@@ -37,14 +37,10 @@ def policy(root, tmp_path):
 
 
 @pytest.fixture
-def run(root, tmp_path, monkeypatch, capsys):
+def run(root, tmp_path, exit_code, capsys):
     def call(*flags, out="out"):
         given = ["--model_path", root, "--out", tmp_path / out, "--dtype", "fp32", *flags]
-        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, given)])
-        try:
-            code = export.main() or 0
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(export.main, *given)
         return code, capsys.readouterr().err
 
     return call

@@ -34,13 +34,9 @@ def make_run(tmp_path, tiny_config):
 
 
 @pytest.fixture
-def figures(monkeypatch, tmp_path, capsys):
+def figures(exit_code, tmp_path, capsys):
     def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["make_figures.py", *map(str, arguments), "--out", str(tmp_path / "figures")])
-        try:
-            code = make_figures.main() or 0
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(make_figures.main, *arguments, "--out", tmp_path / "figures")
         made = sorted(path.name for path in (tmp_path / "figures").glob("*"))
         return code, made, capsys.readouterr()
 

@@ -63,14 +63,10 @@ def test_what_a_figure_does_not_compare_is_refused(tmp_path):
 
 
 @pytest.fixture
-def reproduce(monkeypatch, tiny_config, forked_programs, capfd):
+def reproduce(exit_code, tiny_config, forked_programs, capfd):
     def run(*flags):
         common = ["--config", SMOKE, "--seeds", "0", "--extra", EXTRA, "--window", "1"]
-        monkeypatch.setattr("sys.argv", ["reproduce_figures.py", *common, *map(str, flags)])
-        try:
-            code = reproduce_figures.main()
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(reproduce_figures.main, *common, *flags)
         return code, capfd.readouterr()
 
     return run

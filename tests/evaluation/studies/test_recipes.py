@@ -36,14 +36,10 @@ def file(tmp_path, tiny_config):
 
 
 @pytest.fixture
-def compare(monkeypatch, tmp_path, file, forked_programs, capfd):
+def compare(exit_code, tmp_path, file, forked_programs, capfd):
     def run(*flags, text=FILE):
         words = [file(text), "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out", *flags]
-        monkeypatch.setattr("sys.argv", ["compare_recipes.py", *map(str, words)])
-        try:
-            code = compare_recipes.main()
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(compare_recipes.main, *words)
         return code, capfd.readouterr()
 
     return run

@@ -15,14 +15,10 @@ EXTRA = (
 
 
 @pytest.fixture
-def reproduce(monkeypatch, tiny_config, forked_programs):
+def reproduce(exit_code, tiny_config, forked_programs):
     def run(*flags):
-        monkeypatch.setattr("sys.argv", ["reproduce_table2.py", *FLAGS, "--extra", EXTRA, *map(str, flags)])
         threads = torch.get_num_threads()
-        try:
-            code = reproduce_table2.main()
-        except SystemExit as ended:
-            code = ended.code
+        code = exit_code(reproduce_table2.main, *FLAGS, "--extra", EXTRA, *flags)
         torch.set_num_threads(threads)
         return code
 

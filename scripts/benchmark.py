@@ -38,9 +38,9 @@ from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
 from hyvideo.miniature.reward import miniature_trial
 from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.models.hunyuan_video15.transformer import install, stock_twin
 from hyvideo.models.reward_models.rewards import make_scorer
 from hyvideo.models.reward_models.trial_clips import synthetic_trial
-from hyvideo.models.transformer import install, stock_twin
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import choose_device
 

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     from hyvideo.models.loading import TRANSFORMER, read_task
     from hyvideo.models.lora import read_lora, save_lora
     from hyvideo.models.saving import save_original
-    from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+    from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.training.export import export_other_parts, load_policy, share_mode
     from hyvideo.training.saved_policy import settings_of_run
 

@@ -12,12 +12,12 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.memory.disk import check_room
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
 
 
 @refusals("preflight")

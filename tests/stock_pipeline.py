@@ -9,9 +9,9 @@ from torch import Tensor
 from hyvideo.config.sections import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
-from hyvideo.models import loading_encoders as encoders
-from hyvideo.models.transformer import stock_twin
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
+from hyvideo.models.hunyuan_video15 import encoders
+from hyvideo.models.hunyuan_video15.transformer import stock_twin
+from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.training.model_setup import weights_seed
 
 
@@ -37,7 +37,7 @@ def sample_diffusers(
     return stock(prompt=request.prompt, negative_prompt=negative_prompt, latents=latents, **inputs).frames.float()
 
 
-def stock_pipeline(model: ModelSettings, pipeline: HunyuanVideoGRPOPipeline, *, is_i2v: bool):
+def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool):
     """diffusers' pipeline on the weights of ours, with its own forward pass and the encoders of the checkpoint."""
     import diffusers
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # needs no torchvision

@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder, load_text_encoder, load_vision_encoder
 from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.loading_encoders import load_glyph_encoder, load_text_encoder, load_vision_encoder
 from tests.tiny_checkpoint import diffusers_pipeline, write_diffusers, write_image, write_original
 
 VERSIONS = ("480p_t2v", "480p_i2v_step_distilled")

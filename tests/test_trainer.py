@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hyvideo.config.memory.cost import cost
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
 from tests.forked import ROOT

@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hyvideo.models import loading
+from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, vae_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.original_checkpoint import transformer_to_diffusers, vae_to_diffusers
-from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.saving import save_original
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import draw_tensor

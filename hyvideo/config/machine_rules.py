@@ -7,11 +7,11 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.sections import DataSettings, ModelSettings, OptimizerSettings, RecordSettings
 from hyvideo.data.images import check_image
 from hyvideo.data.outside import file_problem, folder_problem, located, shown, unwritable
 from hyvideo.data.prompts import Request, read_requests
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]

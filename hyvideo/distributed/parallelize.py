@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from hyvideo.data.outside import shown
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
-from hyvideo.models.transformer import install
+from hyvideo.models.hunyuan_video15.transformer import install
 
 # What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block. FlashAttention
 # 3 runs under the name of torch's own; without a kernel (math) there is nothing to keep.

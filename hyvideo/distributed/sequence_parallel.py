@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyvideo.models.attention import Layout, QueryKeyValue, attend, project_image, project_out, project_text
-from hyvideo.models.transformer import WholeSequence
+from hyvideo.models.hunyuan_video15.transformer import WholeSequence
 
 
 class SplitSequence(WholeSequence):

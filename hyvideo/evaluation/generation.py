@@ -26,11 +26,11 @@ from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.videos import write_video
 from hyvideo.models import loading
+from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.conditions import Conditions, to_device
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
@@ -89,7 +89,7 @@ class Source:
 
     def load(
         self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, needs: RequiredEncoders
-    ) -> HunyuanVideoGRPOPipeline:
+    ) -> GRPOPipeline:
         """Pipeline of the policy, with weights in the precision that it computes in."""
         pipeline = model_setup.load_pipeline(
             config,
@@ -216,7 +216,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
 
 def _make(
-    pipeline: HunyuanVideoGRPOPipeline,
+    pipeline: GRPOPipeline,
     data: DataSettings,
     video: Video,
     conditions: Conditions,

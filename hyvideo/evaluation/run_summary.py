@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.sections import ModelSettings
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.records.metrics_file import whole_lines
 
 _PROFILED_TOKENS = 2048  # at most; more take a CPU seconds, and run on the same kernel

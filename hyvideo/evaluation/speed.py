@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.memory.cost import Forward, forward_flops
-from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729
 

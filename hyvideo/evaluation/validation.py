@@ -22,11 +22,11 @@ from hyvideo.evaluation.reward_hacking.held_out_metrics import measure_all, meas
 from hyvideo.evaluation.reward_hacking.monitor import HackingWatch, read_validation, write_validation
 from hyvideo.evaluation.reward_hacking.rule import ValidationStats
 from hyvideo.evaluation.scores_file import gather_rewards, summarise_rewards
+from hyvideo.models.conditions import to_device
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.conditions import to_device
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet
 from hyvideo.records.run_files import evenly_spaced, reported_if_unwritable, score_entry, write_json, write_videos
 from hyvideo.training.rollout_batch import select
@@ -44,7 +44,7 @@ class Validation:
         self,
         config: Config,
         mesh: Mesh,
-        pipeline: HunyuanVideoGRPOPipeline,
+        pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
         on_stage: Callable[..., None] = lambda *stage: None,

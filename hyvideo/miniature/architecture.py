@@ -8,7 +8,7 @@ import yaml
 
 from hyvideo.data.randomness import normal
 from hyvideo.miniature.world import CAPTIONS
-from hyvideo.pipelines.prompt_encoders import system_message
+from hyvideo.models.hunyuan_video15.prompt_encoders import system_message
 
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))

@@ -26,14 +26,14 @@ from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
+from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
+from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.loading import TRANSFORMER, VAE, load_vae
-from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.saving import save_original
-from hyvideo.models.vae import install_layers
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
-from hyvideo.pipelines.prompt_encoders import TextEncoder
 from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline, prepare_transformer
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.

@@ -23,7 +23,7 @@ from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.checkpoint import save_weights
 from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
 FOLDER = "VideoReward"
 NUM_LABELS = (4, 3, 4)  # colours, shapes, directions
@@ -85,7 +85,7 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
     save_weights(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
 
 
-def policy_clips(pipeline: HunyuanVideoGRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Clips that the policy makes, half of them as rollouts are made, with the labels they were asked for."""
     labels = world.LABELS.repeat(-(-count // len(world.LABELS)), 1)[:count]
     videos = []

@@ -6,7 +6,7 @@ Configs and the headers of the weight files are read, a second or two for the fu
 from pathlib import Path
 
 from hyvideo.models import loading
-from hyvideo.models import loading_encoders as encoders
+from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
 
 

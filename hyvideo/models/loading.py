@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models import original_checkpoint, original_config, weight_files
+from hyvideo.models import weight_files
+from hyvideo.models.hunyuan_video15 import names, settings
 from hyvideo.models.lora import Lora, with_changes
 from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import Folder, Shapes
@@ -53,17 +54,17 @@ class Component(NamedTuple):
 
 TRANSFORMER = Component(
     "HunyuanVideo15Transformer3DModel",
-    original_checkpoint.transformer_to_diffusers,
-    original_checkpoint.transformer_to_original,
-    original_config.transformer_config_to_diffusers,
-    original_config.transformer_config_to_original,
+    names.transformer_to_diffusers,
+    names.transformer_to_original,
+    settings.transformer_config_to_diffusers,
+    settings.transformer_config_to_original,
 )
 VAE = Component(
     "AutoencoderKLHunyuanVideo15",
-    original_checkpoint.vae_to_diffusers,
-    original_checkpoint.vae_to_original,
-    original_config.vae_config_to_diffusers,
-    original_config.vae_config_to_original,
+    names.vae_to_diffusers,
+    names.vae_to_original,
+    settings.vae_config_to_diffusers,
+    settings.vae_config_to_original,
 )
 
 
@@ -132,7 +133,7 @@ def load_vae(
 
     ``vae.config.scaling_factor`` is the checkpoint's: the transformer sees latents times this factor.
     """
-    from hyvideo.models.vae import install_layers
+    from hyvideo.models.hunyuan_video15.vae import install_layers
 
     vae = _filled(*_stream(VAE, vae_folder(root), random_weights_seed, device), dtype, device)
     install_layers(vae)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json, replacing
 from hyvideo.models.attention import dead_modules
-from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from hyvideo.data.outside import replacing
 from hyvideo.data.prompts import Request
-from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
-from hyvideo.pipelines.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
+from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
+from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
 
 _MAX_IN_MEMORY = 256  # parts held in memory when they are also on disk
 

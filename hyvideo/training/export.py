@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hyvideo.models import loading
-from hyvideo.models import loading_encoders as encoders
+from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.lora import add_lora, merge, read_lora
 from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
 from hyvideo.training import saved_policy

@@ -11,7 +11,6 @@ import torch
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.machine_rules import machine_problems
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.phases import GIB
 from hyvideo.config.memory.phases import settled as recomputation
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -20,6 +19,7 @@ from hyvideo.data.outside import folder_problem, located
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
 from hyvideo.models.reward_models.rewards import SCORERS
 from hyvideo.training.model_setup import check_checkpoint
 

@@ -20,16 +20,16 @@ from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import fit_checks, loading
-from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.attention import freeze_dead_parameters
 from hyvideo.models.attention_kernels import use_fastest_kernels
+from hyvideo.models.conditions import Condition
+from hyvideo.models.hunyuan_video15 import encoders
+from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
+from hyvideo.models.hunyuan_video15.transformer import install
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
-from hyvideo.models.transformer import install
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
-from hyvideo.pipelines.conditions import Condition
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES, HunyuanVideoGRPOPipeline, SamplerSettings
-from hyvideo.pipelines.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
+from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def load_pipeline(
     trained: RequiredEncoders,
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
-) -> HunyuanVideoGRPOPipeline:
+) -> GRPOPipeline:
     """A transformer of one process, computing in ``dtype``, and the ways to call it.
 
     Args:
@@ -167,14 +167,14 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
 
 def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
-) -> HunyuanVideoGRPOPipeline:
+) -> GRPOPipeline:
     """The ways to call a transformer, by the settings."""
     if vae.device.type == "cuda":
         use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
-    return HunyuanVideoGRPOPipeline(
+    return GRPOPipeline(
         transformer,
         vae,
         scheduler,

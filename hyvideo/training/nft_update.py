@@ -13,7 +13,7 @@ from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.grpo.loss import LossTerms
 from hyvideo.grpo.metrics import UpdateResult
 from hyvideo.grpo.nft import NFTInputs, mean_square, nft_terms
-from hyvideo.pipelines.conditions import to_device
+from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.policy_update import Pass, PolicyUpdate

@@ -13,7 +13,7 @@ from torch import Tensor
 from hyvideo.config.sections import LossSettings
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.rollout_batch import RolloutBatch
 
@@ -41,9 +41,7 @@ class OnPolicyCheck:
     The transformer computes in ``dtype``, and ``batch_size`` rollouts were sampled together.
     """
 
-    def __init__(
-        self, mesh: Mesh, pipeline: HunyuanVideoGRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int
-    ):
+    def __init__(self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int):
         self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
         self.tolerances, self.interval = tolerances_of(loss, dtype), loss.gate_interval
 

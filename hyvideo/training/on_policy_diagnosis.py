@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.transformer import WholeSequence, install
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.models.hunyuan_video15.transformer import WholeSequence, install
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
 _ROUNDING = 1e-4  # of an output's largest number
 
@@ -33,9 +33,7 @@ class Transitions:
         return (self.replay().detach() - self.log_probs).abs().max().item()
 
 
-def explain(
-    transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline, *, tolerance: float, rank: int, iteration: int
-) -> str:
+def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: float, rank: int, iteration: int) -> str:
     """The message that stops the run: the deviation, the suspects that change it, the first module that differs.
 
     Every rank must call: the passes are made together.
@@ -71,7 +69,7 @@ def explain(
     return "\n".join(lines)
 
 
-def suspects(transitions: Transitions, pipeline: HunyuanVideoGRPOPipeline) -> dict[str, AbstractContextManager]:
+def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, AbstractContextManager]:
     """Everything known to make the two differ, but for the batch shape: a context that switches it, by its name."""
     transformer, blocks = pipeline.transformer, pipeline.transformer.transformer_blocks
     sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)

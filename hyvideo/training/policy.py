@@ -20,7 +20,7 @@ from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
 from hyvideo.models import loading
 from hyvideo.models.lora import Lora, lora_of, start_lora
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import RequiredEncoders, adapter_config, prepare_transformer, read_start, weights_seed
 from hyvideo.training.optimizers import Optimizers, make_optimizers

@@ -27,7 +27,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.loss import LossInputs, LossTerms, grpo_terms
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, kl_weights
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.on_policy_check import OnPolicyCheck
 from hyvideo.training.optimizers import learning_rate
@@ -59,7 +59,7 @@ class PolicyUpdate:
         self,
         config: Config,
         mesh: Mesh,
-        pipeline: HunyuanVideoGRPOPipeline,
+        pipeline: GRPOPipeline,
         policy: Policy,
         *,
         num_updates: int,

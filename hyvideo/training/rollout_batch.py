@@ -9,9 +9,9 @@ from torch import Tensor
 from hyvideo.config.sections import DataSettings, LossSettings, RolloutSettings
 from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.conditions import Conditions
 from hyvideo.models.reward_models.rewards import Reward
-from hyvideo.pipelines.conditions import Conditions
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.schedulers.scheduling_flow_match_discrete import SdeStepOutput
 
 _LEVELS = 0.02, 0.999  # where a velocity is learnt: nearer to 0 it is of noise that nobody sees
@@ -69,7 +69,7 @@ class RolloutBatch:
             if is_scored[row] and (index.group + iteration) % num_updates == update
         ]
 
-    def replay(self, pipeline: HunyuanVideoGRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
+    def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
         """The stored transition of each row at its step, under the model as it is now.
 
         ``steps`` are places in the schedule, on the CPU. Shape: (rows,).

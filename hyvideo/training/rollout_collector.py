@@ -12,10 +12,10 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.reward_models.async_scorer import AsyncScorer, PendingBatch
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.conditions import Conditions, to_device
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, Trajectories
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.training.rollout_batch import (
@@ -58,7 +58,7 @@ class RolloutCollector:
         self,
         config: Config,
         mesh: Mesh,
-        pipeline: HunyuanVideoGRPOPipeline,
+        pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
         requests: list[Request],

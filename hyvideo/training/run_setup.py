@@ -6,7 +6,6 @@ import torch
 
 from hyvideo.config.memory.cost import training_forwards
 from hyvideo.config.memory.disk import check_room
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.sections import RecordSettings
@@ -16,6 +15,7 @@ from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
 from hyvideo.models.reward_models.rewards import Scorer
 from hyvideo.training.model_setup import (
     RequiredEncoders,

@@ -9,11 +9,11 @@ import post_train
 from hyvideo.config.command_line import parse
 from hyvideo.config.memory.advice import fastest_change
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 ROOT = Path(__file__).parents[2]
 LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted((ROOT / "configs" / "paper").glob("*.yaml"))

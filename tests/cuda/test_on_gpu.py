@@ -8,12 +8,12 @@ from torch import nn
 
 from hyvideo.data.randomness import normal
 from hyvideo.evaluation.speed import relative_difference
+from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.models.hunyuan_video15.transformer import install
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
-from hyvideo.models.transformer import install
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.schedulers.transitions import SDE_TYPES
 from hyvideo.trainer import Trainer
@@ -33,7 +33,7 @@ def velocity_and_gradient(device, dtype):
     conditions = [Condition(normal((n, width), 0, "text", n), torch.zeros(0, GLYPH_WIDTH)) for n in (7, 5, 4)]
     scheduler = FlowMatchDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(4)
-    pipeline = HunyuanVideoGRPOPipeline(
+    pipeline = GRPOPipeline(
         transformer,
         load_vae(MINIATURE, device=device),
         scheduler,
@@ -131,7 +131,7 @@ def test_videos_are_decoded_as_on_the_cpu(gpu, tile_size):
         if tile_size:
             set_tiling(vae, tile_size, 0.125)
         scheduler = FlowMatchDiscreteScheduler(shift=3.0)
-        pipeline = HunyuanVideoGRPOPipeline(vae, vae, scheduler, sampling=SamplerSettings(guidance_scale=1.0))
+        pipeline = GRPOPipeline(vae, vae, scheduler, sampling=SamplerSettings(guidance_scale=1.0))
         latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(device)
         videos.append(torch.stack(pipeline.decode(latents)).int())
     assert videos[0].shape == (2, 9, 3, 48, 48)

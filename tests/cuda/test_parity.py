@@ -9,7 +9,7 @@ from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.evaluation.speed import relative_difference, seconds_of
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import DTYPES
+from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
 from tests.cuda.workload import DEVICE
 from tests.stock_pipeline import sample_diffusers, stock_pipeline

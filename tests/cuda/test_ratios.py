@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.evaluation.speed import Workload
-from hyvideo.pipelines.conditions import Conditions
+from hyvideo.models.conditions import Conditions
 from hyvideo.training.on_policy_check import EXACT
 from tests.cuda.workload import DEVICE, IS_TINY, WAYS, arrange, condition, drawn, only, sampler
 

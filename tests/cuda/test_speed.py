@@ -18,9 +18,9 @@ from hyvideo.config.sections import OptimizerSettings
 from hyvideo.config.settings import Config
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
 from hyvideo.models.attention_kernels import profiled_attention_kernel
+from hyvideo.models.conditions import Conditions
+from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import start_lora, training_config
-from hyvideo.models.vae import install_layers
-from hyvideo.pipelines.conditions import Conditions
 from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer, set_tiling
 from hyvideo.training.optimizers import make_optimizers
 from tests.cuda.workload import (

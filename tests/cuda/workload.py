@@ -11,8 +11,8 @@ from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import take_turns
-from hyvideo.pipelines.conditions import Condition
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.models.conditions import Condition
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer
 
@@ -48,7 +48,7 @@ def sampler(work, num_steps=20):
     prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
     scheduler = FlowMatchDiscreteScheduler(shift=5.0)
     scheduler.set_timesteps(num_steps)
-    return HunyuanVideoGRPOPipeline(
+    return GRPOPipeline(
         transformer,
         None,
         scheduler,

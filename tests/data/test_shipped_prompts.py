@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.prompts import read_requests
-from hyvideo.pipelines.prompt_encoders import glyph_text
+from hyvideo.models.hunyuan_video15.prompt_encoders import glyph_text
 
 FOLDER = Path(__file__).parents[2] / "assets" / "prompts"
 KINDS = ("people", "animals", "objects", "camera", "motion", "style", "text")

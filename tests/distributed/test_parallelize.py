@@ -18,7 +18,7 @@ def compare(sp_size):
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import whole
     from hyvideo.models.attention import freeze_dead_parameters
-    from hyvideo.models.transformer import install
+    from hyvideo.models.hunyuan_video15.transformer import install
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
     plain, sharded = tiny(num_layers=2), tiny(num_layers=2)

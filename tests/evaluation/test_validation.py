@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hyvideo.evaluation.run_summary import print_summary
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 from tests.test_trainer import Redness
@@ -90,13 +90,13 @@ def test_validation_noise_follows_its_own_seed_and_not_that_of_the_run(tiny_conf
 
 def test_validation_has_frames_and_a_schedule_of_its_own_and_the_rollouts_keep_theirs(tiny_config, mesh, monkeypatch):
     walked = []
-    sample_ode = HunyuanVideoGRPOPipeline.sample_ode
+    sample_ode = GRPOPipeline.sample_ode
 
     def watched(pipeline, conditions, noise):
         walked.append((noise.shape[2], pipeline.scheduler.config.shift, pipeline.scheduler.sigmas.tolist()))
         return sample_ode(pipeline, conditions, noise)
 
-    monkeypatch.setattr(HunyuanVideoGRPOPipeline, "sample_ode", watched)
+    monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
     own = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
     trainer = Trainer(tiny_config.with_settings(**VALIDATED, **own), mesh, CPU, scorers={"test": Redness()})
     videos = trainer.validation.videos(trainer.validation.rows()[:1])

@@ -20,11 +20,11 @@ from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import Layout, freeze_dead_parameters
+from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
+from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import start_lora, training_config
-from hyvideo.models.transformer import install
-from hyvideo.models.vae import install_layers
-from hyvideo.pipelines.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SamplerSettings
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import WeightCopy
 from hyvideo.training.model_setup import set_tiling
@@ -168,7 +168,7 @@ def main():
     timestep = scheduler.timesteps[5].expand(1).clone()  # the host's numbers are real
     with fake_mode():
         negative = Condition(empty(12, 3584), empty(0, GLYPH_WIDTH))
-        pipeline = HunyuanVideoGRPOPipeline(
+        pipeline = GRPOPipeline(
             transformer("selective"),
             autoencoder(),
             scheduler,

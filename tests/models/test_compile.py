@@ -14,8 +14,8 @@ from torch.autograd.profiler import profile
 
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import freeze_dead_parameters
+from hyvideo.models.hunyuan_video15.transformer import install
 from hyvideo.models.lora import start_lora, training_config
-from hyvideo.models.transformer import install
 from hyvideo.training.anchor import WeightCopy
 from tests.distributed.test_sequence_parallel import tiny
 

@@ -9,8 +9,8 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file
 
 from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.loading import TRANSFORMER, load_transformer, load_transformer_weights, load_vae, stream_transformer
-from hyvideo.models.loading_encoders import load_text_encoder
 from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor, draw_tensors
 from tests.models.checkpoint_files import (

@@ -9,6 +9,8 @@ from diffusers.loaders import PeftAdapterMixin
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.hunyuan_video15.transformer import install
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
     FORMS,
@@ -22,8 +24,6 @@ from hyvideo.models.lora import (
     target_modules,
     training_config,
 )
-from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
-from hyvideo.models.transformer import install
 from tests.models.conftest import VERSION
 
 BLOCK = "transformer_blocks.1"

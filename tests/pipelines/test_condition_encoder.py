@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hyvideo.data.prompts import Request
-from hyvideo.models.loading_encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
 from hyvideo.pipelines import condition_encoder
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
-from hyvideo.pipelines.prompt_encoders import TextEncoder
 
 PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
 REQUESTS = [Request(prompt) for prompt in PROMPTS]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.pipelines import prompt_encoders
+from hyvideo.models.hunyuan_video15 import prompt_encoders
 from hyvideo.trainer import Trainer
 from tests.tiny_checkpoint import write_image, write_original
 

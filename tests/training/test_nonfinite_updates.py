@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Reward
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Trajectories
+from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyvideo.pipelines.conditions import Conditions
+from hyvideo.models.conditions import Conditions
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError, tolerances_of

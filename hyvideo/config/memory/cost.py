@@ -11,10 +11,10 @@ batch, on the same GPU: nobody waits for it, and its operations are counted.
 import math
 from dataclasses import dataclass
 
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.network import gathered_bytes, traffic
 from hyvideo.config.memory.phases import settled
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 # Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
 _DECODE_FLOPS = 25.1e6

@@ -2,8 +2,8 @@
 
 import math
 
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 # Parameters of the released encoders and VAE; ByT5 stays in float32.
 _LANGUAGE_MODEL, _GLYPH_ENCODER, _VISION_ENCODER = 7.07e9, 0.22e9, 0.428e9

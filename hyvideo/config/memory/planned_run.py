@@ -8,10 +8,10 @@ from functools import cached_property
 from types import SimpleNamespace
 
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.rules import batch_problems, every_rank_has_a_head
 from hyvideo.config.run_plan import Plan, make_plan, part_spared, steps_before_noise
 from hyvideo.config.settings import Config
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 

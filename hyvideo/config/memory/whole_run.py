@@ -7,7 +7,6 @@ from pathlib import Path
 from hyvideo.config.memory.cost import cost, duration, validation_seconds
 from hyvideo.config.memory.disk import checkpoint_lines
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import read_architecture
 from hyvideo.config.memory.phases import memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import labelled
@@ -15,6 +14,7 @@ from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
+from hyvideo.models.hunyuan_video15.sizes import read_architecture
 
 
 @dataclass(frozen=True)

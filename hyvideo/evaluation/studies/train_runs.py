@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hyvideo.config.memory.cost import cost
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture, read_architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
 from hyvideo.config.rules import check
@@ -19,6 +18,7 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
+from hyvideo.models.hunyuan_video15.sizes import Architecture, read_architecture
 
 POST_TRAIN = ROOT / "post_train.py"
 

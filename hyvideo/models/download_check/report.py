@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from hyvideo.data.outside import align_columns
 from hyvideo.models import fit_checks, loading
-from hyvideo.models import loading_encoders as encoders
 from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
+from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, shortened, weight_paths

@@ -1,9 +1,9 @@
 """The run that was simulated with fake tensors: one forward and backward pass of 121 frames, fused AdamW."""
 
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.settings import Config
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 SETTINGS = {
     "enable_fsdp": True,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hyvideo.config.memory import activations
-from hyvideo.config.memory.model_sizes import Architecture
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import BLOCK_TEXT, simulated
 
 ROOT = Path(__file__).parents[3]

@@ -8,11 +8,11 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.advice import changes_in_order, cheapest_change, fastest_change
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import verdict
 from hyvideo.config.rules import check
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 ROOT = Path(__file__).parents[3]
 CONFIG = load_config(

@@ -8,9 +8,9 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import cost, decode_flops, duration, forward_flops, scoring_flops, training_forwards
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import simulated
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"

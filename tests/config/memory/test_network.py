@@ -6,9 +6,9 @@ import pytest
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.network import Group, traffic
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_64gpu.yaml"
 WEIGHTS = 2 * Architecture().parameters

@@ -6,9 +6,9 @@ import pytest
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.persistent import decoding_bytes, encoder_bytes
 from hyvideo.config.memory.phases import GIB, memory, settled
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
 
 RELEASED = Architecture()

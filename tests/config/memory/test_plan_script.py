@@ -10,11 +10,11 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import duration
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.phases import GIB, memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import whole_run
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 from scripts.plan import main
 from tests.config.memory.simulated import LORA, simulated, transformer_gib
 

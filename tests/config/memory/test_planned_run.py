@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import batch_problems
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 RELEASED = Architecture()
 CONFIG = load_config(Path(__file__).parents[3] / "configs" / "hunyuanvideo15_480p_8gpu.yaml")

@@ -7,10 +7,10 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.memory.cost import cost, decode_flops, duration, forward_flops, scoring_flops, validation_seconds
 from hyvideo.config.memory.hardware import Hardware
-from hyvideo.config.memory.model_sizes import Architecture
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.whole_run import length_lines, num_validations, start_lines, whole_run
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 
 ROOT = Path(__file__).parents[3]
 RELEASED = Architecture()

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.loading_encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from tests.models.checkpoint_files import VERSION, assert_same_model, rewrite
 
 

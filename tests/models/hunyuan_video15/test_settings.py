@@ -1,6 +1,6 @@
 import pytest
 
-from hyvideo.models.original_config import (
+from hyvideo.models.hunyuan_video15.settings import (
     transformer_config_to_diffusers,
     transformer_config_to_original,
     vae_config_to_diffusers,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.pipelines.conditions import Condition, Conditions, ImageCondition
+from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.data.outside import parse_json
-from hyvideo.models.original_config import transformer_config_to_diffusers, vae_config_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.versions import RELEASED, UNSUPPORTED
 
 _TIME_DIM = 256  # sinusoidal embedding of a timestep

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.videos import pixels
-from hyvideo.pipelines.conditions import Condition, Conditions
+from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,7 +55,7 @@ class SamplerSettings:
         return self.guidance_scale > 1 and low <= timestep / 1000 <= high
 
 
-class HunyuanVideoGRPOPipeline:
+class GRPOPipeline:
     """The models of a run and the ways to call them; knows no rank and no training.
 
     ``negative`` is the condition of the prompt that guidance leads away from, ``compute_dtype`` the transformer's under
@@ -94,7 +94,7 @@ class HunyuanVideoGRPOPipeline:
 
     def with_steps(
         self, num_steps: int, *, shift: float | None = None, guidance_scale: float | None = None
-    ) -> "HunyuanVideoGRPOPipeline":
+    ) -> "GRPOPipeline":
         """The same models under a schedule of its own, of other steps and perhaps another shift and guidance."""
         pipeline = copy.copy(self)
         if guidance_scale is not None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from diffusers import HunyuanVideo15Pipeline
 
-from hyvideo.models.loading_encoders import load_text_encoder
-from hyvideo.pipelines.prompt_encoders import TextEncoder, glyph_text
+from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder, glyph_text
 
 PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
 

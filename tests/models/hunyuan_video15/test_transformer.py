@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from hyvideo.models import attention
 from hyvideo.models.attention import freeze_dead_parameters
+from hyvideo.models.hunyuan_video15.transformer import _unpatch, install, rotary_tables
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.transformer import _unpatch, install, rotary_tables
 from tests.models.conftest import transformer_weight, write_model
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = {
     "t2v_plain": ((9, 17), (0, 0)),
     "t2v_quoted": ((9, 17), (5, 12)),

@@ -1,15 +1,15 @@
 import pytest
 import torch
 
-from hyvideo.models.original_checkpoint import (
+from hyvideo.models.hunyuan_video15.names import (
     transformer_config_to_diffusers,
     transformer_to_diffusers,
     transformer_to_original,
     vae_to_diffusers,
     vae_to_original,
 )
-from hyvideo.models.original_config import vae_config_to_diffusers
-from tests.models.test_original_config import RELEASED_TRANSFORMER, RELEASED_VAE
+from hyvideo.models.hunyuan_video15.settings import vae_config_to_diffusers
+from tests.models.hunyuan_video15.test_settings import RELEASED_TRANSFORMER, RELEASED_VAE
 
 
 def assert_same_bits(state, expected):

@@ -1,14 +1,14 @@
 """The names of the original HunyuanVideo-1.5 checkpoints, mapped to diffusers' and back.
 
 The two implementations hold the same numbers. Nearly every tensor only changes its name, and
-``original_names.yaml`` says how; two places also change their arrangement:
+``names.yaml`` says how; two places also change their arrangement:
 
 - the text refiner's fused ``self_attn_qkv`` is three matrices in diffusers, its rows in the order q, k, v;
 - the last modulation ``final_layer.adaLN_modulation.1`` gives (shift, scale), diffusers' ``norm_out.linear``
   gives (scale, shift): the two halves of the rows change places.
 
 Both are exact, so a round trip gives back every bit. A name that no row knows is a ValueError, never skipped. The
-settings in config.json are mapped by ``original_config``.
+settings in config.json are mapped by ``settings``.
 """
 
 import re
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hyvideo.models.original_config import NAMES
-from hyvideo.models.original_config import transformer_config_to_diffusers as transformer_config_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import NAMES
+from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers as transformer_config_to_diffusers
 
 # Patterns of names and what becomes of them: a template, filled in with the match's groups.
 _Renamings = list[tuple[re.Pattern[str], str]]

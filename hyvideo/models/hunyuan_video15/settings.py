@@ -8,7 +8,7 @@ import yaml
 
 from hyvideo.data.images import RESOLUTIONS
 
-NAMES = yaml.safe_load(Path(__file__).with_name("original_names.yaml").read_text())
+NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 _ONLY_VALUES: dict[str, Any] = NAMES["transformer"]["only_values"]
 
 # Kinds of settings in the tables: what they must be, whether a value is, and the type of diffusers' argument.

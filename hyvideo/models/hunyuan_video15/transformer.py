@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, equal_runs
-from hyvideo.models.block import forward as block_forward
+from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.images import fit, read_image, siglip_pixels, to_pixels
 from hyvideo.data.outside import shown
-from hyvideo.pipelines.conditions import ImageCondition
+from hyvideo.models.conditions import ImageCondition
 
 MAX_TEXT_TOKENS = 1000
 MAX_GLYPH_TOKENS = 256

@@ -6,9 +6,9 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 
-from hyvideo.models import block
 from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, _Rotated
-from hyvideo.models.transformer import rotary_tables
+from hyvideo.models.hunyuan_video15 import block
+from hyvideo.models.hunyuan_video15.transformer import rotary_tables
 
 GRID, HEADS, WIDTH, TEXT = (2, 3, 4), 2, 32, 5
 

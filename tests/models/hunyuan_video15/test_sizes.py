@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
-from hyvideo.config.memory.model_sizes import Architecture, read_architecture
+from hyvideo.models.hunyuan_video15.sizes import Architecture, read_architecture
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import training_config
 

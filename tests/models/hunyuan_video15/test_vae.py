@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock, HunyuanVideo15RMS_norm
 
-from hyvideo.models.vae import causal_mask, install_layers
+from hyvideo.models.hunyuan_video15.vae import causal_mask, install_layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

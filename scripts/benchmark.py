@@ -7,7 +7,7 @@
     python -m scripts.benchmark reward --reward_model videoalign --model_path ckpts    on a GPU: only the clips
 
 transformer: our forward pass beside diffusers' own on the same weights, and beside a matrix product. diffusers gets
-what its pipeline gives it: 1,000 + 256 + 729 slots of text, glyphs and vision with masks, of which --valid are used.
+what its pipeline gives it: all slots of the conditions with their masks, of which --valid are used.
 Ours gets the valid tokens. Both are compared before they are timed: velocities, and of a training step a gradient.
 FLOP are counted of useful tokens only, so diffusers' rate shows what padding costs.
 
@@ -38,7 +38,7 @@ from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, take_turns, train
 from hyvideo.miniature.reward import miniature_trial
 from hyvideo.models.attention_kernels import use_fastest_kernels
-from hyvideo.models.hunyuan_video15.transformer import install, stock_twin
+from hyvideo.models.family import blocks, install, stock_twin
 from hyvideo.models.reward_models.rewards import make_scorer
 from hyvideo.models.reward_models.trial_clips import synthetic_trial
 from hyvideo.trainer import Trainer
@@ -65,7 +65,8 @@ def benchmark_transformer(options: argparse.Namespace) -> dict:
     work = Workload(device, torch.bfloat16 if device.type == "cuda" else torch.float32, sizes, grid, options.valid)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     numbers = {"on": where, "dtype": str(work.dtype), "attention by": use_fastest_kernels()}
-    models, inputs, rates = build_models(work, options), work.inputs(), product_rates(work)
+    models, rates = build_models(work, options), product_rates(work)
+    inputs = work.inputs(models["ours"])
     numbers |= {"latents": grid, "valid text tokens": options.valid}
     numbers |= {f"matrix product of {rows:,} rows, TFLOP/s": rate / 1e12 for rows, rate in rates.items()}
     for stage, run, forwards in (("forward", sample, 1), ("training", train, 4)):
@@ -93,7 +94,7 @@ def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Mo
     install(ours)
     parallelize(ours, ALONE, compile=options.compile)
     if options.compile and "stock" in models:
-        for block in models["stock"].transformer_blocks:
+        for block in blocks(models["stock"]):
             block.compile()
     return models
 
@@ -149,9 +150,7 @@ def benchmark_overhead(options: argparse.Namespace) -> dict:
 def evaluations(trainer, call: Callable) -> int:
     """Samples and branches that the transformer evaluates in a call."""
     counted = []
-    hook = trainer.pipeline.transformer.register_forward_pre_hook(
-        lambda _model, _inputs, named: counted.append(len(named["hidden_states"])), with_kwargs=True
-    )
+    hook = trainer.pipeline.transformer.register_forward_pre_hook(lambda _model, inputs: counted.append(len(inputs[0])))
     call()
     hook.remove()
     return sum(counted)

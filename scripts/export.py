@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> None:
     if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
         raise ValueError("say what to write: --checkpoint_path, --lora_path, or a base model by --transformer_version")
 
-    from hyvideo.models.loading import TRANSFORMER, read_task
+    from hyvideo.models.family import family_of
+    from hyvideo.models.loading import read_task
     from hyvideo.models.lora import read_lora, save_lora
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
@@ -62,13 +63,14 @@ def run(options: argparse.Namespace) -> None:
     version = options.transformer_version or of_run.get("transformer_version")
     transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
     if options.form == "original":
-        save_original(TRANSFORMER, transformer, options.out, dtype=dtype)
+        save_original(transformer, options.out, dtype=dtype)
         return
     transformer.save_pretrained(options.out / "transformer")
-    task = (read_task(root, version) if options.with_pipeline else None) or transformer.config.task_type
+    task = (read_task(root, version) if options.with_pipeline else None) or transformer.config.get("task_type", "t2v")
+    family = family_of(transformer)
     del transformer
     if options.with_pipeline:
-        export_other_parts(root, version, options.out, task=task, dtype=dtype)
+        export_other_parts(family, root, version, options.out, task=task, dtype=dtype)
     share_mode(options.out)
 
 

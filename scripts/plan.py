@@ -15,7 +15,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
 from hyvideo.config.rules import check_ranges
 from hyvideo.data.outside import Parser, refusals
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 
 
 def main(argv: list[str] | None = None) -> None:

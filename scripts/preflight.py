@@ -17,7 +17,7 @@ from hyvideo.config.rules import check
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 
 
 @refusals("preflight")

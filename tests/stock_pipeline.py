@@ -9,8 +9,8 @@ from torch import Tensor
 from hyvideo.config.sections import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
+from hyvideo.models.family import stock_twin
 from hyvideo.models.hunyuan_video15 import encoders
-from hyvideo.models.hunyuan_video15.transformer import stock_twin
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.training.model_setup import weights_seed
 

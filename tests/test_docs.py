@@ -23,7 +23,7 @@ import pytest
 
 from hyvideo.config import command_line
 from hyvideo.data.prompts import read_requests
-from hyvideo.training.model_setup import RequiredEncoders
+from hyvideo.models.family import families
 from tests.forked import ROOT, python
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -245,7 +245,7 @@ def test_the_weights_that_a_page_fetches_are_enough_for_the_shipped_prompts():
         command for command in COMMANDS if command.program == "download_weights.sh" and "--with" in command.words
     ]
     parts = [command.words[command.words.index("--with") + 1] for command in fetching]
-    assert RequiredEncoders.of(prompts).glyphs and parts and all("quoted_text" in part for part in parts)
+    assert "glyph" in families()[0].kinds(prompts) and parts and all("quoted_text" in part for part in parts)
 
 
 # --- commands, truly run ----------------------------------------------------------------------------------------------

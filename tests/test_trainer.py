@@ -12,7 +12,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.ownership import NotOwner
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
 from tests.forked import ROOT

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hyvideo.models import loading
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, vae_to_diffusers
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.loading import load_transformer, load_vae
@@ -92,7 +91,7 @@ def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, see
     for version in versions:
         _write_transformer(root, version, seed)
     _write_config(root / "vae", VAE)
-    save_original(loading.VAE, load_vae(root, random_weights_seed=seed), root / "vae", dtype=torch.float32)
+    save_original(load_vae(root, random_weights_seed=seed), root / "vae", dtype=torch.float32)
     shutil.copytree(ROOT / "assets" / "miniature" / "text_encoder" / "llm", root / "text_encoder" / "llm")
     _write_glyphs(root / "text_encoder", seed)
     _write_vision(root / "vision_encoder" / "siglip", seed)
@@ -161,7 +160,7 @@ def _write_transformer(root: Path, version: str, seed: int) -> None:
     folder = root / "transformer" / version
     _write_config(folder, config)
     transformer = load_transformer(root, version, random_weights_seed=seed)
-    save_original(loading.TRANSFORMER, transformer, folder, dtype=torch.float32)
+    save_original(transformer, folder, dtype=torch.float32)
 
 
 def _write_glyphs(folder: Path, seed: int) -> None:

@@ -120,7 +120,7 @@ def _settled(values: dict[str, Any]) -> dict[str, Any]:
     """
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
-    its_task = known.task if known else {"miniature": "t2v"}.get(version, task)
+    its_task = known.task or task
     if task not in (None, its_task):
         raise ValueError(f"task_type {task} is not the task of transformer_version {version}, {its_task}; take another")
     if "videoalign_local" in (scorers := in_form("reward_model", values.get("reward_model", []))):

@@ -11,7 +11,7 @@ from hyvideo.config.sections import DataSettings, ModelSettings, OptimizerSettin
 from hyvideo.data.images import check_image
 from hyvideo.data.outside import file_problem, folder_problem, located, shown, unwritable
 from hyvideo.data.prompts import Request, read_requests
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]

@@ -210,7 +210,7 @@ def some_step_is_guided(rollout: RolloutSettings) -> Problems:
 
 def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
     version = version_defaults(model.transformer_version)
-    if version and version.kind == "step_distilled":
+    if version.kind == "step_distilled":
         yield (
             f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those "
             "of its few steps alone; take a version that is not step-distilled, or objective grpo"

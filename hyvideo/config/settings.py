@@ -48,7 +48,7 @@ class Config:
         An eta that ``match_noise`` cannot have stays as it is; ``hyvideo.config.rules.check`` says why.
         """
         version = version_defaults(self.model.transformer_version)
-        defaults = {"shift": version.shift if version else 5.0, "cfg_scale": version.guidance_scale if version else 6.0}
+        defaults = {"shift": version.shift, "cfg_scale": version.guidance_scale}
         given = self.flat()
         config = self.with_settings(**{name: value for name, value in defaults.items() if given[name] is None})
         try:

@@ -1,15 +1,15 @@
-"""The first frame of image-to-video: an image file, cropped to a size of the model, as the VAE and SigLIP read it.
+"""The first frame of image-to-video: an image file, cropped to a size of the model.
 
-HunyuanVideo-1.5 makes clips of one area per resolution, in many shapes ("buckets"). An image goes to the bucket
-whose shape is nearest to its own, and both encoders see the same crop.
+A model makes clips of few sizes, or of one area per resolution in many shapes ("buckets"). An image goes to the size
+whose shape is nearest to its own.
 """
 
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -97,18 +97,18 @@ def bucket_sizes(resolution: str) -> list[tuple[int, int]]:
     ]
 
 
-def nearest_size(height: float, width: float, resolution: str) -> tuple[int, int]:
-    """The bucket (height, width) whose height / width is nearest to that of an image, by absolute difference.
+def nearest_size(height: float, width: float, sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    """The size (height, width) whose height / width is nearest to that of an image, by absolute difference.
 
-    Ratios of buckets are rounded to 5 digits, which settles what is nearly a tie; of equal ones the taller is taken. An
-    image beyond 4:1 gets the bucket at that end and loses what is over. diffusers rounds so too, but looks on the
-    square's side of the image's ratio only, and so chooses another bucket for every second image.
+    Ratios of sizes are rounded to 5 digits, which settles what is nearly a tie; of equal ones the first is taken, the
+    tallest of buckets. An image beyond 4:1 gets the bucket at that end and loses what is over. diffusers rounds so too,
+    but looks on the square's side of the image's ratio only, and so chooses another bucket for every second image.
     """
-    return min(bucket_sizes(resolution), key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
+    return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
 
 
-def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
-    """The bucket (height, width) of an aspect ratio written width:height, such as ``16:9`` or ``2.39:1``.
+def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tuple[int, int]:
+    """The size (height, width) for an aspect ratio written width:height, such as ``16:9`` or ``2.39:1``.
 
     Raises ValueError for another form and for ratios beyond 4:1, which have no bucket.
     """
@@ -117,13 +117,13 @@ def size_of_aspect_ratio(aspect_ratio: str, resolution: str) -> tuple[int, int]:
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         rule = f"width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9"
         raise ValueError(f"aspect ratio must be {rule}, got {shown(aspect_ratio)}")
-    return nearest_size(height, width, resolution)
+    return nearest_size(height, width, sizes)
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     """The RGB image resized (Lanczos) until it just covers height x width, then cropped about its centre to that.
 
-    As HunyuanVideo-1.5 does it, in Python's floats: ``scale = max(width / w, height / h)``, the covering size is
+    In Python's floats: ``scale = max(width / w, height / h)``, the covering size is
     ``round(w scale) x round(h scale)``, the crop begins at ``round((covering - frame) / 2)``, halves to even. diffusers
     cuts both down to whole pixels, and its pipeline sees six of ten images scaled or moved by a part of a pixel.
     Raises ValueError for an image so long that it would grow over ``MAX_PIXELS`` on the way.
@@ -145,25 +145,3 @@ def to_pixels(image: Image.Image) -> "Tensor":
     import torch
 
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255 * 2 - 1
-
-
-def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> "Tensor":
-    """Pixels as SigLIP reads them: (x * rescale_factor - image_mean) / image_std of the image squeezed to its size.
-
-    ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
-    in the pipeline, because the tower takes one size. Pillow resizes, whether torchvision is installed or not.
-    Raises ValueError for values that are missing and steps that SigLIP does not have. Shape: float32 (3, size, size).
-    """
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    needed = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-    missing = [name for name in needed if preprocessor.get(name) is None]
-    foreign = [name for name in ("do_center_crop", "do_pad") if preprocessor.get(name)]
-    size = preprocessor.get("size")
-    if missing or foreign or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
-        raise ValueError(
-            "SigLIP's preprocessor_config.json only resizes to a height and width, rescales and normalizes; "
-            f"got size {size!r}, got {', '.join(foreign) or 'no other step'}, missing {', '.join(missing) or 'nothing'}"
-        )
-    processor = SiglipImageProcessorPil.from_dict(dict(preprocessor))
-    return processor.preprocess(images=image, do_resize=True, return_tensors="pt").pixel_values[0].float()

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from hyvideo.data.outside import shown
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
-from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.family import blocks, install
 
 # What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block. FlashAttention
 # 3 runs under the name of torch's own; without a kernel (math) there is nothing to keep.
@@ -54,7 +54,7 @@ def parallelize(
 
 def _recompute(transformer: nn.Module, kind: str) -> None:
     """Checkpointing inside of each block's forward pass, so that compile sees it and FSDP's hooks lie around it."""
-    for block in transformer.transformer_blocks:
+    for block in blocks(transformer):
         if not hasattr(block, "forward_once"):  # another kind of recomputation goes through the same method
             block.forward_once, block.forward = block.forward, types.MethodType(_forward, block)
     transformer.enable_gradient_checkpointing(lambda block, *inputs: block(*inputs, recompute=kind))
@@ -85,7 +85,7 @@ def _compile(transformer: nn.Module, backend: str) -> None:
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._inductor.config.emulate_precision_casts = True
     torch._inductor.config.deterministic = True
-    for block in transformer.transformer_blocks:
+    for block in blocks(transformer):
         block.compile(backend=backend, dynamic=True)
 
 
@@ -97,7 +97,7 @@ def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, re
     """
     param_dtype = None if compute_dtype == torch.float32 else compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for part in (*transformer.transformer_blocks, transformer):
+    for part in (*blocks(transformer), transformer):
         fully_shard(part, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward)
 
 

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from hyvideo.models.attention import Layout, QueryKeyValue, attend, project_image, project_out, project_text
-from hyvideo.models.hunyuan_video15.transformer import WholeSequence
+from hyvideo.models.attention import Layout, QueryKeyValue, WholeSequence, attend, joint_lengths, rotated
 
 
 class SplitSequence(WholeSequence):
@@ -29,8 +28,21 @@ class SplitSequence(WholeSequence):
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def processor(self) -> "UlyssesAttnProcessor":
-        return UlyssesAttnProcessor(self.group)
+    def attend(self, image: QueryKeyValue, text: QueryKeyValue | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Return attended image tokens of this rank, and text tokens, as `WholeSequence.attend`."""
+        query, key, value = image
+        del image
+        heads = head_shares(value.shape[2], self.size)
+        # One message for query, key and value; padding ends here.
+        local = torch.cat((rotated(query, layout), rotated(key, layout), value))
+        joint = _to_heads(local, heads, self.rank, self.group)[:, : layout.num_image_tokens].chunk(3)
+        if text:
+            first, count = sum(heads[: self.rank]), heads[self.rank]
+            joint = [torch.cat(pair, dim=1) for pair in zip(joint, (part.narrow(2, first, count) for part in text))]
+        attended = attend(QueryKeyValue(*joint), joint_lengths(layout))
+        of_image, of_text = attended.tensor_split((layout.num_image_tokens,), dim=1)
+        of_image = _to_tokens(_pad(of_image, 1, -layout.num_image_tokens % self.size), heads, self.group)
+        return of_image, _gather_heads(of_text, heads, self.group) if text else of_text
 
     def split(self, tokens: Tensor, dim: int) -> Tensor:
         padded = _pad(tokens, dim, -tokens.shape[dim] % self.size)
@@ -38,36 +50,6 @@ class SplitSequence(WholeSequence):
 
     def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
         return _Join.apply(tokens, self.group)[:, :num_tokens]
-
-
-class UlyssesAttnProcessor:
-    """Joint attention of this rank's heads over all tokens, in the place of ``TrimmedTextAttnProcessor``."""
-
-    def __init__(self, group: dist.ProcessGroup):
-        self.group = group
-
-    def __call__(
-        self,
-        attn: nn.Module,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        attention_mask: None = None,
-        image_rotary_emb: Layout | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Attended image tokens of this rank, and text tokens; arguments as of ``TrimmedTextAttnProcessor``."""
-        cos, sin, text_lengths, num_image_tokens = image_rotary_emb
-        size, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        heads = head_shares(attn.heads, size)
-        image = _to_heads(torch.cat(project_image(attn, hidden_states, (cos, sin))), heads, rank, self.group)
-        image = image[:, :num_image_tokens].chunk(3)  # one message for query, key and value; padding ends here
-        first, count = sum(heads[:rank]), heads[rank]
-        text = (part.narrow(2, first, count) for part in project_text(attn, encoder_hidden_states))
-        joint = QueryKeyValue(*(torch.cat(pair, dim=1) for pair in zip(image, text)))
-        attended = attend(joint, [num_image_tokens + length for length in text_lengths])
-        image = _pad(attended[:, :num_image_tokens], 1, -num_image_tokens % size)
-        image = _to_tokens(image, heads, self.group)
-        text = _gather_heads(attended[:, num_image_tokens:], heads, self.group)
-        return project_out(attn, image, text)
 
 
 def head_shares(num_heads: int, sp_size: int) -> list[int]:

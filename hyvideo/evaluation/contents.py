@@ -23,7 +23,7 @@ from hyvideo.data.prompts import contents_of, read_requests
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading
 from hyvideo.models.reward_models.rewards import SCORERS, Entry, code_files
-from hyvideo.training.model_setup import ENCODER_FOLDERS
+from hyvideo.models.weight_files import Folder
 
 
 def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
@@ -34,10 +34,10 @@ def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_m
     Raises: ValueError for prompts or options that cannot be read.
     """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
-    base = [root / folder for folder in ENCODER_FOLDERS if not folder.startswith("text_encoder/")]  # each once
-    base += named_files(settings).get("pretrained_lora_path", [])
+    base = named_files(settings).get("pretrained_lora_path", [])
     if transformer := loading.find_transformer(root, settings["transformer_version"]):
-        base.insert(0, transformer)
+        folders = loading.read_family(Folder(transformer, "transformer")).folders
+        base = [transformer, *(root / folder for folder in folders if not folder.startswith("text_encoder/")), *base]
     options = {} if reward.remote_reward_url else reward_options(reward)
     scorers = {
         name: {"options": given | {"path": None}, "files": fingerprint(_scorer_files(name, root, given))}

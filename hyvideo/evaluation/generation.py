@@ -20,7 +20,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.sections import DataSettings, ModelSettings
 from hyvideo.config.settings import Config
-from hyvideo.data.images import check_image, nearest_size, read_image, size_of_aspect_ratio
+from hyvideo.data.images import bucket_sizes, check_image, nearest_size, read_image, size_of_aspect_ratio
 from hyvideo.data.outside import make_folder, shown, unusable
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.randomness import normal
@@ -34,11 +34,9 @@ from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
-from hyvideo.training.model_setup import RequiredEncoders
 
 MINIATURE = "configs/miniature.yaml"
 SUFFIXES = {"cfg_distilled": "distilled", "step_distilled": "step_distilled"}  # of a version's name, by kind
-VIDEO_LENGTH = 121  # frames that HunyuanVideo-1.5 makes by default: 5 seconds
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Source:
             check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))
 
     def load(
-        self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, needs: RequiredEncoders
+        self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, kinds: frozenset[str]
     ) -> GRPOPipeline:
         """Pipeline of the policy, with weights in the precision that it computes in."""
         pipeline = model_setup.load_pipeline(
@@ -96,7 +94,7 @@ class Source:
             device,
             encoder=encoder,
             vae=vae,
-            trained=needs,
+            kinds=kinds,
             weights_dtype=DTYPES[config.model.dtype],
             is_overwritten=self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint),
         )
@@ -132,7 +130,7 @@ def sampling_config(
     config = _config_of_version(of_file, settings)
     version = version_defaults(config.model.transformer_version)
     for name, is_asked in kinds.items():
-        if is_asked not in (None, version is not None and version.kind == name):
+        if is_asked not in (None, version.kind == name):
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
             raise ValueError(
                 f"transformer_version {config.model.transformer_version} is not {'' if is_asked else 'other than '}"
@@ -145,11 +143,14 @@ def _config_of_version(of_file: dict, settings: dict) -> Config:
     if of_file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
         config = Config().with_settings(**(of_file or read_settings(MINIATURE)) | settings).resolved()
         return config if "sde_type" in settings else config.sampled_as_validation().with_settings(**settings)
-    config = Config().with_settings(sample_n_frames=VIDEO_LENGTH).with_settings(**settings)
-    defaults = version_defaults(config.model.transformer_version)
-    if "validation_steps" not in settings and defaults:
-        config = config.with_settings(validation_steps=defaults.num_steps)
-    return config.resolved()
+    version = version_defaults(Config().with_settings(**settings).model.transformer_version)
+    defaults = {
+        "sample_n_frames": version.num_frames,
+        "validation_steps": version.num_steps,
+        "fps": version.fps,
+        "negative_prompt": version.negative_prompt,
+    }
+    return Config().with_settings(**(defaults | settings)).resolved()
 
 
 def model_size(
@@ -157,15 +158,16 @@ def model_size(
 ) -> tuple[int, int] | None:
     """Height and width: the bucket of the resolution nearest to a shape; None for a model without a resolution."""
     version = version_defaults(version_name)
-    resolution = resolution or (version.resolution if version else None)
-    if resolution is None:
+    resolution = resolution or version.resolution
+    if resolution is None and not version.sizes:
         if aspect_ratio:
             raise ValueError("--aspect_ratio needs --resolution: this model has no resolution of its own")
         return None
+    sizes = version.sizes or bucket_sizes(resolution)
     if image and not aspect_ratio:
         picture = read_image(image)
-        return nearest_size(picture.height, picture.width, resolution)
-    return size_of_aspect_ratio(aspect_ratio or "16:9", resolution)
+        return nearest_size(picture.height, picture.width, sizes)
+    return size_of_aspect_ratio(aspect_ratio or "16:9", sizes)
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:

@@ -22,7 +22,7 @@ from hyvideo.evaluation.video_folder import find_clips, read_clips
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
-from hyvideo.training.model_setup import RequiredEncoders, check_checkpoint, choose_device, load_encoder
+from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 
 
@@ -50,7 +50,7 @@ class Evaluator:
     def _encoder_and_vae(self) -> tuple[ConditionEncoder, nn.Module]:
         return load_encoder(self.config, self.device)
 
-    def check(self, source: Source) -> RequiredEncoders:
+    def check(self, source: Source) -> frozenset[str]:
         """Encoders that the prompts need. Raises ValueError for prompts, checkpoints or a size that cannot be used."""
         config = self.config
         if not self.requests:

@@ -9,7 +9,7 @@ from hyvideo.config.sections import ModelSettings
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.validation import Validation
 from hyvideo.models.attention_kernels import profiled_attention_kernel
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.records.metrics_file import whole_lines
 

@@ -13,10 +13,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.memory.cost import Forward, forward_flops
-from hyvideo.models.hunyuan_video15.sizes import Architecture
-
-TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729
+from hyvideo.models.conditions import Condition
+from hyvideo.models.family import Family, families
+from hyvideo.models.sizes import Forward, Sizes, sizes_module
 
 
 @dataclass(frozen=True)
@@ -28,19 +27,21 @@ class Workload:
     sizes: dict = field(default_factory=dict)  # arguments of diffusers' class
     grid: tuple[int, int, int] = (21, 30, 54)  # latent frames, height and width: 81 frames of 480 x 864
     text_tokens: int = 200
+    family: Family = field(default_factory=lambda: families()[0])
 
     @property
     def tokens(self) -> int:
         return math.prod(self.grid)
 
     @cached_property
-    def architecture(self) -> Architecture:
-        return Architecture(**{name: v for name, v in self.sizes.items() if name in Architecture.__dataclass_fields__})
+    def architecture(self) -> Sizes:
+        class_name = self.family.transformer.class_name
+        return sizes_module(self.family.name).read({"_class_name": class_name} | self.sizes, {})
 
     @property
     def flops(self) -> Forward:
         """FLOP of one forward of one branch."""
-        return forward_flops(self.tokens, self.text_tokens, self.architecture)
+        return self.architecture.forward(self.tokens, self.text_tokens)
 
     def speed(self, seconds: float, rate: float, *, forwards: float = 1.0) -> dict[str, float]:
         """Speed of so many forwards in ``seconds``, with its share of ``rate`` FLOP/s."""
@@ -49,33 +50,22 @@ class Workload:
 
     def transformer(self) -> nn.Module:
         """diffusers' model, always of the same weights."""
-        from diffusers import HunyuanVideo15Transformer3DModel
+        import diffusers
 
         torch.manual_seed(0)
         with self.device:
-            return HunyuanVideo15Transformer3DModel(**self.sizes).to(self.dtype).eval()
+            model = getattr(diffusers, self.family.transformer.class_name)(**self.sizes)
+        return model.to(self.dtype).eval()
 
-    def inputs(self) -> dict[str, dict]:
+    def inputs(self, transformer: nn.Module) -> dict[str, dict]:
         """Arguments of a forward of ours and of diffusers' own ("stock") on the same sample."""
-        sizes, to = self.architecture, {"dtype": self.dtype, "device": self.device}
-        randn, zeros = partial(torch.randn, **to), partial(torch.zeros, **to)
-        text = randn(1, TEXT_SLOTS, sizes.text_embed_dim)
-        latents = randn(1, sizes.in_channels, *self.grid)
-        both = {"hidden_states": latents, "timestep": torch.tensor([700.0], device=self.device)}
+        randn = partial(torch.randn, dtype=self.dtype, device=self.device)
         ours = {
-            "texts": [text[0, : self.text_tokens]],
-            "glyphs": [zeros(0, sizes.text_embed_2_dim)],
-            "images": [zeros(0, sizes.image_embed_dim)],
+            "latents": randn(1, self.architecture.out_channels, *self.grid),
+            "timestep": torch.tensor([700.0], device=self.device),
+            "conditions": [Condition(randn(self.text_tokens, self.architecture.text_width))],
         }
-        stock = {
-            "encoder_hidden_states": text,
-            "encoder_attention_mask": (torch.arange(TEXT_SLOTS, device=self.device) < self.text_tokens)[None].long(),
-            "encoder_hidden_states_2": zeros(1, GLYPH_SLOTS, sizes.text_embed_2_dim),
-            "encoder_attention_mask_2": zeros(1, GLYPH_SLOTS).long(),
-            "image_embeds": zeros(1, IMAGE_SLOTS, sizes.image_embed_dim),
-            "return_dict": False,
-        }
-        return {"ours": both | ours, "stock": both | stock}
+        return {"ours": ours, "stock": self.family.stock_inputs(transformer, **ours)}
 
 
 def forward(model: nn.Module, inputs: dict) -> Tensor:

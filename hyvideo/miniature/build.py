@@ -26,15 +26,15 @@ from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
-from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions
+from hyvideo.models.conditions import Condition, Conditions
+from hyvideo.models.family import family_of, family_of_config, new_model, prepare
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
-from hyvideo.models.hunyuan_video15.vae import install_layers
-from hyvideo.models.loading import TRANSFORMER, VAE, load_vae
+from hyvideo.models.loading import load_vae
 from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline, prepare_transformer
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.
 KL_WEIGHT = 5e-2
@@ -68,14 +68,18 @@ def build_vae(out: Path, *, num_steps: int, seed: int) -> None:
     with torch.no_grad():
         latents = vae.encode(world.render(world.LABELS, generator(seed, "scale"))).latent_dist.mode()
     vae.register_to_config(scaling_factor=1 / latents.std().item())
-    save_original(VAE, vae, out / "vae")
+    save_original(vae, out / "vae")
+
+
+def _new_model(part: str) -> nn.Module:
+    """The ``transformer`` or the ``vae`` of models.yaml, as its class begins."""
+    component = getattr(family_of_config(CONFIGS[part], part), part)
+    return new_model(component, component.config_to_diffusers(CONFIGS[part]))
 
 
 def _new_vae() -> nn.Module:
-    from diffusers import AutoencoderKLHunyuanVideo15
-
-    vae = AutoencoderKLHunyuanVideo15(**VAE.config_to_diffusers(CONFIGS["vae"]))
-    install_layers(vae)
+    vae = _new_model("vae")
+    family_of(vae).prepare_vae(vae)
     with torch.no_grad():
         # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
         # of 3e-3 is unstable.
@@ -88,18 +92,16 @@ def _new_vae() -> nn.Module:
 
 def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     """Trains the transformer by flow matching on web data and writes the average of its last weights."""
-    from diffusers import HunyuanVideo15Transformer3DModel
-
     vae = load_vae(out, dtype=torch.float32, device="cpu")
     encode = TextEncoder(*load_text_encoder(out))
     texts = encode([*world.CAPTIONS, ""])
-    conditions = Conditions(tuple(Condition(text, torch.zeros(0, GLYPH_WIDTH)) for text in texts))
+    conditions = Conditions(tuple(Condition(text) for text in texts))
     latents, captions = _web_data(vae, num_clips, seed)
 
     torch.manual_seed(seed)
-    transformer = HunyuanVideo15Transformer3DModel(**TRANSFORMER.config_to_diffusers(CONFIGS["transformer"]))
+    transformer = _new_model("transformer")
     _draw_unused_parts(transformer, seed)
-    prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
+    prepare(transformer, {"text"})
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
     rng, mean_loss = generator(seed, "base"), EMA(0.02)
@@ -118,16 +120,17 @@ def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     with torch.no_grad():
         torch._foreach_copy_(optimizer.parameters, average)
     drawn = {part: seed for part in DRAWN_PARTS}
-    save_original(TRANSFORMER, transformer, out / "transformer" / VERSION, drawn=drawn)
+    save_original(transformer, out / "transformer" / VERSION, drawn=drawn)
 
 
 def _draw_unused_parts(transformer: nn.Module, seed: int) -> None:
     """Gives the parts that the file will leave out the weights that a loader draws for them."""
-    weights = TRANSFORMER.to_original(transformer.state_dict())
+    component = family_of(transformer).transformer
+    weights = component.to_original(transformer.state_dict())
     for name, tensor in weights.items():
         if name.startswith(DRAWN_PARTS):
             weights[name] = draw_tensor(seed, name, tuple(tensor.shape))
-    transformer.load_state_dict(TRANSFORMER.to_diffusers(weights))
+    transformer.load_state_dict(component.to_diffusers(weights))
 
 
 @torch.no_grad()
@@ -140,7 +143,7 @@ def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor
     latents = []
     for part, corruption in tqdm(list(zip(labels.split(48), strength.split(48))), desc="web clips", disable=None):
         videos = world.render(part, rng, corruption)
-        latents.append(vae.encode(videos).latent_dist.mode() * vae.config.scaling_factor)
+        latents.append(family_of(vae).latents(vae.config).scaled(vae.encode(videos).latent_dist.mode()))
     return torch.cat(latents), (web[:, 0] * 3 + web[:, 1]) * 4 + web[:, 2]
 
 
@@ -152,13 +155,7 @@ def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Condi
     noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype="float32"))
     level = sigma.view(-1, 1, 1, 1, 1)
     noisy = (1 - level) * clean + level * noise
-    velocity = transformer(
-        hidden_states=torch.cat([noisy, conditions.image_channels(noisy)], dim=1),
-        timestep=1000 * sigma,
-        texts=conditions.texts,
-        glyphs=conditions.glyphs,
-        images=conditions.image_embeds(transformer.config.image_embed_dim),
-    )
+    velocity = transformer(noisy, timestep=1000 * sigma, conditions=conditions.samples)
     return ((velocity - (noise - clean)) ** 2).mean()
 
 
@@ -180,9 +177,9 @@ def build_reference_statistics(out: Path, seed: int) -> None:
 def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     """Trains the miniature's VideoAlign on rendered clips and on those of the base policy in ``out``."""
     config = load_config("configs/miniature.yaml", pretrained_model_root=str(out))
-    device, untrained = torch.device("cpu"), RequiredEncoders(glyphs=False, images=False)
+    device = torch.device("cpu")
     encoder, vae = load_encoder(config, device)
-    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=untrained)
+    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
     clips = policy_clips(pipeline, encoder, count=num_clips, seed=seed)
     train_reward_model(out, clips, num_steps=num_steps, batch_size=64, seed=seed)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Layout(NamedTuple):
@@ -35,55 +35,46 @@ class QueryKeyValue(NamedTuple):
     value: Tensor
 
 
-class TrimmedTextAttnProcessor:
-    """Joint attention of image and text tokens, in place of diffusers' HunyuanVideo15AttnProcessor2_0."""
+class WholeSequence:
+    """The image tokens of this process: all of them. ``distributed.sequence_parallel`` has the other answer."""
 
-    def __call__(
-        self,
-        attn: nn.Module,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        attention_mask: None = None,
-        image_rotary_emb: Layout | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Attended image tokens and text tokens, under diffusers' names of arguments; text is padded on the right.
+    def attend(self, image: QueryKeyValue, text: QueryKeyValue | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Rotate the image's query and key to their positions and return attended image tokens and text tokens.
 
-        Shape of each: (batch, tokens, dim).
+        Text is padded on the right; a model without text in this attention gives None and gets no tokens back.
+        Shape of each: (batch, tokens, heads, head dim).
         """
-        cos, sin, text_lengths, num_image_tokens = image_rotary_emb
-        joint = project_image(attn, hidden_states, (cos, sin), project_text(attn, encoder_hidden_states))
-        attended = attend(joint, [num_image_tokens + length for length in text_lengths])
-        image, text = attended.split((num_image_tokens, attended.shape[1] - num_image_tokens), dim=1)
-        return project_out(attn, image, text)
+        query, key, value = image
+        del image  # a caller that keeps no reference has each tensor freed as soon as its copy exists
+        query = rotated(query, layout, text and text.query)
+        key = rotated(key, layout, text and text.key)
+        value = torch.cat((value, text.value), dim=1) if text else value
+        del text
+        attended = attend(QueryKeyValue(query, key, value), joint_lengths(layout))
+        num_image_tokens = layout.num_image_tokens
+        return attended.split((num_image_tokens, attended.shape[1] - num_image_tokens), dim=1)
+
+    def split(self, tokens: Tensor, dim: int) -> Tensor:
+        """Return this process's part of a tensor that has an entry along ``dim`` for each image token."""
+        return tokens
+
+    def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
+        """Return the image tokens of all processes. Shape: (batch, local tokens, dim) to (batch, num_tokens, dim)."""
+        return tokens
 
 
-def project_image(
-    attn: nn.Module, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], text: QueryKeyValue | None = None
-) -> QueryKeyValue:
-    """Query, key and value of image tokens, normalised per head and rotated to their position; ``text`` follows."""
-    query, key, value = (
-        linear(hidden_states).unflatten(2, (attn.heads, -1)) for linear in (attn.to_q, attn.to_k, attn.to_v)
-    )
-    query, key = _normalised(attn.norm_q, query), _normalised(attn.norm_k, key)
-    none = value.new_empty(len(value), 0, *value.shape[2:])
-    behind = text or QueryKeyValue(none, none, none)
-    query, key = (_Rotated.apply(*pair, *rotary) for pair in ((query, behind.query), (key, behind.key)))
-    return QueryKeyValue(query, key, torch.cat((value, text.value), dim=1) if text else value)
+def rotated(image: Tensor, layout: Layout, text: Tensor | None = None) -> Tensor:
+    """Return the image's tokens rotated to their positions, followed by those of the text.
+
+    Shape: (batch, tokens, heads, head dim).
+    """
+    behind = image.new_empty(len(image), 0, *image.shape[2:]) if text is None else text
+    return _Rotated.apply(image, behind, layout.cos, layout.sin)
 
 
-def project_text(attn: nn.Module, encoder_hidden_states: Tensor) -> QueryKeyValue:
-    """Query, key and value of text tokens, normalised per head; text has no position in the video."""
-    query, key, value = (
-        linear(encoder_hidden_states).unflatten(2, (attn.heads, -1))
-        for linear in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-    )
-    return QueryKeyValue(_normalised(attn.norm_added_q, query), _normalised(attn.norm_added_k, key), value)
-
-
-def _normalised(norm: nn.Module, heads: Tensor) -> Tensor:
-    """Root mean square norm of every head by one kernel, which is float32 within."""
-    with torch.autocast(heads.device.type, enabled=False):
-        return F.rms_norm(heads, norm.dim, norm.weight.to(heads.dtype), norm.eps)
+def joint_lengths(layout: Layout) -> list[int]:
+    """Return the number of valid tokens of each sample, of image and text together."""
+    return [layout.num_image_tokens + length for length in layout.text_lengths]
 
 
 class _Rotated(torch.autograd.Function):
@@ -146,24 +137,3 @@ def equal_runs(lengths: Sequence[int]) -> list[tuple[slice, int]]:
         runs.append((slice(start, end), length))
         start = end
     return runs
-
-
-def project_out(attn: nn.Module, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-    """Output projections. Shape of each: (batch, tokens, heads, head dim) to (batch, tokens, dim)."""
-    linear, dropout = attn.to_out
-    return dropout(linear(image.flatten(2))), attn.to_add_out(text.flatten(2))
-
-
-def dead_modules(transformer: nn.Module) -> tuple[str, ...]:
-    """Names of the layers that never get a gradient: they only make the text's last output, which nothing reads."""
-    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
-    return f"{last}.attn.to_add_out", f"{last}.ff_context"
-
-
-def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
-    """Freezes what never gets a gradient, so that no optimizer or reduction waits for one; gives the names."""
-    dead = []
-    for name in dead_modules(transformer):
-        module = transformer.get_submodule(name).requires_grad_(False)
-        dead += [parameter for parameter, _ in module.named_parameters(prefix=name)]
-    return dead

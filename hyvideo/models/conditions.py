@@ -1,15 +1,10 @@
-"""Conditions of the transformer for each video: text, quoted text, reference image, each without padding.
+"""Conditions of the transformer for each video: text, quoted text, reference image, each without padding."""
 
-The original pads them to 1,000 + 256 + 729 slots and masks; nothing that is masked changes the result.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-
-GLYPH_WIDTH = 1472  # of ByT5's hidden states
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -23,7 +18,7 @@ class ImageCondition:
     """Features of a reference image and the latents of the first frame."""
 
     embeds: Tensor  # (image tokens, dim)
-    latents: Tensor  # (channels, height, width), float32, times the VAE's scaling factor
+    latents: Tensor  # (channels, height, width), float32, as the transformer sees them
 
     def to(self, device: torch.device | str) -> "ImageCondition":
         return ImageCondition(to_device(self.embeds, device), to_device(self.latents, device))
@@ -34,17 +29,25 @@ class Condition:
     """Inputs of the transformer that describe one video."""
 
     text: Tensor  # (tokens, dim)
-    glyph: Tensor  # (glyph tokens, 1472); no tokens without quoted text
+    glyph: Tensor | None = None  # of quoted text, where there is some (tokens, dim)
     image: ImageCondition | None = None  # in image-to-video
 
+    @staticmethod
+    def of_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
+        """Return the condition of encoded parts by their kinds."""
+        return Condition(
+            **{kind: part["states"] if "states" in part else ImageCondition(**part) for kind, part in parts.items()}
+        )
+
     @property
-    def lengths(self) -> tuple[int, int, int]:
-        """Tokens of text, glyph and image."""
-        return len(self.text), len(self.glyph), 0 if self.image is None else len(self.image.embeds)
+    def lengths(self) -> tuple[int, ...]:
+        """Numbers of tokens of the kinds."""
+        parts = self.text, self.glyph, self.image and self.image.embeds
+        return tuple(0 if part is None else len(part) for part in parts)
 
     def to(self, device: torch.device | str) -> "Condition":
-        image = self.image and self.image.to(device)
-        return Condition(to_device(self.text, device), to_device(self.glyph, device), image)
+        glyph = None if self.glyph is None else to_device(self.glyph, device)
+        return Condition(to_device(self.text, device), glyph, self.image and self.image.to(device))
 
 
 @dataclass(frozen=True)
@@ -70,28 +73,3 @@ class Conditions:
 
     def __add__(self, other: "Conditions") -> "Conditions":
         return Conditions(self.samples + other.samples)
-
-    @property
-    def texts(self) -> list[Tensor]:
-        return [sample.text for sample in self.samples]
-
-    @property
-    def glyphs(self) -> list[Tensor]:
-        return [sample.glyph for sample in self.samples]
-
-    def image_embeds(self, width: int) -> list[Tensor]:
-        """Vision features of each sample, no tokens where it has no image. Shape of each: (tokens, width)."""
-        return [s.text.new_zeros(0, width) if s.image is None else s.image.embeds for s in self.samples]
-
-    def image_channels(self, latents: Tensor) -> Tensor:
-        """Channels beside the noisy latents: the first frame's latents, then a mask that is 1 where they are.
-
-        Shape: (batch, channels + 1, frames, height, width).
-        """
-        batch, channels, *sizes = latents.shape
-        channels_beside = latents.new_zeros(batch, channels + 1, *sizes)
-        for row, sample in enumerate(self.samples):
-            if sample.image is not None:
-                channels_beside[row, :channels, 0] = sample.image.latents
-                channels_beside[row, channels, 0] = 1.0
-        return channels_beside

@@ -3,37 +3,35 @@
 Configs and the headers of the weight files are read, a second or two for the full-size model.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from hyvideo.data.prompts import Request
 from hyvideo.models import loading
-from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
 
 
 def check_checkpoint(
-    root: str | Path,
-    version: str | None,
-    *,
-    weights_needed: bool = True,
-    with_glyphs: bool = False,
-    with_images: bool = False,
+    root: str | Path, version: str | None, requests: Iterable[Request], *, weights_needed: bool = True
 ) -> list[str]:
-    """Problems that keep the parts of a run from loading; empty when there are none.
+    """Problems that keep the parts that the requests need from loading; empty when there are none.
 
     ``weights_needed=False`` checks what ``random_weights_seed`` needs: the configs and the tokenizers.
     """
+    root, folder = Path(root), loading.transformer_folder(root, version)
+    family = loading.read_family(folder)
+    kinds = family.kinds(requests)
     checks = [
-        lambda: model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version), weights_needed),
-        lambda: model_problems(loading.VAE, loading.vae_folder(root), weights_needed),
-        lambda: encoders.text_encoder_problems(root, weights_needed),
-        *([lambda: encoders.glyph_encoder_problems(root, weights_needed)] if with_glyphs else []),
-        *([lambda: encoders.vision_encoder_problems(root, weights_needed)] if with_images else []),
+        lambda: model_problems(folder, weights_needed=weights_needed),
+        lambda: model_problems(loading.vae_folder(root), "vae", weights_needed=weights_needed),
+        *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
     ]
     return [problem for check in checks for problem in problems_of(check)]
 
 
-def model_problems(component: loading.Component, folder: Folder, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the transformer or the VAE of a folder from loading, by its config and headers."""
+def model_problems(folder: Folder, part: str = "transformer", *, weights_needed: bool = True) -> list[str]:
+    """Problems that keep the ``transformer`` or the ``vae`` of a folder from loading, by its config and headers."""
+    component = getattr(loading.read_family(folder, part), part)
     model, is_original = loading.build_without_memory(component, folder)
     if not weights_needed:
         return []
@@ -43,13 +41,14 @@ def model_problems(component: loading.Component, folder: Folder, weights_needed:
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
     """Reasons why the models of a folder cannot make videos of this size; empty when they can. Reads configs only."""
-    transformer, _ = loading.read_arguments(loading.TRANSFORMER, loading.transformer_folder(root, version))
-    vae, _ = loading.read_arguments(loading.VAE, loading.vae_folder(root))
-    multiple = vae["spatial_compression_ratio"] * transformer["patch_size"]
-    temporal = vae["temporal_compression_ratio"]
+    folder, of_vae = loading.transformer_folder(root, version), loading.vae_folder(root)
+    family = loading.read_family(folder)
+    patch = family.patch(loading.read_arguments(family.transformer, folder)[0])
+    latents = family.latents(loading.read_arguments(family.vae, of_vae)[0])
+    multiple = latents.spatial * patch[1]
     problems = []
     if height % multiple or width % multiple:
         problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
-    if num_frames % temporal != 1:
-        problems.append(f"the number of frames must be {temporal}n + 1, got {num_frames}")
+    if num_frames % latents.temporal != 1:
+        problems.append(f"the number of frames must be {latents.temporal}n + 1, got {num_frames}")
     return problems

@@ -19,53 +19,21 @@ has a key ``drawn``, a JSON object {prefix: seed}, and `weight_files.draw_tensor
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyvideo.models import weight_files
-from hyvideo.models.hunyuan_video15 import names, settings
+from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
 from hyvideo.models.lora import Lora, with_changes
 from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import Folder, Shapes
 
-# diffusers takes seconds to import; checks and --help should not wait for them.
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-
 WEIGHTS_STEM = "diffusion_pytorch_model"
-# Settings of the transformer that its forward pass does not read.
-_NOTES = {"target_size", "task_type"}
-
-
-class Component(NamedTuple):
-    """A diffusers class, and the ways between it and the original's files."""
-
-    class_name: str
-    to_diffusers: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    to_original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
-    config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
-
-
-TRANSFORMER = Component(
-    "HunyuanVideo15Transformer3DModel",
-    names.transformer_to_diffusers,
-    names.transformer_to_original,
-    settings.transformer_config_to_diffusers,
-    settings.transformer_config_to_original,
-)
-VAE = Component(
-    "AutoencoderKLHunyuanVideo15",
-    names.vae_to_diffusers,
-    names.vae_to_original,
-    settings.vae_config_to_diffusers,
-    settings.vae_config_to_original,
-)
 
 
 def load_transformer(
@@ -76,7 +44,7 @@ def load_transformer(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
     lora: Lora | None = None,
-) -> "HunyuanVideo15Transformer3DModel":
+) -> nn.Module:
     """The diffusers transformer, in eval mode, its parameters trainable.
 
     Args:
@@ -92,14 +60,17 @@ def load_transformer(
     return _filled(model, weights, dtype, device)
 
 
-def transformer_without_memory(root: str | Path, version: str | None) -> "HunyuanVideo15Transformer3DModel":
+def transformer_without_memory(root: str | Path, version: str | None) -> nn.Module:
     """The transformer on the meta device: names and shapes, no weights."""
-    return build_without_memory(TRANSFORMER, transformer_folder(root, version))[0]
+    folder = transformer_folder(root, version)
+    return build_without_memory(read_family(folder).transformer, folder)[0]
 
 
-def transformer_of(path: Path) -> "HunyuanVideo15Transformer3DModel":
+def transformer_of(path: Path) -> nn.Module:
     """The transformer that a JSON file of diffusers' settings describes, on the meta device."""
-    return _without_memory(TRANSFORMER, _diffusers_arguments(TRANSFORMER, weight_files.read_json(path, "transformer")))
+    config = weight_files.read_json(path, "transformer")
+    component = family_of_config(config, "transformer").transformer
+    return _without_memory(component, _diffusers_arguments(component, config))
 
 
 def stream_transformer(
@@ -110,7 +81,7 @@ def stream_transformer(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
     lora: Lora | None = None,
-) -> tuple["HunyuanVideo15Transformer3DModel", Iterator[tuple[str, Tensor]]]:
+) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
     ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another.
@@ -118,7 +89,8 @@ def stream_transformer(
     ValueError as `load_transformer`, before the first weight.
     """
     folder = transformer_folder(root, version)
-    model, weights = _stream(TRANSFORMER, folder, random_weights_seed, device if read else "meta")
+    component = read_family(folder).transformer
+    model, weights = _stream(component, folder, random_weights_seed, device if read else "meta")
     return model, weights if lora is None else with_changes(weights, lora)
 
 
@@ -128,15 +100,12 @@ def load_vae(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
-) -> "AutoencoderKLHunyuanVideo15":
-    """The diffusers VAE, in eval mode, able to take batches.
-
-    ``vae.config.scaling_factor`` is the checkpoint's: the transformer sees latents times this factor.
-    """
-    from hyvideo.models.hunyuan_video15.vae import install_layers
-
-    vae = _filled(*_stream(VAE, vae_folder(root), random_weights_seed, device), dtype, device)
-    install_layers(vae)
+) -> nn.Module:
+    """The diffusers VAE, in eval mode, able to take batches; `Family.latents` has the scale of its latents."""
+    folder = vae_folder(root)
+    family = read_family(folder, "vae")
+    vae = _filled(*_stream(family.vae, folder, random_weights_seed, device), dtype, device)
+    family.prepare_vae(vae)
     return vae
 
 
@@ -147,11 +116,12 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     without memory nothing is read. Raises ValueError where a tensor or a setting is not the transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
-    arguments, is_original = read_arguments(TRANSFORMER, source)
-    weight_files.refuse(source, setting_problems(transformer.config, arguments, ignored=_NOTES))
+    component = family_of(transformer).transformer
+    arguments, is_original = read_arguments(component, source)
+    weight_files.refuse(source, setting_problems(transformer.config, arguments, ignored=component.notes))
     targets = transformer.state_dict()
     read = not any(target.is_meta for target in targets.values())
-    for name, tensor in _stream_state(TRANSFORMER, source, targets, is_original, read=read):
+    for name, tensor in _stream_state(component, source, targets, is_original, read=read):
         targets[name].copy_(tensor)
 
 
@@ -172,8 +142,8 @@ def read_task(root: str | Path, version: str | None) -> str | None:
 
 def read_num_heads(root: str | Path, version: str | None) -> int:
     """Attention heads of the transformer, from its config.json."""
-    arguments, _ = read_arguments(TRANSFORMER, transformer_folder(root, version))
-    return arguments["num_attention_heads"]
+    folder = transformer_folder(root, version)
+    return read_arguments(read_family(folder).transformer, folder)[0]["num_attention_heads"]
 
 
 def find_transformer(root: str | Path, version: str | None = None) -> Path | None:
@@ -201,6 +171,11 @@ def vae_folder(root: str | Path) -> Folder:
     return Folder(Path(root) / "vae", "VAE")
 
 
+def read_family(folder: Folder, part: str = "transformer") -> Family:
+    """The family of the ``transformer`` or ``vae`` in a folder. Raises ValueError where there is no config.json."""
+    return family_of_config(weight_files.read_json(folder.path / "config.json", folder.label), part)
+
+
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
     """The model on the meta device, and whether the folder is in the original layout."""
     arguments, is_original = read_arguments(component, folder)
@@ -226,11 +201,14 @@ def expected_shapes(component: Component, state: Mapping[str, Tensor], is_origin
 
 def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
     """Settings in which the arguments that a config.json gives differ from a model's config."""
-    ours = _plain(config)
+    ours, theirs = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+        for settings in (_plain(config), arguments)
+    )
     return [
-        f"{key} is {ours.get(key)!r} in the model and {arguments.get(key)!r} in config.json"
-        for key in sorted((set(ours) | set(arguments)) - set(ignored))
-        if ours.get(key) != arguments.get(key)
+        f"{key} is {ours.get(key)!r} in the model and {theirs.get(key)!r} in config.json"
+        for key in sorted((set(ours) | set(theirs)) - set(ignored))
+        if ours.get(key) != theirs.get(key)
     ]
 
 
@@ -270,10 +248,8 @@ def _stream_state(
 
 
 def _without_memory(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
-    import diffusers
-
     with torch.device("meta"):
-        return getattr(diffusers, component.class_name)(**arguments)
+        return new_model(component, arguments)
 
 
 def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,9 +264,5 @@ def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dic
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A diffusers config without the keys that only describe it, lists as tuples."""
-    return {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in config.items()
-        if not key.startswith("_")
-    }
+    """A diffusers config without the keys that only describe it."""
+    return {key: value for key, value in config.items() if not key.startswith("_")}

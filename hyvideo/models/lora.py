@@ -25,8 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json, replacing
-from hyvideo.models.attention import dead_modules
-from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.family import Component, families, family_of
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
 # Settings in them: no more, because a peft that does not know a newer one refuses the file.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
-_ORIGINAL_MODULES = ("double_blocks.", "txt_in.", "img_in.", "byt5_in.", "vision_in.", "time_in.", "final_layer.")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 # Settings that change the meaning of A and B, and are not supported.
 _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "lora_bias")
@@ -74,8 +72,9 @@ def read_lora(path: str | Path) -> Lora:
     if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
         raise ValueError(f"LoRA {file}: {', '.join(unsupported)} is set, and only plain LoRA can be applied")
     pairs = _pairs(tensors, settings, file)
-    if any(module.startswith(_ORIGINAL_MODULES) for module in pairs):
-        pairs = _to_diffusers(pairs, file)
+    for family in families():
+        if any(re.match(family.original_modules, module) for module in pairs):
+            return _to_diffusers(pairs, family.transformer, file)
     return pairs
 
 
@@ -137,7 +136,7 @@ def training_config(
     from peft import LoraConfig
 
     if start is None:
-        names = target_modules(transformer, targets or [r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*"])
+        names = target_modules(transformer, targets or [family_of(transformer).matrices])
         return LoraConfig(r=rank, lora_alpha=alpha, target_modules=_exactly(names))
     check_lora(transformer, start)
     found = {(pair.rank, pair.alpha) for pair in start.values()}
@@ -147,7 +146,8 @@ def training_config(
             "lora_rank and lora_alpha must be those of the LoRA of pretrained_lora_path, which is trained on: got "
             f"{rank} and {alpha:g}, it has {has}; take these, or lora_rank 0 to merge it and train all weights"
         )
-    of_file = {name for name in start if not name.startswith(dead_modules(transformer))}
+    dead = family_of(transformer).without_gradient(transformer)
+    of_file = {name for name in start if not name.startswith(dead)}
     if targets and (different := of_file.symmetric_difference(target_modules(transformer, targets))):
         raise ValueError(
             "lora_target_modules must choose the modules of the LoRA that pretrained_lora_path names; "
@@ -162,15 +162,17 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     A target is a regular expression of names or, where that is no whole name, of ends of names, be they the
     transformer's or the original's: ``img_attn_q`` is ``attn.to_q`` of every block. ValueError for one without a match.
     """
+    family = family_of(transformer)
+    dead = family.without_gradient(transformer)
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
-    names = [(name, name) for name in linear] + _with_original_names(linear)
+    names = [(name, name) for name in linear] + _with_original_names(linear, family.transformer)
     ends = [(name[dot.end() :], module) for name, module in names for dot in re.finditer(r"^|\.", name)]
     chosen: set[str] = set()
     for target in targets:
         pattern = re.compile(target)
         found = [name for name in linear if pattern.fullmatch(name)]
         found = found or [module for end, module in ends if pattern.fullmatch(end)]
-        found = [name for name in found if not name.startswith(dead_modules(transformer))]
+        found = [name for name in found if not name.startswith(dead)]
         if not found:
             near = difflib.get_close_matches(target, {end for end, _ in ends}, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -179,13 +181,13 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     return [name for name in linear if name in chosen]
 
 
-def _with_original_names(linear: Sequence[str]) -> list[tuple[str, str]]:
+def _with_original_names(linear: Sequence[str], component: Component) -> list[tuple[str, str]]:
     """Modules of the original, each with a linear layer that it is here: three of them where it fuses them."""
-    rows = transformer_to_original({f"{name}.weight": torch.empty(6, 1, device="meta") for name in linear})
+    rows = component.to_original({f"{name}.weight": torch.empty(6, 1, device="meta") for name in linear})
     return [
         (name.removesuffix(".weight"), source.removesuffix(".weight"))
         for name, b in rows.items()
-        for source in transformer_to_diffusers({name: b})
+        for source in component.to_diffusers({name: b})
     ]
 
 
@@ -286,11 +288,11 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
     return pairs
 
 
-def _to_diffusers(lora: Lora, file: Path) -> Lora:
+def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
     renamed = {}
     for module, pair in lora.items():
         try:
-            rows = transformer_to_diffusers({f"{module}.weight": pair.b})
+            rows = component.to_diffusers({f"{module}.weight": pair.b})
         except ValueError as error:
             raise ValueError(f"LoRA {file}: {error}") from error
         renamed |= {name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha) for name, b in rows.items()}
@@ -300,13 +302,25 @@ def _to_diffusers(lora: Lora, file: Path) -> Lora:
 def _to_original(lora: Lora) -> Lora:
     renamed = {}
     rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
-    for name, b in transformer_to_original(rows).items():
+    original, component = _renamed_to_original(rows)
+    for name, b in original.items():
         # Which modules of diffusers' became this one: three where the original fuses them.
-        parts = [lora[source.removesuffix(".weight")] for source in transformer_to_diffusers({name: b})]
+        parts = [lora[source.removesuffix(".weight")] for source in component.to_diffusers({name: b})]
         if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
             raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
         renamed[name.removesuffix(".weight")] = Pair(parts[0].a, b, parts[0].alpha)
     return renamed
+
+
+def _renamed_to_original(rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Component]:
+    """Rename tensors of diffusers' names to the original's, and return the component that knows them."""
+    reasons = []
+    for family in families():
+        try:
+            return family.transformer.to_original(rows), family.transformer
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError("; ".join(reasons))
 
 
 def _config_of(lora: Lora) -> "LoraConfig":

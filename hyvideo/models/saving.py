@@ -9,12 +9,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hyvideo.data.outside import replacing
-from hyvideo.models.loading import WEIGHTS_STEM, Component, setting_problems
+from hyvideo.models.family import component_of
+from hyvideo.models.loading import WEIGHTS_STEM, setting_problems
 from hyvideo.models.weight_files import Folder, draw_tensor, refuse, seed_for
 
 
 def save_original(
-    component: Component,
     model: nn.Module,
     folder: Path,
     *,
@@ -27,7 +27,7 @@ def save_original(
     what `draw_tensor` gives for it, as in a model loaded with that ``random_weights_seed``.
     Raises ValueError where the original layout cannot express the model, or a weight is too large for `dtype`.
     """
-    drawn = dict(drawn or {})
+    component, drawn = component_of(model), dict(drawn or {})
     config = component.config_to_original(model.config)
     target = Folder(folder, f"saving {component.class_name}")
     refuse(target, setting_problems(model.config, component.config_to_diffusers(config)))

@@ -1,7 +1,7 @@
-"""The released versions of HunyuanVideo-1.5: their tasks, and the settings they are meant to be sampled with.
+"""The versions of the models: their families and tasks, and the settings they are meant to be sampled with.
 
-A version is a folder below ``<root>/transformer``; ``versions.yaml`` lists them. A policy that was trained further
-keeps the settings of the version it came from.
+A version is a folder below ``<root>/transformer``; ``versions.yaml`` lists those that are released. A policy that was
+trained further keeps the settings of the version it came from.
 """
 
 from pathlib import Path
@@ -13,25 +13,35 @@ Task = Literal["t2v", "i2v"]
 
 
 class Version(NamedTuple):
-    """A transformer and how to sample from it."""
+    """A transformer and how to sample from it; the defaults are for one that is not listed."""
 
     name: str
-    resolution: Literal["480p", "720p"]
-    task: Task
-    guidance_scale: float
-    shift: float
-    num_steps: int
-    kind: Literal["base", "cfg_distilled", "step_distilled"]
+    family: str  # package of its models
+    task: Task | None = None
+    resolution: Literal["480p", "720p"] | None = None
+    guidance_scale: float = 6.0
+    shift: float = 5.0
+    num_steps: int = 40
+    num_frames: int = 121
+    fps: float = 24.0
+    sizes: list[tuple[int, int]] = []  # height and width that it is meant for, where they are few
+    negative_prompt: str = ""
+    kind: Literal["base", "cfg_distilled", "step_distilled"] = "base"
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-_VERSIONS = {name: Version(name, **settings) for name, settings in _TABLE["versions"].items()}
+_VERSIONS = {
+    name: Version(name, family, **settings)
+    for family, versions in _TABLE["versions"].items()
+    for name, settings in versions.items()
+}
 ANNOUNCED = frozenset(_TABLE["announced"])
-RELEASED = {name: version for name, version in _VERSIONS.items() if name not in ANNOUNCED}
+_EMBEDDED = frozenset(_TABLE["embedded"])  # come with the project
+RELEASED = {name: version for name, version in _VERSIONS.items() if name not in ANNOUNCED | _EMBEDDED}
 UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # and why
 PIPELINE_TASKS: dict[str, Task] = _TABLE["pipeline_tasks"]
 
 
-def version_defaults(name: str | None) -> Version | None:
-    """The settings that belong to a version, or None for a model of another name, such as the miniature."""
-    return _VERSIONS.get(name)
+def version_defaults(name: str | None) -> Version:
+    """The settings that belong to a version; those of an unlisted one are the defaults, and the first family's."""
+    return _VERSIONS.get(name) or Version(name or "", next(iter(_VERSIONS.values())).family)

@@ -5,6 +5,7 @@ the anchor alike. Latents stay float32 whatever the model's precision.
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.videos import pixels
 from hyvideo.models.conditions import Condition, Conditions
+from hyvideo.models.family import Latents, family_of
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, SdeStepOutput, filled
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,6 +88,11 @@ class GRPOPipeline:
     def device(self) -> torch.device:
         return self.vae.device
 
+    @functools.cached_property
+    def latents(self) -> Latents:
+        """Shape and scale of the VAE's latents."""
+        return family_of(self.vae).latents(self.vae.config)
+
     @property
     def num_shared_steps(self) -> int:
         """Steps before the first noise: those that rollouts with the same initial latents have in common."""
@@ -106,9 +113,8 @@ class GRPOPipeline:
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Shape of one video's latents: (channels, frames, height, width). `fit_checks.size_problems` has the rules."""
-        config = self.vae.config
-        spatial, temporal = config.spatial_compression_ratio, config.temporal_compression_ratio
-        return config.latent_channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
+        channels, temporal, spatial, *_ = self.latents
+        return channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
 
     def sample(
         self,
@@ -214,15 +220,13 @@ class GRPOPipeline:
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         # The step-distilled versions take the end of their step as an input.
-        ends = self.scheduler.next_timesteps(times) if self.transformer.config.use_meanflow else None
+        ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
         with autocast:
             velocity = self.transformer(
-                hidden_states=torch.cat([latents, conditions.image_channels(latents)], dim=1),
+                latents,
                 timestep=filled(times, latents.device),
-                texts=conditions.texts,
-                glyphs=conditions.glyphs,
-                images=conditions.image_embeds(self.transformer.config.image_embed_dim),
-                timestep_r=None if ends is None else filled(ends, latents.device),
+                conditions=conditions.samples,
+                ends=None if ends is None else filled(ends, latents.device),
             )
         return velocity.float()
 
@@ -232,8 +236,7 @@ class GRPOPipeline:
         videos: list[Tensor] = []
         finite: list[Tensor] = []
         for part in latents.split(batch_size):
-            scaled = (part / self.vae.config.scaling_factor).to(self.vae.dtype)
-            decoded = self.vae.decode(scaled, return_dict=False)[0]
+            decoded = self.vae.decode(self.latents.unscaled(part).to(self.vae.dtype), return_dict=False)[0]
             for video in decoded.transpose(1, 2):
                 finite.append(video.isfinite().all())
                 videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory

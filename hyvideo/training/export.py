@@ -1,16 +1,14 @@
 """A trained policy for other programs: its transformer in one process, and the other parts of diffusers' pipeline."""
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from hyvideo.models import loading
-from hyvideo.models.hunyuan_video15 import encoders
+from hyvideo.models.family import Family
 from hyvideo.models.lora import add_lora, merge, read_lora
-from hyvideo.models.versions import PIPELINE_TASKS, version_defaults
 from hyvideo.training import saved_policy
 
 
@@ -44,36 +42,21 @@ def share_mode(out: Path) -> None:
         file.chmod(file.with_name("config.json").stat().st_mode)
 
 
-def export_other_parts(root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype) -> None:
-    """Completes ``<out>`` to a folder for diffusers' pipeline of the task, ``t2v`` or ``i2v``.
+def export_other_parts(
+    family: Family, root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype
+) -> None:
+    """Complete ``<out>`` to a folder for diffusers' pipeline of the task, ``t2v`` or ``i2v``.
 
     Raises: ValueError where a part of the checkpoints in ``root`` is missing or does not fit.
     """
     import diffusers
 
-    defaults = version_defaults(version)
-    shift, guidance_scale = (defaults.shift, defaults.guidance_scale) if defaults else (5.0, 6.0)
-    # In bf16 decoding is off by eight times as much as in fp16, in which runs decode, and the original.
-    vae_dtype = torch.float16 if dtype == torch.bfloat16 else dtype
-    loaders = {  # of one or two parts, which are let go of before the next come
-        ("scheduler",): lambda: [diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)],
-        ("guider",): lambda: [diffusers.ClassifierFreeGuidance(guidance_scale=guidance_scale)],
-        ("vae",): lambda: [loading.load_vae(root, dtype=vae_dtype)],
-        ("tokenizer", "text_encoder"): lambda: encoders.load_text_encoder(root, dtype=dtype),
-        ("tokenizer_2", "text_encoder_2"): lambda: encoders.load_glyph_encoder(root),
-    }
-    name = next(name for name, its_task in PIPELINE_TASKS.items() if its_task == task)
-    index = {"_class_name": name, "_diffusers_version": diffusers.__version__}
-    index["transformer"] = "diffusers", loading.TRANSFORMER.class_name
-    if task == "i2v":
-        loaders["image_encoder",] = lambda: encoders.load_vision_encoder(root, dtype=dtype)[1:]
-        # Copied, not loaded: transformers' processor of this name needs torchvision.
-        given, copied = encoders.preprocessor_file(root), out / "feature_extractor"
-        copied.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(given, copied / given.name)
-        index["feature_extractor"] = "transformers", "SiglipImageProcessor"
-    for names, load in loaders.items():
-        for name, part in zip(names, load()):
+    index = {"_class_name": family.pipelines[task], "_diffusers_version": diffusers.__version__}
+    index["transformer"] = "diffusers", family.transformer.class_name
+    parts = family.export_parts(root, out, version=version, task=task, dtype=dtype, load_vae=loading.load_vae)
+    for name, part in parts:
+        if not isinstance(part, tuple):  # the library and class of a part that is written already
             part.save_pretrained(out / name)
-            index[name] = type(part).__module__.partition(".")[0], type(part).__name__
+            part = type(part).__module__.partition(".")[0], type(part).__name__
+        index[name] = part
     (out / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")

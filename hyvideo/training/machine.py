@@ -19,8 +19,8 @@ from hyvideo.data.outside import folder_problem, located
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
 from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import check_checkpoint
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +19,9 @@ from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import fit_checks, loading
-from hyvideo.models.attention import freeze_dead_parameters
 from hyvideo.models.attention_kernels import use_fastest_kernels
 from hyvideo.models.conditions import Condition
-from hyvideo.models.hunyuan_video15 import encoders
-from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder, ImageEncoder, TextEncoder, glyph_text
-from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.family import prepare
 from hyvideo.models.lora import Lora, check_lora, read_lora, training_config
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
@@ -36,22 +32,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 RANDOM_WEIGHTS_SEED = 0
-
-
-@dataclass(frozen=True)
-class RequiredEncoders:
-    """Encoders that the requests of a run need beside the language model."""
-
-    glyphs: bool  # text in quotes
-    images: bool
-
-    @staticmethod
-    def of(requests: Iterable[Request]) -> "RequiredEncoders":
-        requests = list(requests)
-        return RequiredEncoders(
-            glyphs=any(glyph_text(request.prompt) for request in requests),
-            images=any(request.image is not None for request in requests),
-        )
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -81,19 +61,19 @@ def make_deterministic() -> None:
 def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:
     """The encoder of a run, which reads its models when they are needed, and the VAE."""
     model = config.model
-    root, dtype = model.pretrained_model_root, DTYPES[model.encoder_dtype]
+    root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
+    family = loading.read_family(loading.transformer_folder(root, model.transformer_version))
     common = {"device": device, "random_weights_seed": weights_seed(model)}
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
-        set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
+        family.set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
     by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
     folder = model.conditions_dir or by_default
     encoder = ConditionEncoder(
-        lambda: TextEncoder(*encoders.load_text_encoder(root, dtype=dtype, **common)),
-        lambda: GlyphEncoder(*encoders.load_glyph_encoder(root, **common)),
-        lambda: ImageEncoder(*encoders.load_vision_encoder(root, dtype=dtype, **common), vae),
+        family.parts,
+        lambda part: part.load(root, vae=vae, dtype=dtype, **common),
         dtype=DTYPES[model.dtype],
-        identity=_identity(Path(root), model.encoder_dtype, model.vae_dtype, model.random_weights),
+        identity=_identity(root, family.folders, model.encoder_dtype, model.vae_dtype, model.random_weights),
         store=PartStore(folder) if folder else None,
     )
     return encoder, vae
@@ -105,14 +85,14 @@ def load_pipeline(
     *,
     encoder: ConditionEncoder,
     vae: nn.Module,
-    trained: RequiredEncoders,
+    kinds: frozenset[str],
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
 ) -> GRPOPipeline:
     """A transformer of one process, computing in ``dtype``, and the ways to call it.
 
     Args:
-        trained: What it may be trained on; parts that that gives no gradient are frozen.
+        kinds: Kinds of conditions that it may be trained on; what they give no gradient is frozen.
         weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
         is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
     """
@@ -125,7 +105,7 @@ def load_pipeline(
         transformer = loading.load_transformer(
             root, version, dtype=weights_dtype, device=device, random_weights_seed=seed
         )
-    prepare_transformer(transformer.eval(), trained)
+    prepare(transformer.eval(), kinds)
     rollout = config.settled(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
@@ -205,20 +185,20 @@ def precompute_conditions(
 
 def check_checkpoint(
     config: Config, requests: Mapping[str, list[Request]], sizes: Iterable[tuple[int, int, int]]
-) -> RequiredEncoders:
-    """Encoders that the requests and guidance need. Raises ValueError that lists what is wrong with the checkpoint
-    folder for this run, or with the images; reads headers only.
+) -> frozenset[str]:
+    """Kinds of conditions that the requests and guidance have.
+
+    Raises ValueError that lists what is wrong with the checkpoint folder for this run, or with the images.
+    Reads headers only.
 
     ``requests`` have words for where they are from; ``sizes`` are the frames, height and width of the videos.
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
-    needs = RequiredEncoders.of([*chain(*requests.values()), *config.negative_requests])
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
-    problems = fit_checks.check_checkpoint(
-        root, version, weights_needed=not model.random_weights, with_glyphs=needs.glyphs, with_images=needs.images
-    )
+    asked = [*chain(*requests.values()), *config.negative_requests]
+    problems = fit_checks.check_checkpoint(root, version, asked, weights_needed=not model.random_weights)
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     for frames, height, width in dict.fromkeys(sizes):
@@ -231,31 +211,16 @@ def check_checkpoint(
         problems += images_fit_the_task(task, some, f"transformer_version {version}", source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
-    return needs
+    return loading.read_family(loading.transformer_folder(root, version)).kinds(asked)
 
 
-# Where the files lie that conditions depend on, in either layout.
-ENCODER_FOLDERS = (
-    "vae",
-    "text_encoder",
-    "text_encoder/llm",
-    "text_encoder/byt5-small",
-    "text_encoder/Glyph-SDXL-v2/checkpoints",
-    "vision_encoder/siglip/image_encoder",
-    "vision_encoder/siglip/feature_extractor",
-    "tokenizer",
-    "text_encoder_2",
-    "tokenizer_2",
-    "image_encoder",
-    "feature_extractor",
-)
 _SAMPLE = 2**16  # bytes
 
 
-def _identity(root: Path, *settings: object) -> str:
+def _identity(root: Path, folders: Iterable[str], *settings: object) -> str:
     """Hash of a set of encoders, by name, size and samples of the bytes of every file."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    for path in (path for folder in ENCODER_FOLDERS for path in sorted((root / folder).glob("*")) if path.is_file()):
+    for path in (path for folder in folders for path in sorted((root / folder).glob("*")) if path.is_file()):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(root)} {size}".encode())
         with open(path, "rb") as file:
@@ -263,19 +228,3 @@ def _identity(root: Path, *settings: object) -> str:
                 file.seek(start)
                 digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
-
-
-def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
-    """Videos larger than a tile are decoded in tiles of ``tile_size`` pixels; smaller ones are not touched."""
-    latent = tile_size // vae.config.spatial_compression_ratio
-    vae.enable_tiling(tile_size, tile_size, latent, latent)
-    vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
-
-
-def prepare_transformer(transformer: nn.Module, trained: RequiredEncoders) -> None:
-    """Installs our forward pass, and freezes what no gradient can reach."""
-    install(transformer)
-    freeze_dead_parameters(transformer)
-    for part, is_used in (("context_embedder_2", trained.glyphs), ("image_embedder", trained.images)):
-        if not is_used:
-            transformer.get_submodule(part).requires_grad_(False)

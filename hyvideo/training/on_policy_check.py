@@ -87,7 +87,7 @@ class OnPolicyCheck:
             replay=lambda: rollouts.replay(self.pipeline, rows, steps).log_prob,
             replay_as_rollout=lambda: self._replay_as_rollout(rollouts, rows[-1], int(steps[-1])),
             log_probs=rollouts.trajectories.log_probs[rows, steps],
-            dtype=rollouts.conditions.texts[0].dtype,
+            dtype=rollouts.conditions.samples[0].text.dtype,
             is_even=len(num_rows.unique()) == 1,
             shapes=shapes,
         )

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.hunyuan_video15.transformer import WholeSequence, install
+from hyvideo.models.attention import WholeSequence
+from hyvideo.models.family import blocks, family_of, install
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
 _ROUNDING = 1e-4  # of an output's largest number
@@ -71,7 +72,7 @@ def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: floa
 
 def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, AbstractContextManager]:
     """Everything known to make the two differ, but for the batch shape: a context that switches it, by its name."""
-    transformer, blocks = pipeline.transformer, pipeline.transformer.transformer_blocks
+    transformer, layers = pipeline.transformer, blocks(pipeline.transformer)
     sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
     other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
     has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
@@ -86,7 +87,7 @@ def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, Abst
             transformer.gradient_checkpointing,
             _with([transformer], "gradient_checkpointing", False),
         ),
-        ("compile", any(block._compiled_call_impl for block in blocks), _with(blocks, "_compiled_call_impl", None)),
+        ("compile", any(block._compiled_call_impl for block in layers), _with(layers, "_compiled_call_impl", None)),
         ("sequence parallelism", type(transformer.sequence) is not WholeSequence, _whole_sequence(transformer)),
     ]
     return {name: in_other_state for name, is_present, in_other_state in found if is_present}
@@ -124,7 +125,7 @@ def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Ten
         return keep
 
     parts = {name: part for name, part in transformer.named_children() if not isinstance(part, nn.ModuleList)}
-    parts |= {f"transformer_blocks.{i}": block for i, block in enumerate(transformer.transformer_blocks)}
+    parts |= {f"{family_of(transformer).blocks}.{i}": block for i, block in enumerate(blocks(transformer))}
     with ExitStack() as hooks:
         for name, part in parts.items():
             hooks.enter_context(part.register_forward_hook(hook(name)))

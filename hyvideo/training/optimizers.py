@@ -9,10 +9,6 @@ from torch import Tensor, nn
 from hyvideo.config.sections import OptimizerSettings
 from hyvideo.training.muon import Muon
 
-# The matrices of the blocks. Their modulation, the embedders and the output layer see few samples at a time: their
-# gradients have a rank as low, which orthogonalisation would blow up to full rank.
-_HIDDEN_MATRICES = re.compile(r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*")
-
 
 class Optimizers:
     """Steps AdamW and Muon as one optimizer."""
@@ -49,9 +45,15 @@ class Optimizers:
         }
 
 
-def make_optimizers(settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Optimizers:
-    """Optimizers of the trained parameters, by name, as the settings say; ``dtype`` is that of Muon's arithmetic."""
-    matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p)}
+def make_optimizers(
+    settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype, *, hidden: str
+) -> Optimizers:
+    """Optimizers of the trained parameters, by name, as the settings say; ``dtype`` is that of Muon's arithmetic.
+
+    ``hidden`` is a regular expression of the blocks' matrices. Their modulation, the embedders and the output layer see
+    few samples at a time: their gradients have a rank as low, which orthogonalisation would blow up to full rank.
+    """
+    matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p, hidden)}
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = [_adam(settings, others)] if others else []
     if matrices:
@@ -69,12 +71,12 @@ def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
     return settings.learning_rate * warmth
 
 
-def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter) -> bool:
+def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter, hidden: str) -> bool:
     if parameter.ndim < 2:
         return False
     if ".lora_" in name and settings.muon_scope == "hidden":
         return False  # the factors of a low rank are no matrices to be made orthogonal
-    return settings.muon_scope == "all" or _HIDDEN_MATRICES.fullmatch(name) is not None
+    return settings.muon_scope == "all" or re.fullmatch(hidden, name) is not None
 
 
 def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.distributed import checkpoint
 from hyvideo.distributed.checkpoint_reader import read_shapes
@@ -19,28 +20,32 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import GradientSync, parallelize
 from hyvideo.distributed.sharded_tensors import copy_whole, fill_shards, reshard, whole
 from hyvideo.models import loading
+from hyvideo.models.family import family_of, prepare
 from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
-from hyvideo.training.model_setup import RequiredEncoders, adapter_config, prepare_transformer, read_start, weights_seed
+from hyvideo.training.model_setup import adapter_config, read_start, weights_seed
 from hyvideo.training.optimizers import Optimizers, make_optimizers
 
 
 class Policy:
-    """The transformer and what is trained of it; what no input of the prompts (``needs``) reaches is frozen.
+    """The transformer and what is trained of it; what no input of the prompts (``requests``) reaches is frozen.
 
     Raises ValueError for checkpoints and settings that do not go together.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device, needs: RequiredEncoders):
+    def __init__(self, config: Config, mesh: Mesh, device: torch.device, requests: list[Request]):
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
-        self.transformer = self._load(device, needs)
+        self.transformer = self._load(device, requests)
         self.trained: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad
         }
-        self.optimizers: Optimizers = make_optimizers(config.optimizer, self.trained, DTYPES[config.model.dtype])
+        hidden = family_of(self.transformer).matrices
+        self.optimizers: Optimizers = make_optimizers(
+            config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
+        )
         sync = config.distributed.gradient_sync
         self.gradient_sync = GradientSync(
             self.transformer, only_last=sync == "last" or (sync == "auto" and self.is_lora)
@@ -58,7 +63,7 @@ class Policy:
         if config.optimizer.ema_decay:
             self.average = WeightCopy(self.transformer, self.trained, offload=settings.reference_mode_offload)
 
-    def _load(self, device: torch.device, needs: RequiredEncoders) -> nn.Module:
+    def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
         """The transformer on this rank, made ready to be trained."""
         model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
         start = read_start(optimizer)
@@ -72,7 +77,7 @@ class Policy:
         )
         # Frozen weights need no more precision than they compute in.
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
-        prepare_transformer(transformer, needs)
+        prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
             start_lora(transformer, adapter_config(transformer, optimizer, start))
         parallelize(

@@ -15,10 +15,9 @@ from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
 from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import (
-    RequiredEncoders,
     check_adapter,
     check_checkpoint,
     load_encoder,
@@ -82,7 +81,7 @@ class RunParts:
         negative = negative_condition(config.negative_requests, self.encoder, device)
         progress.enter("load", "the transformer")
         trained = encoded if config.num_branches == 2 else requests
-        self.policy = Policy(config, mesh, device, RequiredEncoders.of(trained))
+        self.policy = Policy(config, mesh, device, trained)
         self.pipeline = make_pipeline(config.rollout, config.model.dtype, self.policy.transformer, vae, negative)
         self.pipeline.with_progress = progress.steps
         sizes = {"group_size": config.rollout.num_generations, "num_rollouts": plan.rollouts}

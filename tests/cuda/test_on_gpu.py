@@ -8,8 +8,9 @@ from torch import nn
 
 from hyvideo.data.randomness import normal
 from hyvideo.evaluation.speed import relative_difference
-from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions
-from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.conditions import Condition, Conditions
+from hyvideo.models.family import install
+from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.weight_files import draw_tensor
@@ -18,7 +19,6 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteS
 from hyvideo.schedulers.transitions import SDE_TYPES
 from hyvideo.trainer import Trainer
 from hyvideo.training.anchor import WeightCopy
-from hyvideo.training.model_setup import set_tiling
 
 pytestmark = pytest.mark.cuda
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def velocity_and_gradient(device, dtype):
     transformer = load_transformer(MINIATURE, "miniature", device=device)
     install(transformer)
     width = transformer.config.text_embed_dim
-    conditions = [Condition(normal((n, width), 0, "text", n), torch.zeros(0, GLYPH_WIDTH)) for n in (7, 5, 4)]
+    conditions = [Condition(normal((n, width), 0, "text", n)) for n in (7, 5, 4)]
     scheduler = FlowMatchDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(4)
     pipeline = GRPOPipeline(

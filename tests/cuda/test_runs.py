@@ -11,7 +11,7 @@ from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import Workload, forward
-from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.family import install
 from hyvideo.trainer import Trainer
 from tests.conftest import ROOT
 from tests.cuda.workload import TINY_MODEL

@@ -19,9 +19,9 @@ from hyvideo.config.settings import Config
 from hyvideo.evaluation.speed import Workload, peak_gib, product_rates, relative_difference, sample, seconds_of, train
 from hyvideo.models.attention_kernels import profiled_attention_kernel
 from hyvideo.models.conditions import Conditions
-from hyvideo.models.hunyuan_video15.vae import install_layers
+from hyvideo.models.family import prepare
+from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
 from hyvideo.models.lora import start_lora, training_config
-from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer, set_tiling
 from hyvideo.training.optimizers import make_optimizers
 from tests.cuda.workload import (
     DEVICE,
@@ -60,13 +60,13 @@ def model(work):
 
 
 @pytest.fixture(scope="module")
-def inputs(work):
-    return work.inputs()
+def inputs(work, model):
+    return work.inputs(model)
 
 
 def ours(work):
     transformer = work.transformer()
-    prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
+    prepare(transformer, {"text"})
     return transformer
 
 
@@ -201,7 +201,8 @@ def test_decode(gpu, record):
 def test_profile(work, record):
     """The slowest kernels of a compiled forward and backward of a few blocks."""
     few = replace(work, sizes=work.sizes | {"num_layers": min(4, work.architecture.num_layers)})
-    transformer, inputs = ours(few), few.inputs()["ours"]
+    transformer = ours(few)
+    inputs = few.inputs(transformer)["ours"]
     arrange(transformer, recompute="selective", compile=not IS_TINY)
     train(transformer, inputs)
     is_gpu, kinds = DEVICE.type == "cuda", torch.profiler.ProfilerActivity

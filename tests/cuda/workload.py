@@ -12,9 +12,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.evaluation.speed import take_turns
 from hyvideo.models.conditions import Condition
+from hyvideo.models.family import prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.model_setup import RequiredEncoders, prepare_transformer
 
 DEVICE = torch.device(os.environ.get("CHECK_DEVICE", "cuda"))
 IS_TINY = DEVICE.type == "cpu" or "CHECK_TINY" in os.environ
@@ -45,7 +45,7 @@ def arrange(transformer, **how):
 def sampler(work, num_steps=20):
     """The sampler of a run at guidance 6, on a transformer with our forward pass; nothing is decoded by it."""
     transformer = work.transformer()
-    prepare_transformer(transformer, RequiredEncoders(glyphs=False, images=False))
+    prepare(transformer, {"text"})
     scheduler = FlowMatchDiscreteScheduler(shift=5.0)
     scheduler.set_timesteps(num_steps)
     return GRPOPipeline(
@@ -61,8 +61,8 @@ def sampler(work, num_steps=20):
 def condition(work, name):
     """A text of random states."""
     sizes = work.architecture
-    text = normal((work.text_tokens, sizes.text_embed_dim), 0, name).to(work.device, work.dtype)
-    return Condition(text, text.new_zeros(0, sizes.text_embed_2_dim))
+    text = normal((work.text_tokens, sizes.text_width), 0, name).to(work.device, work.dtype)
+    return Condition(text)
 
 
 def drawn(work, rows, name):

@@ -17,8 +17,7 @@ def compare(sp_size):
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import whole
-    from hyvideo.models.attention import freeze_dead_parameters
-    from hyvideo.models.hunyuan_video15.transformer import install
+    from hyvideo.models.family import freeze_dead_parameters, install
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
     plain, sharded = tiny(num_layers=2), tiny(num_layers=2)

@@ -78,8 +78,7 @@ def compare(num_processes):
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
-    from hyvideo.models.attention import freeze_dead_parameters
-    from hyvideo.models.hunyuan_video15.transformer import install
+    from hyvideo.models.family import freeze_dead_parameters, install
 
     mesh = ranks.start(num_processes, torch.device("cpu"))
     found = {}
@@ -126,8 +125,7 @@ def train_quoted_and_plain():
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import whole
-    from hyvideo.models.attention import freeze_dead_parameters
-    from hyvideo.models.hunyuan_video15.transformer import install
+    from hyvideo.models.family import freeze_dead_parameters, install
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=60)
     plain, sharded = tiny(), tiny()
@@ -155,7 +153,7 @@ def count_messages(num_processes):
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
-    from hyvideo.models.hunyuan_video15.transformer import install
+    from hyvideo.models.family import install
 
     mesh = ranks.start(num_processes, torch.device("cpu"))
     model = tiny()

@@ -19,15 +19,14 @@ from hyvideo.config.sections import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.models.attention import Layout, freeze_dead_parameters
-from hyvideo.models.conditions import GLYPH_WIDTH, Condition, Conditions, ImageCondition
-from hyvideo.models.hunyuan_video15.transformer import install
-from hyvideo.models.hunyuan_video15.vae import install_layers
+from hyvideo.models.attention import Layout
+from hyvideo.models.conditions import Condition, Conditions, ImageCondition
+from hyvideo.models.family import freeze_dead_parameters, install
+from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import WeightCopy
-from hyvideo.training.model_setup import set_tiling
 from hyvideo.training.optimizers import make_optimizers
 from hyvideo.training.rollout_batch import select
 
@@ -103,7 +102,7 @@ def one_block(count, *, lora):
 def passes(count, pipeline, timestep):
     """A step of the rollout, its replay, and its backward pass, on the conditions of image-to-video."""
     picture = ImageCondition(empty(729, 1152), empty(32, *GRID[1:], dtype=torch.float32))
-    conditions = Conditions((Condition(empty(200, 3584), empty(12, GLYPH_WIDTH), picture),))
+    conditions = Conditions((Condition(empty(200, 3584), empty(12, 1472), picture),))
     stored = empty(2, 3, 32, *GRID, dtype=torch.float32)
     found = {}
     with count:
@@ -167,7 +166,7 @@ def main():
     scheduler.set_timesteps(20)
     timestep = scheduler.timesteps[5].expand(1).clone()  # the host's numbers are real
     with fake_mode():
-        negative = Condition(empty(12, 3584), empty(0, GLYPH_WIDTH))
+        negative = Condition(empty(12, 3584))
         pipeline = GRPOPipeline(
             transformer("selective"),
             autoencoder(),

@@ -13,8 +13,7 @@ from torch._dynamo.utils import counters
 from torch.autograd.profiler import profile
 
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.models.attention import freeze_dead_parameters
-from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.family import freeze_dead_parameters, install
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.training.anchor import WeightCopy
 from tests.distributed.test_sequence_parallel import tiny

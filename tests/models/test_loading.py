@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
-from hyvideo.models.loading import TRANSFORMER, load_transformer, load_transformer_weights, load_vae, stream_transformer
+from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae, stream_transformer
 from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor, draw_tensors
 from tests.models.checkpoint_files import (
@@ -267,7 +267,7 @@ def test_the_vae_gives_the_original_latents_and_frames(root, golden_clip):
         (posterior.logvar, logvar),
         (frames[:, :, [0, 8]], frames_0_8),
     ):
-        assert (actual - expected).abs().max() <= 2e-6 * expected.abs().max()
+        assert (actual - expected).abs().max() <= 4e-6 * expected.abs().max()  # 2.1e-6 on some processors
 
 
 def test_the_vae_keeps_the_scaling_factor_of_its_config(own_root):
@@ -332,7 +332,7 @@ def test_loading_needs_little_more_memory_than_the_model(tmp_path):
     model = model.half().to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.fill_(0.1)
-    save_original(TRANSFORMER, model, tmp_path / "transformer" / "big")
+    save_original(model, tmp_path / "transformer" / "big")
     result = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )

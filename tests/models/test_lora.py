@@ -9,8 +9,8 @@ from diffusers.loaders import PeftAdapterMixin
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
-from hyvideo.models.hunyuan_video15.transformer import install
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
     FORMS,

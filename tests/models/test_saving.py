@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hyvideo.models.loading import TRANSFORMER, VAE, load_transformer, load_vae
+from hyvideo.models.loading import TRANSFORMER, load_transformer, load_vae
 from hyvideo.models.saving import save_original
 from tests.models.checkpoint_files import (
     FILE,
@@ -16,7 +16,7 @@ from tests.models.checkpoint_files import (
 
 def test_a_saved_transformer_is_the_file_it_was_loaded_from(root, transformer, original_transformer, tmp_path):
     config, state = original_transformer
-    save_original(TRANSFORMER, transformer, tmp_path, dtype=torch.float32)
+    save_original(transformer, tmp_path, dtype=torch.float32)
     saved = load_file(tmp_path / FILE)
     assert saved.keys() == state.keys()
     assert all(torch.equal(saved[name], state[name]) for name in state)
@@ -26,7 +26,7 @@ def test_a_saved_transformer_is_the_file_it_was_loaded_from(root, transformer, o
 
 def test_a_model_can_be_saved_over_its_own_file(own_root):
     transformer = load_transformer(own_root, VERSION)
-    save_original(TRANSFORMER, transformer, own_root / "transformer" / VERSION, dtype=torch.float32)
+    save_original(transformer, own_root / "transformer" / VERSION, dtype=torch.float32)
     assert_same_model(load_transformer(own_root, VERSION), transformer)
     assert sorted(path.name for path in (own_root / "transformer" / VERSION).iterdir()) == [
         "config.json",
@@ -36,7 +36,7 @@ def test_a_model_can_be_saved_over_its_own_file(own_root):
 
 def test_a_saved_vae_comes_back_rounded_to_half_precision(root, tmp_path):
     vae = load_vae(root)
-    save_original(VAE, vae, tmp_path / "vae")
+    save_original(vae, tmp_path / "vae")
     back = load_vae(tmp_path)
     assert {tensor.dtype for tensor in load_file(tmp_path / "vae" / FILE).values()} == {torch.float16}
     assert_same_model(back, vae.half().float())
@@ -47,7 +47,7 @@ def test_a_weight_too_large_for_half_precision_is_refused(transformer, tmp_path)
     with torch.no_grad():
         transformer.proj_out.bias[0] = 1e5
     with pytest.raises(ValueError, match=r"final_layer\.linear\.bias"):
-        save_original(TRANSFORMER, transformer, tmp_path)
+        save_original(transformer, tmp_path)
 
 
 def test_a_compact_checkpoint_draws_what_it_leaves_out(root, tmp_path):
@@ -70,7 +70,7 @@ def test_a_compact_checkpoint_draws_what_it_leaves_out(root, tmp_path):
 def test_a_tensor_missing_beside_the_drawn_ones_is_still_refused(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
     folder = tmp_path / "transformer" / "small"
-    save_original(TRANSFORMER, transformer, folder, drawn={"byt5_in.": 5})
+    save_original(transformer, folder, drawn={"byt5_in.": 5})
     tensors = load_file(folder / FILE)
     del tensors[TENSOR]
     save_file(tensors, folder / FILE, metadata={"drawn": json.dumps({"byt5_in.": 5})})
@@ -81,4 +81,4 @@ def test_a_tensor_missing_beside_the_drawn_ones_is_still_refused(root, tmp_path)
 def test_a_tensor_that_was_trained_cannot_be_left_out(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
     with pytest.raises(ValueError, match="'byt5_in.fc1.weight' is not what seed 6 draws"):
-        save_original(TRANSFORMER, transformer, tmp_path, drawn={"byt5_in.": 6})
+        save_original(transformer, tmp_path, drawn={"byt5_in.": 6})

@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.training.model_setup import RequiredEncoders, load_encoder, load_pipeline
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left slowly")]
 
@@ -17,7 +17,7 @@ def parts(tiny_config):
     """A pipeline with guidance 3, conditions of two prompts and their initial noise."""
     config, device = tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu")
     encoder, vae = load_encoder(config, device)
-    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, trained=RequiredEncoders.of(REQUESTS))
+    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
     noise = normal((2, *pipeline.latent_shape(5, 16, 16)), "test")
     return pipeline, encoder(REQUESTS), noise
 
@@ -44,14 +44,17 @@ def test_guidance_as_one_batch_equals_two_calls(parts):
 
 def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_without(parts):
     pipeline, conditions, noise = parts
-    assert len(conditions.texts[0]) != len(conditions.texts[1])
+    assert len(conditions.samples[0].text) != len(conditions.samples[1].text)
     pipeline.compute_dtype, timestep, calls = torch.bfloat16, torch.tensor([900.0, 400.0]), []
     pipeline.transformer.register_forward_pre_hook(
         lambda _, args, kwargs: calls.append((len(kwargs["hidden_states"]), len(kwargs["texts"][0]))), with_kwargs=True
     )
     with torch.no_grad():
         sampled = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
-    lengths = [len(text) for text in (pipeline.negative.text, pipeline.negative.text, *conditions.texts)]
+    lengths = [
+        len(text)
+        for text in (pipeline.negative.text, pipeline.negative.text, *(one.text for one in conditions.samples))
+    ]
     assert calls == [(1, length) for length in lengths]
     for row in range(2):
         trained = pipeline.velocity(noise[[row]], timestep[[row]], conditions.select([row]))

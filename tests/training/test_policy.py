@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.models.loading import load_transformer, transformer_without_memory
 from hyvideo.models.lora import FORMS, Pair, save_lora
-from hyvideo.training.model_setup import RequiredEncoders, check_adapter
+from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
 from tests.distributed.launch import launch
 
@@ -40,7 +40,7 @@ def test_an_adapter_is_given_away_in_full_precision_while_weights_are_gathered(t
 
 MINIATURE = ("assets/miniature", "miniature")
 TARGETS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.net.2", "transformer_blocks.0.attn.add_k_proj")
-NO_ENCODERS = RequiredEncoders(glyphs=False, images=False)
+NO_ENCODERS = frozenset({"text"})
 
 
 def draw(targets=TARGETS, rank=2, alpha=4.0):

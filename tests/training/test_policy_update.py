@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.config.memory.cost import cost, training_forwards
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer

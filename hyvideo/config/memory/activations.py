@@ -8,40 +8,27 @@ import math
 
 from hyvideo.config.memory.planned_run import PlannedRun
 
-# What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
-#   1  normalised and modulated: input of the projections
-#   2  query and key before their norm
-#   3  query, key and value as attention reads them, image and text joined
-#   1  attention's output, as the output projection reads it
-#   1  output projection, for the gradient of its gate
-#   3  residual stream, normalised and modulated before the MLP, and after the block
-#   1  output of the MLP, for the gradient of its gate
-# and the MLP's hidden layer twice, before and after GELU.
-_KEPT_WIDTHS = 12
-_KEPT_HIDDEN = 2
-# What exists together with all of the above in the backward pass, and, in a forward pass without gradient, together
-# with the MLP's hidden layer before and after GELU; an adapter adds to the hidden layer what is as large. Calibrated
-# on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
+# What exists together with all that a block keeps in the backward pass; an adapter adds to the hidden layer what is as
+# large. Calibrated on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
 _BACKWARD_WIDTHS = 3.5
-_INFERENCE_WIDTHS = 3
 
 
 def tokens_outside_attention(run: PlannedRun) -> float:
     """Tokens of a sample on a rank: its part of the image, and the whole text."""
-    return run.image_tokens / run.settings.sp_size + run.text_tokens
+    return run.image_tokens / run.settings.sp_size + run.block_text_tokens
 
 
 def tokens_inside_attention(run: PlannedRun) -> float:
     """Tokens of all heads that are as many values as all tokens of the first rank's heads."""
     heads = run.architecture.num_attention_heads
-    return (run.image_tokens + run.text_tokens) * (math.ceil(heads / run.settings.sp_size) / heads)
+    return (run.image_tokens + run.block_text_tokens) * (math.ceil(heads / run.settings.sp_size) / heads)
 
 
 def kept_bytes(run: PlannedRun) -> float:
     """Bytes that all blocks keep from the forward pass to the backward pass."""
     samples = run.settings.mini_batch_size_per_update * run.config.num_branches
     if run.checkpointing == "none":
-        per_block = tokens_outside_attention(run) * _kept_widths(run)
+        per_block = tokens_outside_attention(run) * run.architecture.kept_widths
     else:
         per_block = tokens_outside_attention(run)  # the block's input
     if run.checkpointing == "selective":
@@ -53,19 +40,15 @@ def block_bytes(run: PlannedRun) -> float:
     """Bytes that the backward pass of one block holds on top: its recomputed inside, and gradients."""
     widths = _BACKWARD_WIDTHS + _adapted_widths(run)
     if run.checkpointing != "none":
-        widths += _kept_widths(run)
+        widths += run.architecture.kept_widths
     samples = run.samples_at_once(run.settings.mini_batch_size_per_update)
     return samples * tokens_outside_attention(run) * widths * _width_bytes(run)
 
 
 def inference_bytes(run: PlannedRun, samples: int) -> float:
     """Bytes that a forward pass without gradient holds at most, in the MLP or in attention, for ``samples`` videos."""
-    widths = _INFERENCE_WIDTHS + 2 * run.architecture.mlp_ratio + _adapted_widths(run)
+    widths = run.architecture.inference_widths + _adapted_widths(run)
     return run.samples_at_once(samples) * tokens_outside_attention(run) * widths * _width_bytes(run)
-
-
-def _kept_widths(run: PlannedRun) -> float:
-    return _KEPT_WIDTHS + _KEPT_HIDDEN * run.architecture.mlp_ratio
 
 
 def _adapted_widths(run: PlannedRun) -> float:

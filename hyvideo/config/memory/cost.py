@@ -3,7 +3,7 @@
     forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
     seconds = max(sampling, its gathers) + max(training, its gathers and reductions) + decoding + scoring + exchanges
 
-Modulation and embedders are run once per video and are left out: less than a thousandth. FSDP gathers a block while
+FSDP gathers a block while
 another is computed, so of computing and gathering the longer one counts. A scorer works beside the sampling of the next
 batch, on the same GPU: nobody waits for it, and its operations are counted.
 """
@@ -14,30 +14,11 @@ from dataclasses import dataclass
 from hyvideo.config.memory.network import gathered_bytes, traffic
 from hyvideo.config.memory.phases import settled
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import Forward
 
-# Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
-_DECODE_FLOPS = 25.1e6
 # Of VideoAlign's Qwen2-VL-2B: for a second of video, which is one pair of frames and 256 tokens, and for its question.
 _SCORE_FLOPS_OF_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
 _SCORE_FLOPS_OF_QUESTION = 2 * 1000 * 1.31e9
-
-
-@dataclass(frozen=True)
-class Forward:
-    """FLOPs of one evaluation of the transformer for one video and one branch."""
-
-    image: float  # linear layers on image tokens
-    text: float  # linear layers on text tokens, repeated on every rank of a sequence-parallel group
-    attention: float
-
-    @property
-    def total(self) -> float:
-        return self.image + self.text + self.attention
-
-    def of_rank(self, sp_size: int) -> float:
-        """FLOPs of a rank of a sequence-parallel group."""
-        return (self.image + self.attention) / sp_size + self.text
 
 
 @dataclass(frozen=True)
@@ -67,23 +48,16 @@ class Duration:
         return self.computing + self.waiting
 
 
-def forward_flops(image_tokens: int, text_tokens: int, architecture: Architecture) -> Forward:
-    """FLOPs of one forward over so many tokens."""
-    per_token = 2 * architecture.num_layers * architecture.token_parameters
-    attention = 4 * (image_tokens + text_tokens) ** 2 * architecture.width * architecture.num_layers
-    return Forward(per_token * image_tokens, per_token * text_tokens, attention)
-
-
 def training_forwards(run: PlannedRun) -> float:
     """Forwards that a training forward-backward counts as: three, and what is recomputed: all, or all but attention."""
-    forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
+    forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     linear = (forward.image + forward.text) / forward.total
     return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[settled(run).checkpointing]
 
 
 def cost(run: PlannedRun) -> Cost:
     """FLOPs of an iteration of this run."""
-    forward = forward_flops(run.image_tokens, run.text_tokens, run.architecture)
+    forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     forwards = run.forwards_without_gradient + training_forwards(run) * run.forwards_with_gradient
     of_video = decode_flops(run) + scoring_flops(run)
     return Cost(forward, forwards, run.replicas * run.rollouts_per_replica, of_video)
@@ -95,8 +69,7 @@ def decode_flops(run: PlannedRun) -> float:
     covered, *sides = run.config.rollout_size
     for side in sides:
         covered *= _tiled(side // ratio, run.settings.vae_tile_size // ratio, run.settings.vae_tile_overlap) * ratio
-    relative = run.architecture.block_out_channels[0] / Architecture.block_out_channels[0]
-    return _DECODE_FLOPS * relative**2 * covered
+    return run.architecture.decode_flops * covered
 
 
 def scoring_flops(run: PlannedRun) -> float:

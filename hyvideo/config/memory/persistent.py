@@ -3,14 +3,6 @@
 import math
 
 from hyvideo.config.memory.planned_run import BYTES, PlannedRun
-from hyvideo.models.hunyuan_video15.sizes import Architecture
-
-# Parameters of the released encoders and VAE; ByT5 stays in float32.
-_LANGUAGE_MODEL, _GLYPH_ENCODER, _VISION_ENCODER = 7.07e9, 0.22e9, 0.428e9
-_VAE = 1_260_634_115
-# Feature maps of the decoder's first width, at full resolution, that decoding holds at most. Simulated with fake
-# tensors: 7.06 for a tile of 256 pixels and 81 frames, 7.08 for 121; kernels' workspaces come on top.
-_DECODER_MAPS = 7.1
 
 
 def trained_parameters(run: PlannedRun) -> int:
@@ -36,7 +28,7 @@ def optimizer_bytes(run: PlannedRun) -> float:
     Muon has the matrices of attention and feed-forward, about two thirds, or nearly all.
     """
     model = run.architecture
-    hidden = 2 * model.num_layers * model.token_parameters / model.parameters
+    hidden = model.matrix_parameters / model.parameters
     by_muon = 1.0 if run.settings.muon_scope == "all" or run.settings.lora_rank else hidden
     return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
 
@@ -64,27 +56,22 @@ def encoder_bytes(run: PlannedRun) -> float:
     """Bytes of encoders, whole on every rank unless conditions are precomputed; 0 for a model whose are not known."""
     if run.settings.precompute_conditions or not run.architecture.is_released:
         return 0.0
-    vision = _VISION_ENCODER if "i2v" in run.settings.transformer_version else 0.0
-    return (_LANGUAGE_MODEL + vision) * BYTES[run.settings.encoder_dtype] + _GLYPH_ENCODER * 4
+    with_images = "i2v" in run.settings.transformer_version
+    return run.architecture.encoder_bytes(BYTES[run.settings.encoder_dtype], with_images=with_images)
 
 
 def vae_bytes(run: PlannedRun) -> float:
-    """Bytes of the VAE. A convolution grows with the product of its channels, so others are scaled by their squares."""
-    channels, released = (sum(c**2 for c in a.block_out_channels) for a in (run.architecture, Architecture))
-    return _VAE * channels / released * BYTES[run.settings.vae_dtype]
+    """Bytes of the VAE."""
+    return run.architecture.vae_parameters * BYTES[run.settings.vae_dtype]
 
 
 def decoding_bytes(run: PlannedRun) -> float:
-    """Bytes of the feature maps of a tile, the mask of its attention layer, and the videos."""
-    model, size = run.architecture, BYTES[run.settings.vae_dtype]
-    frames, *sides = run.config.rollout_size
+    """Bytes of what decoding a tile holds, and of the videos."""
+    videos, (frames, *sides) = run.settings.decode_batch_size, run.config.rollout_size
     height, width = (min(run.settings.vae_tile_size or max(sides), side) for side in sides)
-    feature_map = frames * height * width * model.block_out_channels[0] * size
-    latent_frames = (frames - 1) // model.temporal_compression_ratio + 1
-    tokens = latent_frames * height * width // model.spatial_compression_ratio**2
+    values = run.architecture.decoding_values(videos, frames, height, width)
     # The tiles, and the video that they are blended into.
-    pixels = 2 * 3 * math.prod(run.config.rollout_size) * size
-    return run.settings.decode_batch_size * (_DECODER_MAPS * feature_map + pixels) + tokens**2 * size
+    return (values + videos * 2 * 3 * math.prod(run.config.rollout_size)) * BYTES[run.settings.vae_dtype]
 
 
 def trajectory_bytes(run: PlannedRun) -> float:

@@ -11,7 +11,7 @@ from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.rules import batch_problems, every_rank_has_a_head
 from hyvideo.config.run_plan import Plan, make_plan, part_spared, steps_before_noise
 from hyvideo.config.settings import Config
-from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -27,7 +27,7 @@ class PlannedRun:
 
     config: Config
     world_size: int
-    architecture: Architecture
+    architecture: Sizes
     text_tokens: int = 300  # of the longest prompt
     hardware: Hardware = Hardware()
 
@@ -40,6 +40,11 @@ class PlannedRun:
     @property
     def image_tokens(self) -> int:
         return self.architecture.image_tokens(*self.config.rollout_size)
+
+    @property
+    def block_text_tokens(self) -> int:
+        """Text tokens that go through the blocks beside the video's."""
+        return self.architecture.block_text_tokens(self.text_tokens)
 
     @property
     def checkpointing(self) -> str:

@@ -14,7 +14,7 @@ from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
-from hyvideo.models.hunyuan_video15.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.memory.cost import cost
@@ -18,7 +17,8 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
-from hyvideo.models.hunyuan_video15.sizes import Architecture, read_architecture
+from hyvideo.models.sizes import read_architecture
+from hyvideo.models.versions import RELEASED
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -44,9 +44,10 @@ def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     """A run as the planner sees it. Raises ValueError for broken rules, the machine's too if it ``trains``."""
     config = study.config(run)
     check(config, study.world_size, on_this_machine=trains)
-    architecture = Architecture(text_embed_dim=0)  # not released: its hours are not predicted
-    with suppress(ValueError):  # for a transformer that is not here and was never released
+    try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+    except ValueError:  # a transformer that is not here and was never released: its hours are not predicted
+        architecture = replace(read_architecture("", next(iter(RELEASED))), is_released=False)
     return PlannedRun(config, study.world_size, architecture)
 
 

@@ -15,7 +15,8 @@ from hyvideo.data.outside import align_columns
 from hyvideo.models import fit_checks, loading
 from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
-from hyvideo.models.hunyuan_video15 import encoders
+from hyvideo.models.encoders import class_problems
+from hyvideo.models.family import Family
 from hyvideo.models.reward_models.videoalign.checkpoint import find_checkpoint
 from hyvideo.models.versions import UNSUPPORTED
 from hyvideo.models.weight_files import Folder, problems_of, read_pickle, shapes_of, shortened, weight_paths
@@ -72,10 +73,11 @@ class CheckpointReport:
 def report(root: str | Path) -> CheckpointReport:
     """The report of a folder, in the original layout or in diffusers'."""
     root = Path(root)
-    return CheckpointReport(tuple(_examine(part, root) for part in parts_of(root)))
+    family, parts = parts_of(root)
+    return CheckpointReport(tuple(_examine(part, root, family) for part in parts))
 
 
-def _examine(part: Part, root: Path) -> Row:
+def _examine(part: Part, root: Path, family: Family) -> Row:
     folder = root / part.folder
     size = size_of(folder)
     present, problems = _files(part, folder)
@@ -86,7 +88,8 @@ def _examine(part: Part, root: Path) -> Row:
             problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    misfits = problems_of(lambda: CHECKS[part.check](root, part.folder)) if part.check else []
+    check = CHECKS.get(part.check) or (lambda root, _: condition_problems(root, family, part.check))
+    misfits = problems_of(lambda: check(root, part.folder)) if part.check else []
     return Row(part, "does not fit" if misfits else "ok", size, tuple(misfits))
 
 
@@ -112,7 +115,7 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     version = folder.partition("/")[2] or None
     if version in UNSUPPORTED:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
-    return fit_checks.model_problems(loading.TRANSFORMER, loading.transformer_folder(root, version))
+    return fit_checks.model_problems(loading.transformer_folder(root, version))
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
@@ -141,22 +144,21 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     """Problems of a CLIP model."""
     from transformers import CLIPModel
 
-    return encoders.class_problems(CLIPModel, Folder(root / folder, "CLIP"))
+    return class_problems(CLIPModel, Folder(root / folder, "CLIP"))
 
 
-def _where_tokenizer(check: Callable[[Path], list[str]], *folders: str) -> Callable[[Path, str], list[str]]:
-    """A loader's check where a tokenizer, a download of its own, is in one of `folders`; loaders ask for it first."""
-    return lambda root, _: check(root) if any((root / f / "tokenizer_config.json").is_file() for f in folders) else []
+def condition_problems(root: Path, family: Family, kind: str) -> list[str]:
+    """Problems of the encoder of a kind of condition. Its tokenizer is a download of its own and may be missing."""
+    part = next(part for part in family.parts if part.kind == kind)
+    has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in part.folders)
+    return part.problems(root, True) if has_tokenizer or part.is_file else []
 
 
 # What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there
-# are some, so that this report and the start of a run agree.
-CHECKS: dict[str, Callable[[Path, str], list[str]]] = {
+# are some, so that this report and the start of a run agree. The others are the family's, by kind of condition.
+CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
-    "vae": lambda root, _: fit_checks.model_problems(loading.VAE, loading.vae_folder(root)),
-    "text_encoder": _where_tokenizer(encoders.text_encoder_problems, "text_encoder/llm", "tokenizer"),
-    "glyph_encoder": _where_tokenizer(encoders.glyph_encoder_problems, "text_encoder/byt5-small", "tokenizer_2"),
-    "vision_encoder": lambda root, _: encoders.vision_encoder_problems(root),
+    "vae": lambda root, _: fit_checks.model_problems(loading.vae_folder(root), "vae"),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }

@@ -1,0 +1,8 @@
+"""HunyuanVideo-1.5: text-to-video and image-to-video, 8.3 billion parameters."""
+
+CLASS_NAMES = (
+    "HunyuanVideo15Transformer3DModel",
+    "HunyuanVideo_1_5_DiffusionTransformer",
+    "AutoencoderKLHunyuanVideo15",
+    "AutoencoderKLConv3D",
+)

@@ -5,22 +5,18 @@ writes the computing precision and is float32 within, its modulation included.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyvideo.models.attention import Layout
+from hyvideo.models.attention import Layout, QueryKeyValue
+from hyvideo.models.norms import modulated, rms_normalised
 
-_EPS = 1e-6  # of diffusers' norms
 
-
-def forward(
-    self: nn.Module, image: Tensor, text: Tensor, time: Tensor, mask: None, layout: Layout
-) -> tuple[Tensor, Tensor]:
+def forward(self: nn.Module, image: Tensor, text: Tensor, time: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Image tokens and text tokens after the block. Shape of each: (batch, tokens, dim); of ``time``: (batch, dim)."""
     norms = self.norm1, self.norm1_context
     # Shift, scale and gate of attention, then of the feed-forward network.
     of_image, of_text = (norm.linear(norm.silu(time)).unsqueeze(1).chunk(6, dim=2) for norm in norms)
-    attended = self.attn(modulated(image, *of_image[:2]), modulated(text, *of_text[:2]), image_rotary_emb=layout)
+    attended = self.attn(modulated(image, *of_image[:2]), modulated(text, *of_text[:2]), layout)
     image = torch.addcmul(image, attended[0], of_image[2])
     text = torch.addcmul(text, attended[1], of_text[2])
     del attended  # one tensor less beside the hidden layer
@@ -28,12 +24,21 @@ def forward(
     return image, torch.addcmul(text, self.ff_context(modulated(text, *of_text[3:5])), of_text[5])
 
 
-def modulated(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """``norm(tokens) * (1 + scale) + shift``, in the precision of ``shift``. Shape: (batch, tokens, dim)."""
-    size = tokens.shape[2:]
-    if len(tokens) > 1:
-        return torch.addcmul(shift, F.layer_norm(tokens, size, eps=_EPS), 1 + scale).to(shift.dtype)
-    # One sample's modulation is the weight and bias of the norm's kernel. Autocast would cast to float32 before it.
-    weight, bias = (value[0, 0].to(tokens.dtype) for value in (1 + scale, shift))
-    with torch.autocast(tokens.device.type, enabled=False):
-        return F.layer_norm(tokens, size, weight, bias, _EPS).to(shift.dtype)
+def attention(self: nn.Module, image: Tensor, text: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return image tokens and text tokens after joint attention; text is padded on the right.
+
+    Shape of each: (batch, tokens, dim).
+    """
+    of_image = self.to_q, self.to_k, self.to_v, self.norm_q, self.norm_k
+    of_text = self.add_q_proj, self.add_k_proj, self.add_v_proj, self.norm_added_q, self.norm_added_k
+    image, text = self.sequence.attend(
+        _projected(image, self.heads, *of_image), _projected(text, self.heads, *of_text), layout
+    )
+    linear, dropout = self.to_out
+    return dropout(linear(image.flatten(2))), self.to_add_out(text.flatten(2))
+
+
+def _projected(tokens: Tensor, heads: int, to_query, to_key, to_value, norm_query, norm_key) -> QueryKeyValue:
+    """Return query, key and value of tokens, the first two normalised per head."""
+    query, key, value = (linear(tokens).unflatten(2, (heads, -1)) for linear in (to_query, to_key, to_value))
+    return QueryKeyValue(rms_normalised(norm_query, query), rms_normalised(norm_key, key), value)

@@ -6,12 +6,14 @@ The chat template and its system message come from the installed diffusers at ru
 import inspect
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from hyvideo.data.images import fit, read_image, siglip_pixels, to_pixels
+from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.data.outside import shown
 from hyvideo.models.conditions import ImageCondition
 
@@ -125,3 +127,25 @@ class ImageEncoder:
         latents = self.vae.encode(frame[None, :, None]).latent_dist.mode()[0, :, 0]
         self.vae.use_tiling = tiling
         return ImageCondition(embeds.cpu(), (latents.float() * self.vae.config.scaling_factor).cpu())
+
+
+def siglip_pixels(image: Image.Image, preprocessor: Mapping[str, Any]) -> Tensor:
+    """Pixels as SigLIP reads them: (x * rescale_factor - image_mean) / image_std of the image squeezed to its size.
+
+    ``preprocessor``: the contents of preprocessor_config.json. The image is resized whatever ``do_resize`` says, as
+    in the pipeline, because the tower takes one size. Pillow resizes, whether torchvision is installed or not.
+    Raises ValueError for values that are missing and steps that SigLIP does not have. Shape: float32 (3, size, size).
+    """
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    needed = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+    missing = [name for name in needed if preprocessor.get(name) is None]
+    foreign = [name for name in ("do_center_crop", "do_pad") if preprocessor.get(name)]
+    size = preprocessor.get("size")
+    if missing or foreign or not isinstance(size, Mapping) or set(size) != {"height", "width"}:
+        raise ValueError(
+            "SigLIP's preprocessor_config.json only resizes to a height and width, rescales and normalizes; "
+            f"got size {size!r}, got {', '.join(foreign) or 'no other step'}, missing {', '.join(missing) or 'nothing'}"
+        )
+    processor = SiglipImageProcessorPil.from_dict(dict(preprocessor))
+    return processor.preprocess(images=image, do_resize=True, return_tensors="pt").pixel_values[0].float()

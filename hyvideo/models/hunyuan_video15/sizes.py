@@ -1,17 +1,38 @@
-"""Sizes of a transformer and its VAE, from a config.json or as released: enough to count parameters, bytes and FLOPs.
+"""Sizes of HunyuanVideo-1.5 for the planner: the protocol is in ``models/sizes.py``.
 
 Pure arithmetic; the parameter count is the model's own, to the last one (tested against the class).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hyvideo.data.outside import parse_json
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
-from hyvideo.models.versions import RELEASED, UNSUPPORTED
+from hyvideo.models.sizes import Forward
+from hyvideo.models.versions import RELEASED
 
+# What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
+#   1  normalised and modulated: input of the projections
+#   2  query and key before their norm
+#   3  query, key and value as attention reads them, image and text joined
+#   1  attention's output, as the output projection reads it
+#   1  output projection, for the gradient of its gate
+#   3  residual stream, normalised and modulated before the MLP, and after the block
+#   1  output of the MLP, for the gradient of its gate
+# and the MLP's hidden layer twice, before and after GELU.
+_KEPT_WIDTHS = 12
+_KEPT_HIDDEN = 2
+# What exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU. Calibrated
+# on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
+_INFERENCE_WIDTHS = 3
+# Parameters of the released encoders and VAE; ByT5 stays in float32.
+_LANGUAGE_MODEL, _GLYPH_ENCODER, _VISION_ENCODER = 7.07e9, 0.22e9, 0.428e9
+_VAE = 1_260_634_115
+# Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
+_DECODE_FLOPS = 25.1e6
+# Feature maps of the decoder's first width, at full resolution, that decoding holds at most. Simulated with fake
+# tensors: 7.06 for a tile of 256 pixels and 81 frames, 7.08 for 121; kernels' workspaces come on top.
+_DECODER_MAPS = 7.1
 _TIME_DIM = 256  # sinusoidal embedding of a timestep
 _GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
 
@@ -33,6 +54,7 @@ class Architecture:
     text_embed_2_dim: int = 1472
     image_embed_dim: int = 1152
     use_meanflow: bool = False
+    is_released: bool = True
     # of the VAE
     spatial_compression_ratio: int = 16
     temporal_compression_ratio: int = 4
@@ -73,7 +95,11 @@ class Architecture:
         return self.num_layers * self.block_parameters + self.root_parameters
 
     @property
-    def token_parameters(self) -> int:
+    def matrix_parameters(self) -> int:
+        return 2 * self.num_layers * self._token_parameters
+
+    @property
+    def _token_parameters(self) -> int:
         """Parameters of a block that every token of a stream is multiplied with: no modulation, norms or biases."""
         return 4 * self.width**2 + 2 * self.hidden * self.width
 
@@ -83,11 +109,6 @@ class Architecture:
         d = self.width
         mlp = 2 * (d + self.hidden)
         return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
-
-    @property
-    def is_released(self) -> bool:
-        """Claims that the encoders, whose size is known for the released models only, are theirs."""
-        return self.text_embed_dim == Architecture.text_embed_dim and self.width == Architecture().width
 
     def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Frames, height and width of a video's latents. Raises ValueError for a size that the model cannot make."""
@@ -101,6 +122,48 @@ class Architecture:
         frames, height, width = self.latent_size(frames, height, width)
         return (frames // self.patch_size_t) * (height // self.patch_size) * (width // self.patch_size)
 
+    def block_text_tokens(self, text_tokens: int) -> int:
+        return text_tokens
+
+    def forward(self, image_tokens: int, text_tokens: int) -> Forward:
+        """Modulation and embedders are run once per video and are left out: less than a thousandth."""
+        per_token = 2 * self.num_layers * self._token_parameters
+        attention = 4 * (image_tokens + text_tokens) ** 2 * self.width * self.num_layers
+        return Forward(per_token * image_tokens, per_token * text_tokens, attention)
+
+    @property
+    def kept_widths(self) -> float:
+        return _KEPT_WIDTHS + _KEPT_HIDDEN * self.mlp_ratio
+
+    @property
+    def inference_widths(self) -> float:
+        return _INFERENCE_WIDTHS + 2 * self.mlp_ratio
+
+    @property
+    def text_width(self) -> int:
+        return self.text_embed_dim
+
+    def encoder_bytes(self, size: int, *, with_images: bool) -> float:
+        vision = _VISION_ENCODER if with_images else 0.0
+        return (_LANGUAGE_MODEL + vision) * size + _GLYPH_ENCODER * 4
+
+    @property
+    def vae_parameters(self) -> float:
+        """A convolution grows with the product of its channels, so those of others are scaled by their squares."""
+        channels, released = (sum(c**2 for c in a.block_out_channels) for a in (self, Architecture))
+        return _VAE * channels / released
+
+    @property
+    def decode_flops(self) -> float:
+        return _DECODE_FLOPS * (self.block_out_channels[0] / Architecture.block_out_channels[0]) ** 2
+
+    def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
+        """Feature maps of the tiles, and the mask of the attention layer."""
+        feature_map = frames * height * width * self.block_out_channels[0]
+        latent_frames = (frames - 1) // self.temporal_compression_ratio + 1
+        tokens = latent_frames * height * width // self.spatial_compression_ratio**2
+        return videos * _DECODER_MAPS * feature_map + tokens**2
+
     @property
     def _mlp(self) -> int:
         return _linear(self.width, self.hidden) + _linear(self.hidden, self.width)
@@ -111,35 +174,24 @@ def _linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
-def read_architecture(root: str | Path, version: str) -> Architecture:
-    """The architecture of ``root/transformer/<version>`` where its config.json is there, else the released one.
+def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
+    """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
+    sizes = _named(transformer, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
+    of_vae = _named(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae else {}
+    ours, released = Architecture(**(of_vae | sizes)), Architecture()  # channels are the transformer's
+    is_released = (ours.text_embed_dim, ours.width) == (released.text_embed_dim, released.width)
+    return replace(ours, is_released=is_released)
 
-    Raises:
-        ValueError: The version is neither released nor there, cannot be used, or its config.json is damaged.
-    """
-    if version in UNSUPPORTED:
-        raise ValueError(f"transformer_version {version} cannot be used: {UNSUPPORTED[version]}")
-    folder, vae = Path(root) / "transformer", Path(root) / "vae" / "config.json"
-    for path in (folder / version / "config.json", folder / "config.json"):
-        if path.is_file():
-            sizes = _read(path, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
-            of_vae = _read(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae.is_file() else {}
-            return Architecture(**(of_vae | sizes))  # channels are the transformer's
-    if version not in RELEASED:
-        raise ValueError(
-            f"transformer_version must be one of {', '.join(RELEASED)} or have {folder / version / 'config.json'}, "
-            f"got {version!r}"
-        )
+
+def released(version: str) -> Architecture:
+    """Return the sizes of a released version."""
     return Architecture(use_meanflow=RELEASED[version].kind == "step_distilled")
 
 
-def _read(path: Path, class_name: str, to_diffusers: Callable[[dict], dict[str, Any]]) -> dict[str, Any]:
-    """The sizes in a config.json, which has diffusers' names if it names diffusers' class, else the original's."""
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"it must hold a JSON object, got {type(config).__name__}")
-        config = config if config.get("_class_name") == class_name else to_diffusers(config)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no configuration of HunyuanVideo-1.5 ({error})") from error
-    return {name: value for name, value in config.items() if name in Architecture.__dataclass_fields__}
+def _named(config: Mapping[str, Any], class_name: str, to_diffusers: Callable[[Mapping], dict]) -> dict[str, Any]:
+    config = config if config.get("_class_name") == class_name else to_diffusers(config)
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in config.items()
+        if name in Architecture.__dataclass_fields__
+    }

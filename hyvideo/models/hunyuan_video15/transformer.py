@@ -9,93 +9,63 @@ the original's and diffusers').
 import functools
 import types
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from diffusers.models.transformers.transformer_hunyuan_video15 import (
-    HunyuanVideo15RotaryPosEmbed,
-    HunyuanVideo15Transformer3DModel,
-)
+import torch.nn.functional as F
+from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, equal_runs
+from hyvideo.models.attention import Layout, WholeSequence, equal_runs
+from hyvideo.models.conditions import Condition
+from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)
-
-
-class WholeSequence:
-    """The image tokens of this process: all of them. ``distributed.sequence_parallel`` has the other answer."""
-
-    def processor(self) -> TrimmedTextAttnProcessor:
-        """The attention that goes with it."""
-        return TrimmedTextAttnProcessor()
-
-    def split(self, tokens: Tensor, dim: int) -> Tensor:
-        """Part of this process of a tensor that has an entry along ``dim`` for each image token."""
-        return tokens
-
-    def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
-        """The image tokens of all processes. Shape: (batch, local tokens, dim) to (batch, num_tokens, dim)."""
-        return tokens
+TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # to which the original pads, and diffusers
 
 
 def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Gives a HunyuanVideo15Transformer3DModel the forward pass and the attention of this project. Twice is once.
-
-    Set per block: ``transformer.set_attn_processor`` would replace the text refiner's processor too and break it.
-    """
+    """Give a HunyuanVideo15Transformer3DModel the forward pass and the attention of this project; twice is once."""
     is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward pass
     transformer.sequence = sequence or WholeSequence()
+    transformer.reads_ends = transformer.config.use_meanflow
     for block in transformer.transformer_blocks:
-        block.attn.set_processor(transformer.sequence.processor())
+        block.attn.sequence = transformer.sequence
         if is_first:
             block.forward = types.MethodType(block_forward, block)
+            block.attn.forward = types.MethodType(attention, block.attn)
     if is_first:
         transformer.forward = types.MethodType(forward, transformer)
 
 
-def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """diffusers' model on the same weights, with its own forward pass and processors: to compare with.
-
-    The weights are shared unless ``dtype`` is another one.
-    """
-    with torch.device("meta"):
-        twin = HunyuanVideo15Transformer3DModel.from_config(transformer.config)
-    state = {name: tensor.to(dtype) for name, tensor in transformer.state_dict().items()}
-    twin.load_state_dict(state, strict=True, assign=True)
-    return twin.eval()
-
-
 def forward(
     self: nn.Module,
-    hidden_states: Tensor,
+    latents: Tensor,
     timestep: Tensor,
-    texts: Sequence[Tensor],
-    glyphs: Sequence[Tensor],
-    images: Sequence[Tensor],
-    timestep_r: Tensor | None = None,
+    conditions: Sequence[Condition],
+    ends: Tensor | None = None,
 ) -> Tensor:
-    """The velocity. Shape: (batch, out channels, frames, height, width).
+    """Return the velocity. Shape: (batch, out channels, frames, height, width).
 
     Args:
-        hidden_states: Noisy latents, condition latents and mask. Shape: (batch, channels, frames, height, width).
+        latents: Noisy latents. Shape: (batch, channels, frames, height, width).
         timestep: ``1000 sigma``, float32 whatever the precision of the model. Shape: (batch,).
-        texts: Hidden states of the language model, of each sample, without padding. Shape: (tokens, text dim).
-        glyphs: ByT5 states of quoted text, of each sample; no tokens without. Shape: (tokens, 1472).
-        images: Vision features of each reference image; no tokens in text-to-video. Shape: (tokens, image dim).
-        timestep_r: Where a MeanFlow model steps to. Shape: (batch,).
+        conditions: Text, quoted text and reference image of each sample, without padding.
+        ends: Timesteps where the steps end, for a MeanFlow model. Shape: (batch,).
     """
     if timestep.dtype != torch.float32:
         raise ValueError(f"timesteps must be float32, got {timestep.dtype}: bf16 rounds 991.7 to 992")
+    hidden_states = torch.cat([latents, _image_channels(latents, conditions)], dim=1)
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
-    time = self.time_embed(timestep, timestep_r=timestep_r)
+    time = self.time_embed(timestep, timestep_r=ends)
     image = self.x_embedder(hidden_states).contiguous()  # compiled, all blocks then share a graph
     num_tokens = image.shape[1]
-    context, lengths = _context(self, timestep, texts, glyphs, images)
+    context, lengths = _context(self, timestep, conditions)
     tables = rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device)
     cos, sin = (self.sequence.split(table, 0) for table in tables)
     layout = Layout(cos, sin, lengths, num_tokens)
@@ -103,20 +73,68 @@ def forward(
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
         if recompute:
-            image, context = self._gradient_checkpointing_func(block, image, context, time, None, layout)
+            image, context = self._gradient_checkpointing_func(block, image, context, time, layout)
         else:
-            image, context = block(image, context, time, None, layout)
+            image, context = block(image, context, time, layout)
     # After the projection: 32 numbers for each token travel, not 2048.
     return _unpatch(self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens), grid, patch)
 
 
-def _context(
-    model: nn.Module, timestep: Tensor, texts: Sequence[Tensor], glyphs: Sequence[Tensor], images: Sequence[Tensor]
-) -> tuple[Tensor, tuple[int, ...]]:
+def stock_inputs(
+    transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
+) -> dict[str, Any]:
+    """Return arguments of diffusers' own forward for the same samples: padded conditions and their masks."""
+    config = transformer.config
+    texts = [one.text for one in conditions]
+    glyphs = _or_none([one.glyph for one in conditions], texts, config.text_embed_2_dim)
+    images = _or_none([one.image and one.image.embeds for one in conditions], texts, config.image_embed_dim)
+    padded, masks = zip(_padded(texts, TEXT_SLOTS), _padded(glyphs, GLYPH_SLOTS), _padded(images, IMAGE_SLOTS))
+    return {
+        "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
+        "timestep": timestep,
+        "encoder_hidden_states": padded[0],
+        "encoder_attention_mask": masks[0],
+        "encoder_hidden_states_2": padded[1],
+        "encoder_attention_mask_2": masks[1],
+        "image_embeds": padded[2],
+        "return_dict": False,
+    }
+
+
+def _padded(samples: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
+    """Return tokens padded with zeros to ``slots``, and a mask of the valid ones."""
+    lengths = torch.tensor([len(sample) for sample in samples], device=samples[0].device)
+    padded = torch.stack([F.pad(sample, (0, 0, 0, slots - len(sample))) for sample in samples])
+    return padded, (torch.arange(slots, device=lengths.device) < lengths[:, None]).long()
+
+
+def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
+    """Return the channels beside the noisy latents: the first frame's latents, then a mask that is 1 where they are.
+
+    Shape: (batch, channels + 1, frames, height, width).
+    """
+    batch, channels, *sizes = latents.shape
+    beside = latents.new_zeros(batch, channels + 1, *sizes)
+    for row, condition in enumerate(conditions):
+        if condition.image is not None:
+            beside[row, :channels, 0] = condition.image.latents
+            beside[row, channels, 0] = 1.0
+    return beside
+
+
+def _or_none(parts: Sequence[Tensor | None], texts: Sequence[Tensor], width: int) -> list[Tensor]:
+    """Return the parts, with no tokens in the place of None. Shape of each: (tokens, width)."""
+    return [text.new_zeros(0, width) if part is None else part for part, text in zip(parts, texts)]
+
+
+def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
     """Tokens of all conditions beside the video, padded on the right, and how many each sample has.
 
     Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
     """
+    texts = [one.text for one in conditions]
+    glyphs = _or_none([one.glyph for one in conditions], texts, model.config.text_embed_2_dim)
+    images = _or_none([one.image and one.image.embeds for one in conditions], texts, model.config.image_embed_dim)
     kinds = model.cond_type_embed.weight
     text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
@@ -160,3 +178,9 @@ def rotary_tables(
         cos, sin = embed(torch.empty(1, 1, *grid, device=device))
         sin[:, ::2].neg_()  # the first of a pair is x cos - y sin
         return cos, sin
+
+
+def dead_modules(transformer: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers without a gradient: they only make the text's last output, which nothing reads."""
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
+    return f"{last}.attn.to_add_out", f"{last}.ff_context"

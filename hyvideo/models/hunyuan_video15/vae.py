@@ -6,6 +6,8 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock, HunyuanVideo15RMS_norm
 from torch import Tensor, nn
 
+from hyvideo.models.norms import channels_normalised
+
 
 def install_layers(vae: nn.Module) -> None:
     """Gives the layers of this VAE the mask and the norm below. Names and shapes of its weights stay.
@@ -19,7 +21,14 @@ def install_layers(vae: nn.Module) -> None:
             # The mask is the same for every sample.
             module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
         elif isinstance(module, HunyuanVideo15RMS_norm):
-            module.forward = functools.partial(normalised, module)
+            module.forward = functools.partial(channels_normalised, module)
+
+
+def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
+    """Have videos larger than a tile of ``tile_size`` pixels decoded in tiles; smaller ones are not touched."""
+    latent = tile_size // vae.config.spatial_compression_ratio
+    vae.enable_tiling(tile_size, tile_size, latent, latent)
+    vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
 
 
 # A tiled decode has at most four shapes of tile: inner, right edge, bottom edge, corner. A mask is S^2 large,
@@ -32,11 +41,3 @@ def causal_mask(num_frames: int, frame_tokens: int, dtype: torch.dtype, device: 
         frame = torch.arange(num_frames, device=device).repeat_interleave(frame_tokens)
         mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
         return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))
-
-
-def normalised(norm: nn.Module, hidden: Tensor) -> Tensor:
-    """Root mean square norm over channels, as of a VAE: in float32 at least. Shape: (batch, channels, ...)."""
-    squares = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square()
-    # 1e-12 is the least length by which diffusers divides.
-    per_length = squares.sum(1, keepdim=True).clamp_min(1e-24).rsqrt()
-    return (hidden * (per_length * norm.scale)).to(hidden.dtype) * norm.gamma

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.attention import Layout
-from hyvideo.models.hunyuan_video15.transformer import install
+from hyvideo.models.family import install
 from hyvideo.models.lora import start_lora, training_config
 from tests.config.memory.simulated import BLOCK_TEXT, BLOCK_TOKENS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import cost, decode_flops, duration, forward_flops, scoring_flops, training_forwards
+from hyvideo.config.memory.cost import cost, decode_flops, duration, scoring_flops, training_forwards
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.network import traffic
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -23,7 +23,7 @@ def planned(rate=400.0, **changes):
 
 
 def test_a_forward_of_49290_tokens():
-    forward = forward_flops(49_290, 0, RELEASED)
+    forward = RELEASED.forward(49_290, 0)
     assert forward.total / 1e12 == pytest.approx(1343, rel=1e-3)
     assert forward.attention / 1e12 == pytest.approx(1075, rel=1e-3)
 
@@ -33,7 +33,7 @@ def test_a_forward_of_49290_tokens():
     [(14_040, 150, 77, 89), (33_390, 1985, 192, 554), (49_290, 1985, 279, 1163), (111_600, 150, 608, 5524)],
 )
 def test_forwards_are_as_counted_by_torch(tokens, text, linear, attention):
-    forward = forward_flops(tokens, text, RELEASED)
+    forward = RELEASED.forward(tokens, text)
     assert (forward.image + forward.text) / 1e12 == pytest.approx(linear, rel=0.01)
     assert forward.attention / 1e12 == pytest.approx(attention, rel=0.01)
 

@@ -6,7 +6,8 @@ from hyvideo.config.command_line import load_config
 from hyvideo.config.memory import disk
 from hyvideo.config.memory.disk import check_room, checkpoint_bytes, checkpoint_lines, most_checkpoints
 from hyvideo.config.memory.planned_run import PlannedRun
-from hyvideo.models.hunyuan_video15.sizes import Architecture, read_architecture
+from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import read_architecture
 from hyvideo.trainer import Trainer
 from tests.conftest import ROOT
 from tests.test_trainer import CPU, Redness

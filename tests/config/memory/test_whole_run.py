@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.memory.cost import cost, decode_flops, duration, forward_flops, scoring_flops, validation_seconds
+from hyvideo.config.memory.cost import cost, decode_flops, duration, scoring_flops, validation_seconds
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
@@ -32,7 +32,7 @@ def seconds(run):
 
 def test_a_validation_on_one_gpu_is_its_videos_forwards_and_decoding():
     run = planned(world_size=1, sp_size=1)
-    forward = forward_flops(RELEASED.image_tokens(121, 480, 864), 300, RELEASED).total
+    forward = RELEASED.forward(RELEASED.image_tokens(121, 480, 864), 300).total
     one = planned(sample_n_frames=121, height=480, width=864)
     of_video = decode_flops(one) + scoring_flops(one)
     assert validation_seconds(run, 64) == pytest.approx(64 * (40 * 2 * forward + of_video) / 400e12)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture, read_architecture
+from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import training_config
+from hyvideo.models.sizes import read_architecture
 
 ROOT = Path(__file__).parents[3]
 MINIATURE = ROOT / "assets" / "miniature"

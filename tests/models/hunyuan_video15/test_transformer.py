@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from hyvideo.models import attention
-from hyvideo.models.attention import freeze_dead_parameters
+from hyvideo.models.family import freeze_dead_parameters
 from hyvideo.models.hunyuan_video15.transformer import _unpatch, install, rotary_tables
 from hyvideo.models.loading import load_transformer
 from tests.models.conftest import transformer_weight, write_model

@@ -1,0 +1,35 @@
+"""Norms by few kernels, which read and write the computing precision and are float32 within."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_EPS = 1e-6  # of diffusers' layer norms
+
+
+def modulated(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return ``norm(tokens) * (1 + scale) + shift``, in the precision of ``shift``. Shape: (batch, tokens, dim)."""
+    size = tokens.shape[2:]
+    if len(tokens) > 1:
+        return torch.addcmul(shift, F.layer_norm(tokens, size, eps=_EPS), 1 + scale).to(shift.dtype)
+    # One sample's modulation is the weight and bias of the norm's kernel. Autocast would cast to float32 before it.
+    weight, bias = (value[0, 0].to(tokens.dtype) for value in (1 + scale, shift))
+    with torch.autocast(tokens.device.type, enabled=False):
+        return F.layer_norm(tokens, size, weight, bias, _EPS).to(shift.dtype)
+
+
+def rms_normalised(norm: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the root mean square norm over the last dimension by one kernel, which is float32 within."""
+    with torch.autocast(tokens.device.type, enabled=False):
+        return F.rms_norm(tokens, norm.weight.shape, norm.weight.to(tokens.dtype), norm.eps)
+
+
+def channels_normalised(norm: nn.Module, hidden: Tensor) -> Tensor:
+    """Return the root mean square norm over the channels of a VAE's features, in float32 at least.
+
+    Shape: (batch, channels, ...).
+    """
+    squares = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square()
+    # 1e-12 is the least length by which diffusers divides.
+    per_length = squares.sum(1, keepdim=True).clamp_min(1e-24).rsqrt()
+    return (hidden * (per_length * norm.scale)).to(hidden.dtype) * norm.gamma

@@ -28,7 +28,7 @@ from hyvideo.data.videos import write_video
 from hyvideo.models import loading
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.lora import add_lora, check_lora, read_lora
-from hyvideo.models.versions import RELEASED, version_defaults
+from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.run_files import write_json
@@ -36,7 +36,6 @@ from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.training import model_setup, saved_policy
 
 MINIATURE = "configs/miniature.yaml"
-SUFFIXES = {"cfg_distilled": "distilled", "step_distilled": "step_distilled"}  # of a version's name, by kind
 
 
 @dataclass(frozen=True)
@@ -119,14 +118,14 @@ def sampling_config(
     of_file: dict, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
 ) -> Config:
     """Settings of a file or, without any, of the version that is named or goes with the resolution, changed by
-    ``settings``. ValueError for a version that is not of the ``kinds``, claims of ``SUFFIXES``; None claims nothing.
+    ``settings``. ValueError for a version that is not of the ``kinds``, claims by name; None claims nothing.
 
     A run's settings give the frames, size, shift and guidance of its validation, or with ``sde_type`` in ``settings``
     those of its rollouts.
     """
     if resolution and "transformer_version" not in settings:
-        asked = "".join(f"_{SUFFIXES[kind]}" for kind, is_asked in kinds.items() if is_asked)
-        settings = settings | {"transformer_version": f"{resolution}_{'i2v' if has_images else 't2v'}{asked}"}
+        kind = next((kind for kind, is_asked in kinds.items() if is_asked), "base")
+        settings = settings | {"transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)}
     config = _config_of_version(of_file, settings)
     version = version_defaults(config.model.transformer_version)
     for name, is_asked in kinds.items():

@@ -137,7 +137,7 @@ def family_of_config(config: Mapping[str, Any], part: str) -> Family:
     Where its ``_class_name`` is missing or unknown its settings decide; what none understands is left to the first
     family, whose reader says what is wrong.
     """
-    if (name := config.get("_class_name")) in packages():
+    if (name := str(config.get("_class_name"))) in packages():
         return family_of(name)
     known = families()
     return next((family for family in known if _understands(getattr(family, part), config)), known[0])

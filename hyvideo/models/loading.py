@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from hyvideo.models import weight_files
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
 from hyvideo.models.lora import Lora, with_changes
-from hyvideo.models.versions import PIPELINE_TASKS
 from hyvideo.models.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
@@ -128,14 +127,16 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
 def read_task(root: str | Path, version: str | None) -> str | None:
     """``t2v`` or ``i2v``, what the transformer was trained for as its files say; None where they do not say.
 
-    A diffusers pipeline's model_index.json comes before config.json, which is wrong on the hub (``PIPELINE_TASKS``).
+    A diffusers pipeline's model_index.json comes before config.json, which is wrong on the hub: the script that made
+    the checkpoints there writes i2v into that of a text-to-video model (diffusers 0.42.1).
     """
-    index = (find_transformer(root, version) or Path(root) / "transformer").parent / "model_index.json"
-    if index.is_file():
-        pipeline = weight_files.read_json(index, "pipeline").get("_class_name")
-        if isinstance(pipeline, str) and pipeline in PIPELINE_TASKS:
-            return PIPELINE_TASKS[pipeline]
     folder = transformer_folder(root, version)
+    tasks = {name: task for task, name in read_family(folder).pipelines.items()}
+    index = folder.path.parent / "model_index.json"
+    if index.is_file() and (task := tasks.get(str(weight_files.read_json(index, "pipeline").get("_class_name")))):
+        return task
+    if len(tasks) == 1:
+        return next(iter(tasks.values()))
     config = weight_files.read_json(folder.path / "config.json", folder.label)
     return config.get("ideal_task", config.get("task_type"))
 

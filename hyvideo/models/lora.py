@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json, replacing
 from hyvideo.models.family import Component, families, family_of
+from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
 if TYPE_CHECKING:
@@ -302,25 +303,13 @@ def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
 def _to_original(lora: Lora) -> Lora:
     renamed = {}
     rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
-    original, component = _renamed_to_original(rows)
-    for name, b in original.items():
+    for name, b in transformer_to_original(rows).items():
         # Which modules of diffusers' became this one: three where the original fuses them.
-        parts = [lora[source.removesuffix(".weight")] for source in component.to_diffusers({name: b})]
+        parts = [lora[source.removesuffix(".weight")] for source in transformer_to_diffusers({name: b})]
         if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
             raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
         renamed[name.removesuffix(".weight")] = Pair(parts[0].a, b, parts[0].alpha)
     return renamed
-
-
-def _renamed_to_original(rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Component]:
-    """Rename tensors of diffusers' names to the original's, and return the component that knows them."""
-    reasons = []
-    for family in families():
-        try:
-            return family.transformer.to_original(rows), family.transformer
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError("; ".join(reasons))
 
 
 def _config_of(lora: Lora) -> "LoraConfig":

@@ -100,7 +100,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
         if path.is_file():
             config = _read(path)
             of_vae = _read(vae) if vae.is_file() else {}
-            named = packages().get(config.get("_class_name")) or version_defaults(version).family
+            named = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
             return _understood(sizes_module(named).read, config, of_vae, path)
     if version not in RELEASED:
         raise ValueError(

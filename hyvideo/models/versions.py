@@ -39,9 +39,16 @@ ANNOUNCED = frozenset(_TABLE["announced"])
 _EMBEDDED = frozenset(_TABLE["embedded"])  # come with the project
 RELEASED = {name: version for name, version in _VERSIONS.items() if name not in ANNOUNCED | _EMBEDDED}
 UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # and why
-PIPELINE_TASKS: dict[str, Task] = _TABLE["pipeline_tasks"]
 
 
 def version_defaults(name: str | None) -> Version:
     """The settings that belong to a version; those of an unlisted one are the defaults, and the first family's."""
     return _VERSIONS.get(name) or Version(name or "", next(iter(_VERSIONS.values())).family)
+
+
+def version_for(resolution: str, task: Task, kind: str) -> str:
+    """The name of the listed version with these properties. Raises ValueError where there is none."""
+    for version in _VERSIONS.values():
+        if (version.resolution, version.task, version.kind) == (resolution, task, kind):
+            return version.name
+    raise ValueError(f"no listed version is {resolution}, {task} and {kind}; take one by --transformer_version")

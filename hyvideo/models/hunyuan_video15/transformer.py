@@ -124,7 +124,8 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
 
 def _or_none(parts: Sequence[Tensor | None], texts: Sequence[Tensor], width: int) -> list[Tensor]:
     """Return the parts, with no tokens in the place of None. Shape of each: (tokens, width)."""
-    return [text.new_zeros(0, width) if part is None else part for part, text in zip(parts, texts)]
+    how = {"dtype": texts[0].dtype, "device": texts[0].device}
+    return [torch.zeros(0, width, **how) if part is None else part for part in parts]
 
 
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from hyvideo.models import weight_files
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
 from hyvideo.models.lora import Lora, with_changes
+from hyvideo.models.versions import is_listed, version_defaults
 from hyvideo.models.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
@@ -175,6 +176,20 @@ def vae_folder(root: str | Path) -> Folder:
 def read_family(folder: Folder, part: str = "transformer") -> Family:
     """The family of the ``transformer`` or ``vae`` in a folder. Raises ValueError where there is no config.json."""
     return family_of_config(weight_files.read_json(folder.path / "config.json", folder.label), part)
+
+
+def check_family(root: str | Path, version: str) -> None:
+    """Raise ValueError where the models in a folder are not all of the family of the version, as config.json says."""
+    folders = {"transformer": transformer_folder(root, version), "vae": vae_folder(root)}
+    listed = version_defaults(version).family if is_listed(version) else None
+    for part, folder in folders.items():
+        found = read_family(folder, part).name
+        listed = listed or found
+        if found != listed:
+            raise ValueError(
+                f"transformer_version {version} is of the family {listed}, but {folder.path} has a {part} of {found}; "
+                "set transformer_version and pretrained_model_root to one family"
+            )
 
 
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:

@@ -197,6 +197,7 @@ def check_checkpoint(
     root, version = model.pretrained_model_root, model.transformer_version
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
+    loading.check_family(root, version)
     asked = [*chain(*requests.values()), *config.negative_requests]
     problems = fit_checks.check_checkpoint(root, version, asked, weights_needed=not model.random_weights)
     if problems:

@@ -197,11 +197,11 @@ def check_checkpoint(
     root, version = model.pretrained_model_root, model.transformer_version
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
-    loading.check_family(root, version)
     asked = [*chain(*requests.values()), *config.negative_requests]
     problems = fit_checks.check_checkpoint(root, version, asked, weights_needed=not model.random_weights)
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
+    loading.check_family(root, version)
     for frames, height, width in dict.fromkeys(sizes):
         is_own = (frames, height, width) == config.validation_size != config.rollout_size
         found = fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)

@@ -44,6 +44,7 @@ class Traits:
     at_most: float | None = None
     below: float | None = None
     measured: bool = False  # an evaluation of a policy depends on its value, and not on what a path leads to alone
+    choices: tuple[str, ...] = ()  # built-in names of a setting that may also be FILE.py:NAME
     unused: tuple[Unused, ...] = ()  # the first that holds is the reason why the setting does nothing
 
     def range_problem(self, value: object) -> str | None:

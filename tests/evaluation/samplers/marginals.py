@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.schedulers.transitions import SDE_TYPES, Transition, schedule, shifted_levels, transition
+from hyvideo.schedulers.transitions import SAMPLERS, Transition, schedule, shifted_levels
 from tests.evaluation.samplers.tables import markdown_table
 
 GRID_LIMIT = 5.0
@@ -81,7 +81,7 @@ def interior_error(sde_type: str, num_steps: int, eta_of_width: Callable[[float]
     """`marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the step width."""
     levels = [0.95 - 0.75 * i / num_steps for i in range(num_steps + 1)]
     pairs = list(zip(levels, levels[1:]))
-    steps = [transition(sde_type, *pair, eta_of_width(pair[0] - pair[1]), levels[1]) for pair in pairs]
+    steps = [SAMPLERS[sde_type].transition(*pair, eta_of_width(pair[0] - pair[1]), levels[1]) for pair in pairs]
     return marginal_error(steps, levels, data)
 
 
@@ -98,7 +98,7 @@ def falling_eta(width: float) -> float:
 
 def marginals_report(shift: float, eta: float) -> str:
     """Markdown of how far a two-peaked density ends from the marginal: by number of steps, and on schedules as run."""
-    cases = [(name, lambda width: 1.0) for name in SDE_TYPES[:-1]]
+    cases = [(name, lambda width: 1.0) for name in SAMPLERS[:-1]]
     cases += [("cps", lambda width: 0.5), ("cps", falling_eta)]
     labels = ["sage_grpo, eta 1", "flow_grpo, eta 1", "dance_grpo, eta 1", "cps, eta 0.5", "cps, eta falling"]
     rows = []
@@ -111,10 +111,10 @@ def marginals_report(shift: float, eta: float) -> str:
     rows = []
     for num_steps in (10, 20, 40, 60):
         levels = shifted_levels(num_steps, shift)
-        steps = [schedule(sde_type, levels, eta, "stochastic") for sde_type in SDE_TYPES]
+        steps = [schedule(sde_type, levels, eta, "stochastic") for sde_type in SAMPLERS]
         rows.append([str(num_steps), *(_error_or_gap(those[:-1], levels[:-1]) for those in steps)])
     parts += [f"The same on the schedule of shift {shift:g} before its last step, all at eta {eta:g}"]
-    return "\n\n".join([*parts, markdown_table(["steps", *SDE_TYPES], rows)])
+    return "\n\n".join([*parts, markdown_table(["steps", *SAMPLERS], rows)])
 
 
 def _error_or_gap(steps: Sequence[Transition], levels: Sequence[float]) -> str:

@@ -13,7 +13,7 @@ import torch
 from hyvideo.evaluation.figures import figures
 from hyvideo.evaluation.figures.figures import REGIMES, Sampler, regime_stds
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SDE_TYPES, Transition, schedule, shifted_levels, transition
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
 from tests.evaluation.samplers import tables
 from tests.evaluation.samplers.marginals import (
     TWO_PEAKS,
@@ -53,7 +53,7 @@ def make_scheduler(num_steps, shift):
 
 
 @pytest.mark.parametrize("data", [ONE_PEAK, TWO_PEAKS], ids=["gaussian", "mixture"])
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_marginals_are_kept_to_first_order_in_the_step(sde_type, data):
     """Twice the steps, half the distance: cps too, if its eta falls so that each step renews its width of the noise."""
     errors = [interior_error(sde_type, num_steps, KEEPERS[sde_type], data) for num_steps in (16, 32, 64)]
@@ -95,13 +95,13 @@ def test_the_density_that_is_sent_on_is_the_normal_that_recursion_gives():
 
 def test_a_step_without_noise_is_too_fine_for_the_grid():
     with pytest.raises(ValueError, match="a standard deviation of 0 is too fine for the grid"):
-        marginal_error([transition("sage_grpo", 0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
+        marginal_error([SAMPLERS["sage_grpo"].transition(0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
 
 
 # --- every step against torch ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("shift", [1.0, 9.0])
 @pytest.mark.parametrize("num_steps", [4, 200])
 def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_type, shift, num_steps):
@@ -191,7 +191,7 @@ def test_the_first_std_of_flow_is_eta_whatever_the_steps(shift):
 # --- the tables --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("last_step", ["stochastic", "deterministic"])
 def test_tables_are_what_the_scheduler_samples_and_trains_with(sde_type, last_step):
     scheduler = FlowMatchDiscreteScheduler(shift=7.0, last_step=last_step)

@@ -13,9 +13,7 @@ failed.
 """
 
 import sys
-from functools import partial
 
-from hyvideo.config.command_line import value_of
 from hyvideo.data.outside import refusals
 from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, grid
 from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, named, plan_and_train
@@ -24,8 +22,7 @@ from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, na
 @refusals("reproduce_table2.py")
 def main() -> int:
     parser = grid_parser(__doc__, makes="table")
-    is_method = {"nargs": "+", "type": partial(value_of, "sde_type"), "metavar": "SDE_TYPE"}
-    parser.add_argument("--methods", **is_method, default=list(METHODS))
+    parser.set_defaults(methods=METHODS)
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), default=["none", "fixed", "dual_moving"])
     parser.add_argument("--no_equalizer", action="store_true", help="also every cell without the equalizer")
     parser.add_argument("--scorers", nargs="+", default=[], help="measure with these: videoalign clip pickscore")

@@ -58,10 +58,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
 
 
 def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
-    """Raises ValueError as `check`, for what sampling alone depends on; ``output`` is the folder for its videos.
-
-    They have ``validation_steps`` steps, and are sampled by ``sde_type`` if ``is_stochastic``.
-    """
+    """Raises ValueError as `check`, for what sampling ``validation_steps`` steps into ``output`` depends on."""
     ranges = list(range_problems(config.flat()))
     as_sampled = dataclasses.replace(config.rollout, grpo_sampling_steps=config.record.validation_steps)
     _raise(

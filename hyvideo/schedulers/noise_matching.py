@@ -10,6 +10,7 @@ positions. ``match_noise: recommended`` takes the eta of the method's own video 
 
 import itertools
 import math
+from collections.abc import Callable
 from statistics import fmean
 
 from hyvideo.schedulers.noise_window import parse_window
@@ -35,37 +36,41 @@ def matched_eta(
         raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")
     levels = shifted_levels(num_steps, shift)
     wanted = total_variance(named, levels, target_eta, last_step)
-    variances: dict[float, float] = {}  # of sde_type, by eta
-
-    def is_below(eta: float) -> bool:
-        variances[eta] = total_variance(sde_type, levels, eta, last_step, sde_window)
-        return variances[eta] < wanted
-
-    low, high = 0.0, min(1.0, sampler.max_eta)
-    while is_below(high) and high < sampler.max_eta:
-        low, high = high, min(2 * high, sampler.max_eta)
+    variances = _variances_around(
+        wanted, lambda eta: total_variance(sde_type, levels, eta, last_step, sde_window), sampler.max_eta
+    )
+    found = min(variances, key=lambda eta: abs(variances[eta] - wanted))
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
-    if wanted == 0 or variances[high] == 0:
+    if wanted == 0 or max(variances.values()) == 0:
         name = sde_type if wanted else named
         raise ValueError(f"match_noise {target} cannot be reached: {name} injects no noise {where}; raise the steps")
-    for part in range(1, 16):
-        is_below(high * part / 16)
-    while low < (middle := (low + high) / 2) < high:  # to the last digit
-        low, high = (middle, high) if is_below(middle) else (low, middle)
     for (eta, variance), (larger, after) in itertools.pairwise(sorted(variances.items())):
         if after < variance * (1 - 1e-9):  # less is rounding
             raise ValueError(
                 f"match_noise needs a variance that increases with eta, and that of {sde_type} falls from "
                 f"{variance:.4g} at eta {eta:.4g} to {after:.4g} at eta {larger:.4g}; set eta"
             )
-    if not math.isclose(variances[high], wanted, rel_tol=1e-9):
-        words = "at most" if variances[high] < wanted else "at least"
+    if not math.isclose(variances[found], wanted, rel_tol=1e-9):
+        words, other = ("at most", "lower") if variances[found] < wanted else ("at least", "raise")
         raise ValueError(
             f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and {sde_type} "
-            f"{words} {variances[high]:.4g}{sde_window and f' in sde_window {sde_window}'}, at eta {high:.4g}; "
-            f"{'lower' if words == 'at most' else 'raise'} the eta of {named}"
+            f"{words} {variances[found]:.4g}{sde_window and f' in sde_window {sde_window}'}, at eta {found:.4g}; "
+            f"{other} the eta of {named}"
         )
-    return high
+    return found
+
+
+def _variances_around(wanted: float, variance: Callable[[float], float], max_eta: float) -> dict[float, float]:
+    """Return variances by eta: of a grid up to an eta that has at least the wanted one, and of a bisection for it."""
+    high = min(1.0, max_eta)
+    while high < max_eta and variance(high) < wanted:
+        high = min(2 * high, max_eta)
+    variances = {high * part / 16: variance(high * part / 16) for part in range(1, 17)}
+    low = 0.0
+    while low < (middle := (low + high) / 2) < high:
+        variances[middle] = variance(middle)
+        low, high = (middle, high) if variances[middle] < wanted else (low, middle)
+    return variances
 
 
 def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:

@@ -81,40 +81,37 @@ class Sampler:
     """A stochastic sampler: everything that the rest of the program knows about it."""
 
     label: str  # in figures and tables
+    # From (sigma, sigma_next, eta, second level of the schedule) to the variance of a marginal-preserving SDE, or to a
+    # transition.
     step: Callable[[float, float, float, float], float | Transition]
-    """From (sigma, sigma_next, eta, sigma_after_first) to the variance of a marginal-preserving SDE, or a transition.
-
-    ``sigma_after_first`` is the second level of the schedule.
-    """
     max_eta: float = MAX_ETA
     recommended_eta: float | None = None  # of the method's own video recipe
-    is_normalised: bool = True  # False: the log-probability is ``-(x' - mean)^2``, without ``1 / (2 std^2)``
+    is_normalised: bool = True  # False: the log-probability is -(x' - mean)^2, without 1 / (2 std^2)
 
     def transition(self, sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
-        """Return the step from ``sigma`` to ``sigma_next``. Raises ValueError where ``step`` returns none."""
-        given = f"for sigma={sigma:.6g}, sigma_next={sigma_next:.6g}, eta={eta:.6g}, {sigma_after_first=:.6g}"
+        """Return the step from ``sigma`` to ``sigma_next``. Raises ValueError if ``step`` does not return one."""
         try:
             made = self.step(sigma, sigma_next, eta, sigma_after_first)
-        except (Exception, SystemExit) as error:  # of a user's code
-            raise ValueError(f"raised {type(error).__name__}: {error}, {given}") from error
-        numbers = (made.a, made.b, made.std) if isinstance(made, Transition) else (made,)
-        if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers) or numbers[-1] < 0:
-            rule = "it must return a finite variance >= 0, or a Transition of finite a, b and std with std >= 0"
-            raise ValueError(f"returned {made!r:.80} {given}; {rule}")
-        if isinstance(made, Transition):
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            raise ValueError(f"it raised {type(error).__name__}: {error}") from error
+        is_transition = isinstance(made, Transition)
+        numbers = (made.a, made.b, made.std) if is_transition else (made,)
+        are_finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        if not are_finite or numbers[-1] < 0 or (is_transition and made.b == 0):
+            rule = "a finite variance >= 0, or a Transition with finite a, b and std, b != 0 and std >= 0"
+            raise ValueError(f"it must return {rule}, got {made!r:.80}")
+        if is_transition:
             return made
-        if made == 0:
-            return ode_transition(sigma, sigma_next)
         a = 1 - made / (2 * sigma)
         b = (sigma_next - sigma) - made / 2 * (1 - sigma) / sigma
         return Transition(a, b, math.sqrt(made))
 
     def log_prob_scale(self, step: Transition) -> float:
-        """The log-probability's slope in the mean, in units of that of the normalised Gaussian."""
+        """Return the factor between the log-probability and that of the normalised Gaussian, without constants."""
         return 1.0 if self.is_normalised else 2 * step.std**2
 
     def log_prob_grad_norm(self, step: Transition) -> float:
-        """Scale of the gradient of the log-probability with respect to the velocity; 0 for a deterministic step.
+        """Return the scale of the log-probability's gradient with respect to the velocity; 0 without noise.
 
         ``|d mean / d v| / std`` for a normalised Gaussian, ``2 |d mean / d v| std`` without ``1 / (2 std^2)``.
         """
@@ -132,27 +129,24 @@ SAMPLERS = {
 
 
 def sampler_of(sde_type: str) -> Sampler:
-    """Return a built-in sampler by its name, or that of ``FILE.py:NAME``, whose code is run once.
-
-    Raises ValueError for an unknown name, for code that cannot be run, and for code without such a function.
-    """
+    """Return the sampler of a built-in name or of ``FILE.py:NAME``, whose code runs once. Raises ValueError."""
     if sde_type in SAMPLERS:
         return SAMPLERS[sde_type]
     file, _, name = sde_type.rpartition(":")
     if not file.endswith(".py"):
-        raise ValueError(f"sde_type must be one of {', '.join(SAMPLERS)}, or FILE.py:NAME, got {sde_type!r}")
+        raise ValueError(f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}")
     return _sampler_of_file(os.path.realpath(file), name)
 
 
 @functools.cache
 def _sampler_of_file(file: str, name: str) -> Sampler:
     try:
-        named = runpy.run_path(file).get(name)
-    except (Exception, SystemExit) as error:  # of a user's code
+        found = runpy.run_path(file).get(name)
+    except (Exception, SystemExit) as error:
         raise ValueError(f"sde_type {file}:{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not callable(named) and not isinstance(named, Sampler):
-        raise ValueError(f"sde_type {file}:{name} must name a function or a Sampler in that file, got {named!r:.80}")
-    return named if isinstance(named, Sampler) else Sampler(name, named)
+    if not callable(found) and not isinstance(found, Sampler):
+        raise ValueError(f"sde_type {file}:{name} must name a function or a Sampler of the file, got {found!r:.80}")
+    return found if isinstance(found, Sampler) else Sampler(name, found)
 
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
@@ -165,23 +159,23 @@ def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
 def schedule(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str) -> tuple[Transition, ...]:
     """All steps down the levels. ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat.
 
-    Raises: ValueError as `sampler_of`, for an eta that the sampler does not have, and for a step that is none.
+    Raises: ValueError as `sampler_of`, for an illegal eta, and for a step that the sampler does not define.
     """
     return _schedule(sde_type, sampler_of(sde_type), levels, eta, last_step)
 
 
 @functools.lru_cache(maxsize=256)
-def _schedule(
-    sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: float, last_step: str
-) -> tuple[Transition, ...]:
+def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: float, last_step: str) -> tuple:
     if not 0 <= eta <= sampler.max_eta:
         raise ValueError(f"eta must be within [0, {sampler.max_eta:g}] for {sde_type}, got {eta}")
-    steps = []
-    for sigma, sigma_next in zip(levels, levels[1:]):
+    steps, second = [], levels[1]
+    for sigma, below in zip(levels, levels[1:]):
         try:
-            steps.append(sampler.transition(sigma, sigma_next, eta, levels[1]))
+            steps.append(sampler.transition(sigma, below, eta, second))
         except ValueError as error:
-            raise ValueError(f"sde_type {sde_type}, step {len(steps) + 1} of {len(levels) - 1}: {error}") from error
+            given = f"sigma={sigma:.6g}, sigma_next={below:.6g}, eta={eta:.6g}, sigma_after_first={second:.6g}"
+            place = f"step {len(steps) + 1} of {len(levels) - 1} with {given}"
+            raise ValueError(f"sde_type {sde_type} is not defined at {place}: {error}") from error
     if last_step == "deterministic":
         steps[-1] = ode_transition(*levels[-2:])
     return tuple(steps)

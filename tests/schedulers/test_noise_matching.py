@@ -76,7 +76,7 @@ def test_a_malformed_target_is_refused(target):
 
 
 def test_cps_is_no_target_above_eta_1():
-    with pytest.raises(ValueError, match=r"within \[0, 1\] for cps, got 'cps:1.2'"):
+    with pytest.raises(ValueError, match=r"an eta above 0, at most 1, got 'cps:1.2'"):
         matched_eta("cps:1.2", "sage_grpo", **RUN)
 
 

@@ -1,4 +1,4 @@
-"""Tables of the four SDEs: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
+"""Tables of the built-in samplers: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
 
 The tables hold float64, so that a test can be drawn from them without the rounding of the sampler. docs/sde.md shows
 them; the regimes are those of Figure 9, see `hyvideo.evaluation.figures.figures.regime_stds`.
@@ -135,12 +135,12 @@ def search(
     etas: Iterable[float] = SEARCH_ETAS,
     sde_types: Iterable[str] = SAMPLERS,
 ) -> Iterator[BadStep]:
-    """Every bad step of every schedule in the grid. An eta above 1 is left out for cps, which refuses it.
+    """Every bad step of every schedule in the grid. Etas above a sampler's maximum are left out.
 
     They are at the boundaries: the pole of sage and flow at sigma = 1, and sigma' = 0, where cps has nothing to draw.
     """
     for sde_type, shift, num_steps, eta in itertools.product(sde_types, shifts, steps, etas):
-        if sde_type == "cps" and eta > 1:
+        if eta > SAMPLERS[sde_type].max_eta:
             continue
         for place, step in enumerate(schedule(sde_type, shifted_levels(num_steps, shift), eta, "stochastic")):
             if kind := _bad_kind(step):

@@ -51,11 +51,12 @@ def matched_eta(
                 f"{variance:.4g} at eta {eta:.4g} to {after:.4g} at eta {larger:.4g}; set eta"
             )
     if not math.isclose(variances[found], wanted, rel_tol=1e-9):
-        words, other = ("at most", "lower") if variances[found] < wanted else ("at least", "raise")
+        most = max(variances.values())
+        inside = sde_window and f" in sde_window {sde_window}"
+        words = f"at most {most:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
+        words = words if most < wanted else f"jumps past it at eta {found:.4g}; set eta"
         raise ValueError(
-            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and {sde_type} "
-            f"{words} {variances[found]:.4g}{sde_window and f' in sde_window {sde_window}'}, at eta {found:.4g}; "
-            f"{other} the eta of {named}"
+            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and {sde_type} {words}"
         )
     return found
 

@@ -173,7 +173,7 @@ def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: f
         try:
             steps.append(sampler.transition(sigma, below, eta, second))
         except ValueError as error:
-            given = f"sigma={sigma:.6g}, sigma_next={below:.6g}, eta={eta:.6g}, sigma_after_first={second:.6g}"
+            given = f"sigma={sigma:.4g}, sigma_next={below:.4g}, eta={eta:.4g}, sigma_after_first={second:.4g}"
             place = f"step {len(steps) + 1} of {len(levels) - 1} with {given}"
             raise ValueError(f"sde_type {sde_type} is not defined at {place}: {error}") from error
     if last_step == "deterministic":

@@ -54,9 +54,9 @@ def matched_eta(
         most = max(variances.values())
         inside = sde_window and f" in sde_window {sde_window}"
         words = f"at most {most:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
-        words = words if most < wanted else f"jumps past it at eta {found:.4g}; set eta"
+        words = f"{sde_type} {words if most < wanted else f'jumps past it at eta {found:.4g}; set eta'}"
         raise ValueError(
-            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and {sde_type} {words}"
+            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and {words}"
         )
     return found
 

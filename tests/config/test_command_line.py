@@ -67,7 +67,7 @@ def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said)
         (["--etta", "1"], "unknown flag --etta; did you mean --eta?"),
         (
             ["--sde_type", "flow"],
-            "dance_grpo, cps or FILE.py:NAME); did you mean flow_grpo?",
+            " or FILE.py:NAME); did you mean flow_grpo?",
         ),
         (["--batch_size", "two"], "invalid int value: 'two'"),
         (["--use_muon", "perhaps"], "invalid truth value"),

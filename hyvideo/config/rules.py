@@ -3,7 +3,6 @@
 Neither torch nor a model is imported and no file is made: a mistake is told in the first second.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -40,7 +39,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         batch_problems(config.rollout, config.distributed, updates, world_size),
         process_problems(config.distributed, config.reward, world_size),
         noise_can_be_matched(config.rollout),
-        every_step_is_defined(config.rollout),
+        problem_of(lambda: stochastic_transitions(config.rollout)),  # eta is legal, and a user's sampler is sound
         trust_region_problems(config.trust_region, config.kl_strategy),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout)
@@ -60,11 +59,11 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
 def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
     """Raises ValueError as `check`, for what sampling ``validation_steps`` steps into ``output`` depends on."""
     ranges = list(range_problems(config.flat()))
-    as_sampled = dataclasses.replace(config.rollout, grpo_sampling_steps=config.record.validation_steps)
+    as_sampled = config.with_settings(grpo_sampling_steps=config.record.validation_steps).rollout
     _raise(
         ranges,
         noise_can_be_matched(config.rollout) if is_stochastic and not ranges else (),
-        every_step_is_defined(as_sampled) if is_stochastic and not ranges else (),
+        problem_of(lambda: stochastic_transitions(as_sampled)) if is_stochastic and not ranges else (),
         machine.checkpoints_are_there(config.model.pretrained_model_root),
         machine.folders_can_be_written("the output", output),
     )
@@ -186,11 +185,6 @@ def process_problems(distributed: DistributedSettings, reward: RewardSettings, w
 def noise_can_be_matched(rollout: RolloutSettings) -> Problems:
     if rollout.match_noise:
         yield from problem_of(lambda: eta_of(rollout))
-
-
-def every_step_is_defined(rollout: RolloutSettings) -> Problems:
-    """A user's sampler can be loaded and returns finite numbers at every step; eta is within the sampler's range."""
-    yield from problem_of(lambda: stochastic_transitions(rollout))
 
 
 def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:

@@ -39,9 +39,9 @@ def matched_eta(
     variances = _variances_around(
         wanted, lambda eta: total_variance(sde_type, levels, eta, last_step, sde_window), sampler.max_eta
     )
-    found = min(variances, key=lambda eta: abs(variances[eta] - wanted))
+    found, most = min(variances, key=lambda eta: abs(variances[eta] - wanted)), max(variances.values())
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
-    if wanted == 0 or max(variances.values()) == 0:
+    if wanted == 0 or most == 0:
         name = sde_type if wanted else named
         raise ValueError(f"match_noise {target} cannot be reached: {name} injects no noise {where}; raise the steps")
     for (eta, variance), (larger, after) in itertools.pairwise(sorted(variances.items())):
@@ -51,12 +51,12 @@ def matched_eta(
                 f"{variance:.4g} at eta {eta:.4g} to {after:.4g} at eta {larger:.4g}; set eta"
             )
     if not math.isclose(variances[found], wanted, rel_tol=1e-9):
-        most = max(variances.values())
         inside = sde_window and f" in sde_window {sde_window}"
         words = f"at most {most:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
-        words = f"{sde_type} {words if most < wanted else f'jumps past it at eta {found:.4g}; set eta'}"
+        words = words if most < wanted else f"jumps past it at eta {found:.4g}; set eta"
         raise ValueError(
-            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and {words}"
+            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and "
+            f"{sde_type} {words}"
         )
     return found
 

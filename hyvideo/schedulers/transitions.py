@@ -94,27 +94,23 @@ class Sampler:
             made = self.step(sigma, sigma_next, eta, sigma_after_first)
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             raise ValueError(f"it raised {type(error).__name__}: {error}") from error
-        is_transition = isinstance(made, Transition)
-        numbers = (made.a, made.b, made.std) if is_transition else (made,)
+        step = made
+        if isinstance(made, int | float) and made >= 0:
+            b = (sigma_next - sigma) - made / 2 * (1 - sigma) / sigma
+            step = Transition(a=1 - made / (2 * sigma), b=b, std=math.sqrt(made))
+        numbers = (step.a, step.b, step.std) if isinstance(step, Transition) else (None,)
         are_finite = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-        if not are_finite or numbers[-1] < 0 or (is_transition and made.b == 0):
+        if not are_finite or step.b == 0 or step.std < 0:
             rule = "a finite variance >= 0, or a Transition with finite a, b and std, b != 0 and std >= 0"
             raise ValueError(f"it must return {rule}, got {made!r:.80}")
-        if is_transition:
-            return made
-        a = 1 - made / (2 * sigma)
-        b = (sigma_next - sigma) - made / 2 * (1 - sigma) / sigma
-        return Transition(a, b, math.sqrt(made))
+        return step
 
     def log_prob_scale(self, step: Transition) -> float:
         """Return the factor between the log-probability and that of the normalised Gaussian, without constants."""
         return 1.0 if self.is_normalised else 2 * step.std**2
 
     def log_prob_grad_norm(self, step: Transition) -> float:
-        """Return the scale of the log-probability's gradient with respect to the velocity; 0 without noise.
-
-        ``|d mean / d v| / std`` for a normalised Gaussian, ``2 |d mean / d v| std`` without ``1 / (2 std^2)``.
-        """
+        """Return the scale of the log-probability's gradient in the velocity: ``|b| / std``, or ``2 |b| std``."""
         if not step.is_stochastic:
             return 0.0
         return abs(step.b) / step.std if self.is_normalised else 2 * abs(step.b) * step.std
@@ -174,8 +170,8 @@ def _schedule(sde_type: str, sampler: Sampler, levels: tuple[float, ...], eta: f
             steps.append(sampler.transition(sigma, below, eta, second))
         except ValueError as error:
             given = f"sigma={sigma:.4g}, sigma_next={below:.4g}, eta={eta:.4g}, sigma_after_first={second:.4g}"
-            place = f"step {len(steps) + 1} of {len(levels) - 1} with {given}"
-            raise ValueError(f"sde_type {sde_type} is not defined at {place}: {error}") from error
+            where = f"step {len(steps) + 1} of {len(levels) - 1} with {given}"
+            raise ValueError(f"sde_type {sde_type} is not defined at {where}: {error}") from error
     if last_step == "deterministic":
         steps[-1] = ode_transition(*levels[-2:])
     return tuple(steps)

@@ -37,8 +37,7 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     where.add_argument("--world", choices=list(WORLDS), help="the miniature, which needs no download")
     where.add_argument("--config", help="YAML of a run, with valid_video_csv")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
-    is_method = {"type": partial(value_of, "sde_type"), "metavar": "SDE_TYPE"}
-    parser.add_argument("--methods", nargs="+", **is_method, help=f"samplers in place of those of the {makes}")
+    parser.add_argument("--methods", nargs="+", type=partial(value_of, "sde_type"), metavar="SDE_TYPE", help="samplers")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
         "--match_noise",

@@ -36,7 +36,7 @@ REGIMES = {
 }
 
 
-class Sampler(NamedTuple):
+class Sampling(NamedTuple):
     """Settings of the sampler of rollouts; the paper's by default."""
 
     num_steps: int = 20
@@ -86,12 +86,12 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
     ``measured`` norms over the parameters (`gradient_norms`) are drawn with the scale of their own sampler. A factor
     that all steps share is not in the theory, so they are brought to meet midway.
     """
-    used = [(m["sde_type"], Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
+    used = [(m["sde_type"], Sampling(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:
-        sampler = Sampler(rollout.grpo_sampling_steps, rollout.shift, rollout.eta, rollout.last_step)
+        sampler = Sampling(rollout.grpo_sampling_steps, rollout.shift, rollout.eta, rollout.last_step)
         used.append((rollout.sde_type, sampler))
-    samplers: dict[str, list[Sampler]] = {}
-    for sde, sampler in dict.fromkeys(used or [(sde, Sampler()) for sde in METHODS]):
+    samplers: dict[str, list[Sampling]] = {}
+    for sde, sampler in dict.fromkeys(used or [(sde, Sampling()) for sde in METHODS]):
         samplers.setdefault(sde, []).append(sampler)
     figure, panels = _panels(len(samplers))
     for axes, (sde, of_sde) in zip(panels, samplers.items()):
@@ -109,7 +109,7 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
     return [_save(figure, folder, "figure4")]
 
 
-def gradient_scale(sde_type: str, sampler: Sampler) -> np.ndarray:
+def gradient_scale(sde_type: str, sampler: Sampling) -> np.ndarray:
     """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape: (3, steps)."""
     levels = transitions.shifted_levels(sampler.num_steps, sampler.shift)
     steps = zip(levels, transitions.schedule(sde_type, levels, sampler.eta, sampler.last_step))
@@ -141,7 +141,7 @@ def figure_8(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 
 def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
-    paper = Sampler()
+    paper = Sampling()
     levels = transitions.shifted_levels(paper.num_steps, paper.shift)
     figure, panels = _panels(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hyvideo.evaluation.figures import figures
-from hyvideo.evaluation.figures.figures import REGIMES, Sampler, regime_stds
+from hyvideo.evaluation.figures.figures import REGIMES, Sampling, regime_stds
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
 from tests.evaluation.samplers import page, tables
@@ -255,7 +255,7 @@ def test_figure_9_and_the_tables_agree_at_every_number_of_steps(shift):
 @pytest.mark.parametrize("num_steps", [20, 80])
 def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
     panels = []
-    monkeypatch.setattr(figures, "Sampler", lambda: Sampler(num_steps=num_steps))
+    monkeypatch.setattr(figures, "Sampling", lambda: Sampling(num_steps=num_steps))
     monkeypatch.setattr(figures, "_save", lambda figure, *_: panels.extend(figure.axes))
     figures.figure_9([], tmp_path, window=1)
     for axes, regime in zip(panels, REGIMES, strict=True):

@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
     how.add_argument("--height", type=int, help="pixels, with --width")
     how.add_argument("--width", type=int, help="pixels, with --height")
     how.add_argument("--fixed_size", help="both as height x width, such as 480x864")
-    how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, flow_grpo, ...")
+    how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, ..., FILE.py:NAME")
     how.add_argument("--eta", type=float, help="exploration scale, with --stochastic")
     renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
@@ -161,10 +161,11 @@ def run(options: argparse.Namespace) -> None:
         )
     config = config_of(options, has_images=any(request.image for request in requests))
     output = options.output_path
-    check_sampling(config, output=output.parent if output.suffix == ".mp4" else output)
+    folder, is_stochastic = output.parent if output.suffix == ".mp4" else output, options.stochastic is not None
+    check_sampling(config, output=folder, is_stochastic=is_stochastic)
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(sizes, [r for r in requests for _ in range(options.num_videos)], output)
-    generation.generate(config, videos, source=source, seed=options.seed, is_stochastic=options.stochastic is not None)
+    generation.generate(config, videos, source=source, seed=options.seed, is_stochastic=is_stochastic)
 
 
 def main() -> int:

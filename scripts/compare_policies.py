@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("give the prompts by --prompt or --valid_video_csv, got neither")
-    check_sampling(config, output=options.out)
+    check_sampling(config, output=options.out, is_stochastic=False)
 
     from hyvideo.distributed import mesh as ranks  # what is heavy, only now
     from hyvideo.distributed.collectives import barrier

@@ -18,7 +18,7 @@ import itertools
 import sys
 
 from hyvideo.data.outside import refusals
-from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SCHEDULES, TRAINED_FIGURES, runs_of_figure
+from hyvideo.evaluation.studies.cells import KL_FLAGS, SCHEDULES, TRAINED_FIGURES, runs_of_figure
 from hyvideo.evaluation.studies.study_command import finished, grid_parser, grid_study, plan_and_train
 
 
@@ -28,7 +28,6 @@ def main() -> int:
     parser.set_defaults(settings=["B"])
     numbers = list(TRAINED_FIGURES)
     parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="samplers in place of the figure's")
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions in place of the figure's")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 in place of its three")
     parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")

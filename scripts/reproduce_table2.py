@@ -22,7 +22,7 @@ from hyvideo.evaluation.studies.study_command import grid_parser, grid_study, na
 @refusals("reproduce_table2.py")
 def main() -> int:
     parser = grid_parser(__doc__, makes="table")
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.set_defaults(methods=METHODS)
     parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), default=["none", "fixed", "dual_moving"])
     parser.add_argument("--no_equalizer", action="store_true", help="also every cell without the equalizer")
     parser.add_argument("--scorers", nargs="+", default=[], help="measure with these: videoalign clip pickscore")

@@ -161,15 +161,16 @@ def and_then_stop(parse):
     return stopped
 
 
-def own_reward(place, folder):
-    """The file of a reward of one's own, as a page shows it; FILE.py:CLASS is the first that is shown."""
-    name, _, cls = place.rpartition(":")
+def own_code(place, folder):
+    """The file of a user's reward or sampler, as a page shows it; FILE.py:CLASS is the first reward that is shown."""
+    name, _, defined = place.partition(":")
+    defined, *eta = defined.split(":")  # FILE.py:NAME:ETA of match_noise
     blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
-    cls = re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if cls == "CLASS" else cls
-    shown = [block for block in blocks if f"class {cls}(" in block]
-    assert shown, f"no page shows the class of {place}"
+    defined = re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if defined == "CLASS" else defined
+    shown = [block for block in blocks if re.search(rf"(class|def) {defined}\(", block)]
+    assert shown, f"no page shows the code of {place}"
     (folder / Path(name).name).write_text(shown[0])
-    return f"{folder / Path(name).name}:{cls}"
+    return ":".join([str(folder / Path(name).name), defined, *eta])
 
 
 def filled_in(words, folder):
@@ -181,8 +182,8 @@ def filled_in(words, folder):
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
         elif re.fullmatch(r"\S+\.csv", word) and not is_there:
             word = PROMPTS
-        elif re.fullmatch(r"\S+\.py:\w+", word) and not (ROOT / word.partition(":")[0]).exists():
-            word = own_reward(word, folder)
+        elif re.fullmatch(r"\S+\.py:\w+(:[\d.]+)?", word) and not (ROOT / word.partition(":")[0]).exists():
+            word = own_code(word, folder)
         elif before == "--checkpoint_path" and re.fullmatch("[A-Z]+", word):
             word = "outputs/run/checkpoints/000001"
         filled += [] if word == "..." else [word]

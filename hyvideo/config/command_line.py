@@ -105,10 +105,10 @@ def _understood(given: dict, words_of: dict[str, list[str]], inherited: dict) ->
 def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
     try:
         if get_origin(FIELDS[name].type) is list:
-            return in_form(name, [_value(name, word) for word in words])
+            return in_form(name, [value_of(name, word) for word in words])
         if len(words) != 1:
             raise argparse.ArgumentTypeError(f"takes one value, got {shown(' '.join(words))}")
-        return _value(name, words[0])
+        return value_of(name, words[0])
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"{flag} {error}") from error
 
@@ -159,13 +159,15 @@ def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
     """Arguments for argparse to read a setting, with its help."""
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
-    options = {"type": partial(_value, name), "help": sentence.replace("%", "%%")}
+    options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": in_form(name, True), "metavar": "BOOL"}
     if get_origin(kind) is list:
         return options | {"nargs": "+", "metavar": "NAME"}
     if get_origin(kind) is Literal:
         return options | {"metavar": "|".join(get_args(kind))}
+    if TRAITS[name].choices:
+        return options | {"metavar": "|".join([*TRAITS[name].choices, "FILE.py:NAME"])}
     return options | {"metavar": {str: "TEXT", int: "INT"}.get(kind, "NUMBER")}
 
 
@@ -181,16 +183,17 @@ def _as_flag(word: str) -> str:
     return f"--{name}{equals}{value}"
 
 
-def _value(name: str, text: str) -> Any:
+def value_of(name: str, text: str) -> Any:
     """A setting's value, or one of its list. Raises argparse.ArgumentTypeError for text that says none."""
     kind = FIELDS[name].type
     if kind is Switch and text.lower() in TRUTHS:
         return in_form(name, TRUTHS[text.lower()])
-    if get_origin(kind) is Literal:
-        if text in (choices := get_args(kind)):
+    if choices := get_args(kind) if get_origin(kind) is Literal else TRAITS[name].choices:
+        if text in choices or (kind is str and ".py:" in text):
             return text
         hint = nearest(text, choices)
-        said = f"invalid choice: {shown(text)} (choose from {', '.join(choices)})"
+        others = " or FILE.py:NAME" if kind is str else ""
+        said = f"invalid choice: {shown(text)} (choose from {', '.join(choices)}{others})"
         raise argparse.ArgumentTypeError(f"{said}; {hint}" if hint else said)
     if kind is bool:
         return truth(text)
@@ -304,7 +307,7 @@ def _value_of_yaml(name: str, value: object) -> Any:
         )
     if isinstance(value, float) and kind is int:
         raise TypeError(f"takes a whole number, got {value:g}; write its digits")
-    return _value(name, str(value))
+    return value_of(name, str(value))
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:

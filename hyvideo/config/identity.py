@@ -41,7 +41,7 @@ def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, 
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Files that settings name: prompts, code and options of scorers and the files in these, the LoRA to start from."""
+    """Files that settings name: prompts, the LoRA to start from, code of sampler and scorers, files of options."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
@@ -51,6 +51,7 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
         values = [value for name, value in of_one.items() if name != "path" and isinstance(value, str)]
         named["reward_config"] += [value for value in values if os.path.isfile(located(value))]
     named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
+    named["sde_type"] = code_files([settings["sde_type"]])
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
     return {name: [located(path) for path in paths] for name, paths in named.items() if paths}
 

@@ -13,7 +13,7 @@ from typing import Any
 from hyvideo.config import machine_rules as machine
 from hyvideo.config.command_line import nearest, reward_options
 from hyvideo.config.machine_rules import Problems, problem_of
-from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval
+from hyvideo.config.run_plan import branches_of_steps, num_stochastic_steps, parse_interval, stochastic_transitions
 from hyvideo.config.sections import (
     DistributedSettings,
     ModelSettings,
@@ -28,7 +28,7 @@ from hyvideo.data.outside import parse_json, shown
 from hyvideo.data.prompts import check_prompt
 from hyvideo.models.reward_models.rewards import RECORDED, SCORERS, SERVICE_ATTEMPTS, scorer_class
 from hyvideo.models.versions import version_defaults
-from hyvideo.schedulers.transitions import SDE_TYPES
+from hyvideo.schedulers.transitions import sampler_of
 
 
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
@@ -39,6 +39,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         batch_problems(config.rollout, config.distributed, updates, world_size),
         process_problems(config.distributed, config.reward, world_size),
         noise_can_be_matched(config.rollout),
+        problem_of(lambda: stochastic_transitions(config.rollout)),  # eta is legal, and a user's sampler is sound
         trust_region_problems(config.trust_region, config.kl_strategy),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout)
@@ -55,12 +56,14 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
     )
 
 
-def check_sampling(config: Config, *, output: Path) -> None:
-    """Raises ValueError as `check`, for what sampling alone depends on; ``output`` is the folder for its videos."""
+def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
+    """Raises ValueError as `check`, for what sampling ``validation_steps`` steps into ``output`` depends on."""
     ranges = list(range_problems(config.flat()))
+    as_sampled = config.with_settings(grpo_sampling_steps=config.record.validation_steps).rollout
     _raise(
         ranges,
-        noise_can_be_matched(config.rollout) if not ranges else (),
+        noise_can_be_matched(config.rollout) if is_stochastic and not ranges else (),
+        problem_of(lambda: stochastic_transitions(as_sampled)) if is_stochastic and not ranges else (),
         machine.checkpoints_are_there(config.model.pretrained_model_root),
         machine.folders_can_be_written("the output", output),
     )
@@ -91,10 +94,8 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
     for name, value in values.items():
         if problem := TRAITS[name].range_problem(value):
             yield f"{name} {problem}, got {value}"
-    if values["sde_type"] not in SDE_TYPES:
-        yield f"sde_type must be one of {', '.join(SDE_TYPES)}, got {values['sde_type']!r}"
-    if values["sde_type"] == "cps" and values["eta"] > 1:
-        yield f"eta must be within [0, 1] for cps, got {values['eta']}"
+    if ".py:" not in values["sde_type"]:  # the code of a user is run where the sampler is used
+        yield from problem_of(lambda: sampler_of(values["sde_type"]))
     for name in ("sample_n_frames", "validation_num_frames"):
         if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
             yield f"{name} must be 4n + 1, got {values[name]}"

@@ -7,7 +7,7 @@ from statistics import fmean
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.transitions import Transition, schedule, shifted_levels
+from hyvideo.schedulers.transitions import Transition, sampler_of, schedule, shifted_levels
 
 MOST_NOISE = 5.0  # standard deviation of a step over the noise level after it; eta 1 has at most 2.5 in 50 steps
 
@@ -143,13 +143,14 @@ def _uneven_passes(rollouts: int, size: int) -> str:
 
 
 def _part_of_the_kl(rollout: RolloutSettings) -> str:
-    """Words for what cps leaves of the velocity distance, as its log-probability lacks ``1 / (2 std^2)``; else none."""
-    if rollout.sde_type != "cps":
+    """Words for what is left of the velocity distance where the log-probability lacks ``1 / (2 std^2)``; else none."""
+    sampler = sampler_of(rollout.sde_type)
+    if sampler.is_normalised:
         return ""
-    parts = [2 * step.std**2 for step in stochastic_transitions(rollout)]
+    parts = [sampler.log_prob_scale(step) for step in stochastic_transitions(rollout)]
     return (
-        f"; the log_ratio of cps is 2 std^2 times the KL, {parts[0]:.2g} at the first and {parts[-1]:.2g} at the last "
-        "stochastic step: kl_velocity gaussian is the KL"
+        f"; the log_ratio of {rollout.sde_type} is 2 std^2 times the KL, {parts[0]:.2g} at the first and "
+        f"{parts[-1]:.2g} at the last stochastic step: kl_velocity gaussian is the KL"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from hyvideo.config import unused as no
 from hyvideo.config.setting import Switch, layout, learning, machine, records, start
+from hyvideo.schedulers.transitions import SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class RolloutSettings:
     batch_size: int = layout(2, "Rollouts of a data-parallel replica in one batch.", at_least=1)
     num_generations: int = learning(4, "Group size: rollouts of one prompt.", at_least=1)
     gradient_accumulation_steps: int = layout(1, "Batches of rollouts that an iteration trains on.", at_least=1)
-    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = learning("sage_grpo", "The stochastic sampler.")
+    sde_type: str = learning("sage_grpo", "Sampler: a name of docs/sde.md, or FILE.py:NAME.", choices=SAMPLERS)
     eta: float = learning(0.5, "Exploration scale of the sampler.", at_most=1000)
     match_noise: str = learning(
         "",

@@ -13,7 +13,7 @@ The function says what the setting decides:
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -44,6 +44,7 @@ class Traits:
     at_most: float | None = None
     below: float | None = None
     measured: bool = False  # an evaluation of a policy depends on its value, and not on what a path leads to alone
+    choices: Collection[str] = ()  # built-in names of a setting that may also be FILE.py:NAME
     unused: tuple[Unused, ...] = ()  # the first that holds is the reason why the setting does nothing
 
     def range_problem(self, value: object) -> str | None:

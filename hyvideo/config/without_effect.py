@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hyvideo.config.run_plan import Plan, stochastic_transitions
 from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config
-from hyvideo.schedulers.transitions import log_prob_grad_norm
+from hyvideo.schedulers.transitions import sampler_of
 
 # The KL term's pull against the policy's below which nobody will see it.
 _WEAK = 1e-3
@@ -83,8 +83,8 @@ def _strength_of_kl(
     """The KL term's gradient in units of that of an advantage of 1, over ``sqrt(2 distance)``; 0 without a distance.
 
     Both with respect to the mean of a step, at the largest coefficient and the step where it is most. With V = std^2
-    and n elements the norms are ``sqrt(2 distance / (n V))`` and, weighted by the equalizer, ``S / sqrt(n V)``; for
-    cps, whose log-probability drops ``1 / (2 V)``, ``2 V S / sqrt(n V)``.
+    and n elements the norms are ``sqrt(2 distance / (n V))`` and, weighted by the equalizer, ``S / sqrt(n V)``; where
+    the log-probability drops ``1 / (2 V)``, as that of cps, ``2 V S / sqrt(n V)``.
     """
     from hyvideo.grpo.trust_region import kl_weights  # imports torch
 
@@ -93,7 +93,8 @@ def _strength_of_kl(
     )
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
     steps = stochastic_transitions(rollout)
-    norms = [log_prob_grad_norm(rollout.sde_type, step) for step in steps]
+    sampler = sampler_of(rollout.sde_type)
+    norms = [sampler.log_prob_grad_norm(step) for step in steps]
     balance = [statistics.median_low(norms) / norm if is_balanced else 1.0 for norm in norms]
-    scales = [2 * step.std**2 if rollout.sde_type == "cps" else 1.0 for step in steps]
+    scales = [sampler.log_prob_scale(step) for step in steps]
     return settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))

@@ -65,7 +65,10 @@ def test_a_file_with_a_mistake_is_refused_with_code_2(write, capsys, text, said)
     "argv, said",
     [
         (["--etta", "1"], "unknown flag --etta; did you mean --eta?"),
-        (["--sde_type", "flow"], "(choose from sage_grpo, flow_grpo, dance_grpo, cps); did you mean flow_grpo?"),
+        (
+            ["--sde_type", "flow"],
+            " or FILE.py:NAME); did you mean flow_grpo?",
+        ),
         (["--batch_size", "two"], "invalid int value: 'two'"),
         (["--use_muon", "perhaps"], "invalid truth value"),
         (["--eta", "0.5", "0.6"], "unknown flag 0.6"),

@@ -16,7 +16,7 @@ from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SDE_TYPES
+from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
 from hyvideo.training.anchor import WeightCopy
 
@@ -56,7 +56,7 @@ def test_velocity_and_gradient_are_those_of_the_cpu(gpu):
         assert relative_difference(ours, theirs) < max(1e-2, 1.5 * relative_difference(of_cpu, theirs))
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_transitions_are_those_of_the_cpu(gpu, sde_type):
     steps = {}
     for device in (gpu, CPU):

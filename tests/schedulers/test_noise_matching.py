@@ -5,13 +5,13 @@ import pytest
 from hyvideo.schedulers.noise_matching import matched_eta, parse_target, total_variance
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
+from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
 
 LEVELS = shifted_levels(20, 5.0)
 RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("target", ["sage_grpo:0.5", "flow_grpo:0.7", "dance_grpo:0.25", "cps:0.2"])
 @pytest.mark.parametrize("num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")])
 def test_the_scheduler_injects_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
@@ -25,7 +25,7 @@ def test_the_scheduler_injects_the_variance_of_the_target(sde_type, target, num_
     assert got.item() == pytest.approx(wanted.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("text", ["fixed:4:6", "random:5", "sliding:3", "sliding:4:6"])
 def test_a_window_has_the_variance_of_the_target_in_the_mean_of_its_iterations(sde_type, text):
     """Summed over a whole round of a sliding window, and over every start of a random one."""
@@ -38,7 +38,7 @@ def test_a_window_has_the_variance_of_the_target_in_the_mean_of_its_iterations(s
     assert mean == pytest.approx(total_variance("sage_grpo", LEVELS, 0.3, "stochastic"))
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_an_sde_is_matched_with_itself_at_its_own_eta(sde_type):
     assert matched_eta(f"{sde_type}:0.3", sde_type, **RUN) == pytest.approx(0.3, rel=1e-12)
     assert matched_eta(f"{sde_type}:1", sde_type, **RUN) == pytest.approx(1.0, rel=1e-7)
@@ -76,7 +76,7 @@ def test_a_malformed_target_is_refused(target):
 
 
 def test_cps_is_no_target_above_eta_1():
-    with pytest.raises(ValueError, match=r"within \[0, 1\] for cps, got 'cps:1.2'"):
+    with pytest.raises(ValueError, match=r"an eta above 0, at most 1, got 'cps:1.2'"):
         matched_eta("cps:1.2", "sage_grpo", **RUN)
 
 

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
 from hyvideo.evaluation.studies.cells import METHODS
 from hyvideo.schedulers import transitions
+from hyvideo.schedulers.transitions import sampler_of
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}
 OF_A_PANEL = ("sde_type", "eta", "match_noise")  # the noise goes with the sampler, as where it is matched
@@ -35,7 +36,7 @@ REGIMES = {
 }
 
 
-class Sampler(NamedTuple):
+class Sampling(NamedTuple):
     """Settings of the sampler of rollouts; the paper's by default."""
 
     num_steps: int = 20
@@ -72,7 +73,7 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     for number, group in enumerate(figures.values()):
         figure, panels = _panels(len(group))
         for axes, comparison in zip(panels, group):
-            title = f"{METHODS[comparison.fixed['sde_type']]}, eta {comparison.fixed['eta']:.3g}"
+            title = f"{sampler_of(comparison.fixed['sde_type']).label}, eta {comparison.fixed['eta']:.3g}"
             variants = {label: comparison.variants[is_used] for is_used, label in EQUALIZER.items()}
             _draw(axes, variants, "reward/mean", "reward", window, title=title)
         paths.append(_save(figure, folder, "figure3", group[0].label(without=OF_A_PANEL), number))
@@ -85,12 +86,12 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
     ``measured`` norms over the parameters (`gradient_norms`) are drawn with the scale of their own sampler. A factor
     that all steps share is not in the theory, so they are brought to meet midway.
     """
-    used = [(m["sde_type"], Sampler(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
+    used = [(m["sde_type"], Sampling(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:
-        sampler = Sampler(rollout.grpo_sampling_steps, rollout.shift, rollout.eta, rollout.last_step)
+        sampler = Sampling(rollout.grpo_sampling_steps, rollout.shift, rollout.eta, rollout.last_step)
         used.append((rollout.sde_type, sampler))
-    samplers: dict[str, list[Sampler]] = {}
-    for sde, sampler in dict.fromkeys(used or [(sde, Sampler()) for sde in METHODS]):
+    samplers: dict[str, list[Sampling]] = {}
+    for sde, sampler in dict.fromkeys(used or [(sde, Sampling()) for sde in METHODS]):
         samplers.setdefault(sde, []).append(sampler)
     figure, panels = _panels(len(samplers))
     for axes, (sde, of_sde) in zip(panels, samplers.items()):
@@ -104,16 +105,16 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
             _draw_measured(axes, norms["steps"])
         axes.set_yscale("log")
         axes.invert_xaxis()
-        _label(axes, METHODS[sde], "noise level sigma", "scale of the gradient")
+        _label(axes, sampler_of(sde).label, "noise level sigma", "scale of the gradient")
     return [_save(figure, folder, "figure4")]
 
 
-def gradient_scale(sde_type: str, sampler: Sampler) -> np.ndarray:
+def gradient_scale(sde_type: str, sampler: Sampling) -> np.ndarray:
     """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape: (3, steps)."""
     levels = transitions.shifted_levels(sampler.num_steps, sampler.shift)
     steps = zip(levels, transitions.schedule(sde_type, levels, sampler.eta, sampler.last_step))
     steps = [(sigma, step) for sigma, step in steps if step.std]
-    return np.array([(s, transitions.log_prob_grad_norm(sde_type, step), 1 / step.std) for s, step in steps]).T
+    return np.array([(s, sampler_of(sde_type).log_prob_grad_norm(step), 1 / step.std) for s, step in steps]).T
 
 
 def _draw_measured(axes: Axes, steps: list[dict]) -> None:
@@ -140,12 +141,12 @@ def figure_8(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 
 def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
     """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
-    paper = Sampler()
+    paper = Sampling()
     levels = transitions.shifted_levels(paper.num_steps, paper.shift)
     figure, panels = _panels(len(REGIMES))
     for axes, (regime, title) in zip(panels, REGIMES.items()):
         for sde in ("sage_grpo", "flow_grpo"):
-            axes.plot(regime_stds(sde, levels, paper.eta, regime), "o-", markersize=3, label=METHODS[sde])
+            axes.plot(regime_stds(sde, levels, paper.eta, regime), "o-", markersize=3, label=sampler_of(sde).label)
         _label(axes, title, "step", "standard deviation of the step's noise")
     return [_save(figure, folder, "figure9")]
 
@@ -160,7 +161,7 @@ def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: st
         variances = [transitions.sage_variance(*pair, eta, levels[1], sigma_max) for pair in pairs]
     else:
         variances = [transitions.left_endpoint_variance(*pair, eta, min(pair[0], sigma_max)) for pair in pairs]
-    return [math.sqrt(max(variance, 0.0)) for variance in variances]
+    return [math.sqrt(variance) for variance in variances]
 
 
 FIGURES: dict[int, Callable[..., list[Path]]] = {0: learning_curve, 3: figure_3, 4: figure_4, 7: figure_7}

@@ -1,6 +1,7 @@
 """Recipes of Table 2 and the figures: reward setting, sampler, trust region, with the equalizer or not, schedule."""
 
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.evaluation.studies.runs import Run, runs_of
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
-METHODS = {"dance_grpo": "DanceGRPO", "flow_grpo": "FlowGRPO", "cps": "CPS", "sage_grpo": "SAGE-GRPO"}
+METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # rows of the paper's table, in its order
 # kl_weight 0 turns the term off whatever the flags of the strategy say.
 KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
@@ -38,7 +39,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        parts = [self.setting, self.method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
+        method = re.sub(r"[^\w.]", "_", self.method)  # FILE.py:NAME in the name of a folder
+        parts = [self.setting, method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
         return "-".join(filter(None, parts))
 
     def flags(self, before: list[str]) -> list[str]:

@@ -3,8 +3,10 @@
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
+from hyvideo.config.command_line import value_of
 from hyvideo.config.rules import check_evaluation
 from hyvideo.data.outside import Parser
 from hyvideo.evaluation.studies.cells import OF_A_CELL, SETTINGS
@@ -35,6 +37,7 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     where.add_argument("--world", choices=list(WORLDS), help="the miniature, which needs no download")
     where.add_argument("--config", help="YAML of a run, with valid_video_csv")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="reward weights")
+    parser.add_argument("--methods", nargs="+", type=partial(value_of, "sde_type"), metavar="SDE_TYPE", help="samplers")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
         "--match_noise",

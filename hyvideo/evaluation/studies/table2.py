@@ -15,13 +15,14 @@ from hyvideo.evaluation.contents import policy_identity, world_identity
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
-from hyvideo.evaluation.studies.cells import KL_FLAGS, METHODS, SETTINGS, Cell
+from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
 from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, Column, intervals
 from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, Comparison, as_markdown, compare
 from hyvideo.evaluation.studies.runs import Run, Study, progress
 from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
 from hyvideo.models.weight_files import shortened
 from hyvideo.records.run_files import write_json, write_text
+from hyvideo.schedulers.transitions import sampler_of
 
 COLUMNS = (*map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore")), TRUE_REWARD, FRECHET)
 COMPARED = (REWARD, TRUE_REWARD, FRECHET)
@@ -96,7 +97,7 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
 
     rows = [row(["Base model", "", ""], dict.fromkeys(settings, [base]), {})]
     for cell, of_cell in trained.items():
-        labels = [METHODS[cell.method], cell.kl.replace("_", " "), "yes" if cell.has_equalizer else "no"]
+        labels = [sampler_of(cell.method).label, cell.kl.replace("_", " "), "yes" if cell.has_equalizer else "no"]
         seeds = {setting: len(of_cell.get(setting, ())) for setting in settings}
         rows.append(row(labels, {setting: list(of_seed.values()) for setting, of_seed in of_cell.items()}, seeds))
     groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
@@ -137,10 +138,10 @@ def questions(rows: list[Cell]) -> list[tuple[str, Cell, Cell]]:
     strength = list(KL_FLAGS).index
     for first, second in itertools.permutations(rows, 2):
         differing = [f.name for f in fields(Cell) if getattr(first, f.name) != getattr(second, f.name)]
-        label, kl = METHODS[first.method], first.kl.replace("_", " ")
+        label, kl = sampler_of(first.method).label, first.kl.replace("_", " ")
         without = "" if first.has_equalizer else ", no equalizer"
         if differing == ["method"] and first.method == "sage_grpo":
-            question = f"{label} against {METHODS[second.method]}, KL {kl}{without}"
+            question = f"{label} against {sampler_of(second.method).label}, KL {kl}{without}"
         elif differing == ["has_equalizer"] and first.has_equalizer:
             question = f"equalizer on against off, {label}, KL {kl}"
         elif differing == ["kl"] and strength(first.kl) > strength(second.kl):

@@ -9,7 +9,7 @@ import yaml
 
 from hyvideo.config.command_line import load_config
 from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, by_schedule, compare, curve, find_runs
-from hyvideo.evaluation.figures.figures import Sampler, gradient_scale
+from hyvideo.evaluation.figures.figures import Sampling, gradient_scale
 from scripts import make_figures
 
 original = plt.Axes.plot
@@ -170,10 +170,10 @@ def test_a_folder_without_runs_is_refused(figures, tmp_path):
 
 
 def test_the_gradient_scale_of_the_first_and_last_step_of_sage_is_the_papers():
-    _, norms, inverse_std = gradient_scale("sage_grpo", Sampler())
+    _, norms, inverse_std = gradient_scale("sage_grpo", Sampling())
     assert norms[0] == pytest.approx(0.0188, abs=1e-4) and norms[-1] == pytest.approx(2.77, abs=0.01)
     assert inverse_std[0] == pytest.approx(1 / 0.5555, abs=1e-3)
-    assert len(gradient_scale("cps", Sampler())[0]) == 19  # the last step has no noise
+    assert len(gradient_scale("cps", Sampling())[0]) == 19  # the last step has no noise
 
 
 def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsys):

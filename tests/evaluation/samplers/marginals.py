@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.schedulers.transitions import SDE_TYPES, Transition, schedule, shifted_levels, transition
+from hyvideo.schedulers.transitions import SAMPLERS, Transition, schedule, shifted_levels
 from tests.evaluation.samplers.tables import markdown_table
+from tests.schedulers.expected import expected_of
 
 GRID_LIMIT = 5.0
 LEAST_STD = 0.006
@@ -81,40 +82,27 @@ def interior_error(sde_type: str, num_steps: int, eta_of_width: Callable[[float]
     """`marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the step width."""
     levels = [0.95 - 0.75 * i / num_steps for i in range(num_steps + 1)]
     pairs = list(zip(levels, levels[1:]))
-    steps = [transition(sde_type, *pair, eta_of_width(pair[0] - pair[1]), levels[1]) for pair in pairs]
+    steps = [SAMPLERS[sde_type].transition(*pair, eta_of_width(pair[0] - pair[1]), levels[1]) for pair in pairs]
     return marginal_error(steps, levels, data)
-
-
-def falling_eta(width: float) -> float:
-    """The eta at which cps renews a share of the noise equal to the step's width: ``sin^2(eta pi / 2) = width``.
-
-    Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times the score, to first
-    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. At a fixed eta the
-    share of the predicted noise that fresh noise replaces does not shrink with the step. The predicted noise depends on
-    the predicted data and the fresh one does not, so what the replacement gets wrong does not shrink either.
-    """
-    return 2 / math.pi * math.asin(math.sqrt(width))
 
 
 def marginals_report(shift: float, eta: float) -> str:
     """Markdown of how far a two-peaked density ends from the marginal: by number of steps, and on schedules as run."""
-    cases = [(name, lambda width: 1.0) for name in SDE_TYPES[:-1]]
-    cases += [("cps", lambda width: 0.5), ("cps", falling_eta)]
-    labels = ["sage_grpo, eta 1", "flow_grpo, eta 1", "dance_grpo, eta 1", "cps, eta 0.5", "cps, eta falling"]
     rows = []
-    for label, (sde_type, eta_of_width) in zip(labels, cases):
-        errors = [interior_error(sde_type, num_steps, eta_of_width, TWO_PEAKS) for num_steps in (16, 32, 64)]
-        rates = [f"{math.log2(error / half):.2f}" for error, half in zip(errors, errors[1:])]
-        rows.append([label, *(f"{error:.4f}" for error in errors), ", ".join(rates)])
+    for sde_type in SAMPLERS:
+        for label, eta_of_width in expected_of(sde_type).marginals.items():
+            errors = [interior_error(sde_type, num_steps, eta_of_width, TWO_PEAKS) for num_steps in (16, 32, 64)]
+            rates = [f"{math.log2(error / half):.2f}" for error, half in zip(errors, errors[1:])]
+            rows.append([f"{sde_type}, {label}", *(f"{error:.4f}" for error in errors), ", ".join(rates)])
     parts = ["Total variation distance from the marginal, even steps from sigma 0.95 to 0.2"]
     parts += [markdown_table(["SDE", "16 steps", "32 steps", "64 steps", "rate"], rows)]
     rows = []
     for num_steps in (10, 20, 40, 60):
         levels = shifted_levels(num_steps, shift)
-        steps = [schedule(sde_type, levels, eta, "stochastic") for sde_type in SDE_TYPES]
+        steps = [schedule(sde_type, levels, eta, "stochastic") for sde_type in SAMPLERS]
         rows.append([str(num_steps), *(_error_or_gap(those[:-1], levels[:-1]) for those in steps)])
     parts += [f"The same on the schedule of shift {shift:g} before its last step, all at eta {eta:g}"]
-    return "\n\n".join([*parts, markdown_table(["steps", *SDE_TYPES], rows)])
+    return "\n\n".join([*parts, markdown_table(["steps", *SAMPLERS], rows)])
 
 
 def _error_or_gap(steps: Sequence[Transition], levels: Sequence[float]) -> str:

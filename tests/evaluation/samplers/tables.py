@@ -1,4 +1,4 @@
-"""Tables of the four SDEs: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
+"""Tables of the built-in samplers: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
 
 The tables hold float64, so that a test can be drawn from them without the rounding of the sampler. docs/sde.md shows
 them; the regimes are those of Figure 9, see `hyvideo.evaluation.figures.figures.regime_stds`.
@@ -16,9 +16,8 @@ from hyvideo.evaluation.figures.figures import REGIMES, regime_stds
 from hyvideo.grpo.equalizer import balancing_factors
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import (
-    SDE_TYPES,
+    SAMPLERS,
     Transition,
-    log_prob_grad_norm,
     schedule,
     shifted_levels,
 )
@@ -33,7 +32,7 @@ def std_table(
     shift: float = 5.0,
     eta: float = 0.5,
     *,
-    sde_types: Sequence[str] = SDE_TYPES,
+    sde_types: Sequence[str] = SAMPLERS,
     regime: str = "own",
     last_step: str = "stochastic",
 ) -> dict[str, Tensor]:
@@ -60,7 +59,7 @@ def grad_norm_table(
     shift: float = 5.0,
     eta: float = 0.5,
     *,
-    sde_types: Sequence[str] = SDE_TYPES,
+    sde_types: Sequence[str] = SAMPLERS,
     last_step: str = "stochastic",
 ) -> dict[str, Tensor]:
     """Columns as of `std_table` with ``N_t``, the scale of the log-probability's gradient. Shape of each: (steps,)."""
@@ -68,7 +67,7 @@ def grad_norm_table(
     columns = {"sigma": _column(levels[:-1])}
     for sde_type in sde_types:
         steps = schedule(sde_type, levels, eta, last_step)
-        columns[sde_type] = _column(log_prob_grad_norm(sde_type, step) for step in steps)
+        columns[sde_type] = _column(SAMPLERS[sde_type].log_prob_grad_norm(step) for step in steps)
     return columns
 
 
@@ -106,7 +105,7 @@ def tables_report(num_steps: int, shift: float, eta: float, last_step: str) -> s
 
 def _matches(stds: dict[str, Tensor], num_steps: int, shift: float, eta: float, last_step: str) -> str:
     rows = []
-    for name in SDE_TYPES:
+    for name in SAMPLERS:
         try:
             match = matched_eta(f"sage_grpo:{eta}", name, num_steps=num_steps, shift=shift, last_step=last_step)
         except ValueError:  # more than cps can
@@ -134,14 +133,14 @@ def search(
     steps: Iterable[int] = SEARCH_STEPS,
     shifts: Iterable[float] = SEARCH_SHIFTS,
     etas: Iterable[float] = SEARCH_ETAS,
-    sde_types: Iterable[str] = SDE_TYPES,
+    sde_types: Iterable[str] = SAMPLERS,
 ) -> Iterator[BadStep]:
-    """Every bad step of every schedule in the grid. An eta above 1 is left out for cps, which refuses it.
+    """Every bad step of every schedule in the grid. Etas above a sampler's maximum are left out.
 
     They are at the boundaries: the pole of sage and flow at sigma = 1, and sigma' = 0, where cps has nothing to draw.
     """
     for sde_type, shift, num_steps, eta in itertools.product(sde_types, shifts, steps, etas):
-        if sde_type == "cps" and eta > 1:
+        if eta > SAMPLERS[sde_type].max_eta:
             continue
         for place, step in enumerate(schedule(sde_type, shifted_levels(num_steps, shift), eta, "stochastic")):
             if kind := _bad_kind(step):
@@ -163,7 +162,7 @@ def search_report(bad_steps: Iterable[BadStep]) -> str:
         where = f"eta {bad.eta:g}" if bad.kind == "exploding" else bad.name
         by_cell.setdefault((bad.sde_type, bad.shift, bad.kind), {}).setdefault(where, []).append(bad.num_steps)
     rows = []
-    for sde_type, shift in itertools.product(SDE_TYPES, SEARCH_SHIFTS):
+    for sde_type, shift in itertools.product(SAMPLERS, SEARCH_SHIFTS):
         cells = [by_cell.get((sde_type, shift, kind), {}) for kind in ("not finite", "deterministic", "exploding")]
         ranges = ["; ".join(f"{where}: {min(n)}-{max(n)}" for where, n in cell.items()) or "none" for cell in cells]
         rows.append([sde_type, f"{shift:g}", *ranges])

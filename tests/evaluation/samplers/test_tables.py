@@ -5,23 +5,20 @@ What one transition is, at a few places, is in test_transitions.py and test_sche
 
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from hyvideo.evaluation.figures import figures
-from hyvideo.evaluation.figures.figures import REGIMES, Sampler, regime_stds
+from hyvideo.evaluation.figures.figures import REGIMES, Sampling, regime_stds
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SDE_TYPES, Transition, schedule, shifted_levels, transition
-from tests.evaluation.samplers import tables
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, Transition, schedule, shifted_levels
+from tests.evaluation.samplers import page, tables
 from tests.evaluation.samplers.marginals import (
     TWO_PEAKS,
     Mixture,
-    falling_eta,
     interior_error,
     marginal_error,
-    marginals_report,
 )
 from tests.evaluation.samplers.tables import (
     SEARCH_SHIFTS,
@@ -33,14 +30,9 @@ from tests.evaluation.samplers.tables import (
     std_table,
     tables_report,
 )
+from tests.schedulers.expected import expected_of
 
 ONE_PEAK = Mixture(means=(0.7,), std=0.4)
-KEEPERS = {
-    "sage_grpo": lambda width: 1.0,
-    "flow_grpo": lambda width: 1.0,
-    "dance_grpo": lambda width: 1.0,
-    "cps": falling_eta,
-}
 
 
 def make_scheduler(num_steps, shift):
@@ -53,10 +45,11 @@ def make_scheduler(num_steps, shift):
 
 
 @pytest.mark.parametrize("data", [ONE_PEAK, TWO_PEAKS], ids=["gaussian", "mixture"])
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_marginals_are_kept_to_first_order_in_the_step(sde_type, data):
     """Twice the steps, half the distance: cps too, if its eta falls so that each step renews its width of the noise."""
-    errors = [interior_error(sde_type, num_steps, KEEPERS[sde_type], data) for num_steps in (16, 32, 64)]
+    *_, eta_of_width = expected_of(sde_type).marginals.values()
+    errors = [interior_error(sde_type, num_steps, eta_of_width, data) for num_steps in (16, 32, 64)]
     rates = [math.log2(error / half) for error, half in zip(errors, errors[1:])]
     assert errors[-1] < 0.015
     assert all(0.95 < rate < 1.2 for rate in rates), rates
@@ -95,13 +88,13 @@ def test_the_density_that_is_sent_on_is_the_normal_that_recursion_gives():
 
 def test_a_step_without_noise_is_too_fine_for_the_grid():
     with pytest.raises(ValueError, match="a standard deviation of 0 is too fine for the grid"):
-        marginal_error([transition("sage_grpo", 0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
+        marginal_error([SAMPLERS["sage_grpo"].transition(0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
 
 
 # --- every step against torch ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("shift", [1.0, 9.0])
 @pytest.mark.parametrize("num_steps", [4, 200])
 def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_type, shift, num_steps):
@@ -116,7 +109,7 @@ def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_ty
     is_stochastic = out.std_dev_t.flatten() > 0
     mean, std = out.prev_sample_mean[is_stochastic], out.std_dev_t[is_stochastic]
     expected = torch.distributions.Normal(mean, std).log_prob(out.prev_sample[is_stochastic]).mean(1)
-    if sde_type == "cps":  # which drops what the mean does not enter
+    if not SAMPLERS[sde_type].is_normalised:  # it drops what the mean does not enter
         expected = 2 * std.flatten() ** 2 * (expected + std.flatten().log() + 0.5 * math.log(2 * math.pi))
     torch.testing.assert_close(out.log_prob[is_stochastic], expected, rtol=1e-4, atol=1e-6)
     assert (out.log_prob[~is_stochastic] == 0).all()
@@ -150,21 +143,17 @@ def test_variances_of_sage_are_numerical_quadrature_up_to_the_clamp(num_steps, s
 
 
 def test_every_schedule_is_finite_and_deterministic_only_where_it_must_be():
-    """Shifts 1 to 9 and 4 to 200 steps: sage above its clamp, cps at the end, the other two nowhere."""
+    """Shifts 1 to 9 and 4 to 200 steps."""
     found = list(search(etas=(0.5,)))
     assert {bad.kind for bad in found} == {"deterministic", "exploding"}
-    still = [bad for bad in found if bad.kind == "deterministic"]
-    assert {bad.sde_type for bad in still} == {"sage_grpo", "cps"}
-    cps = [bad for bad in still if bad.sde_type == "cps"]
-    assert all(bad.name == "last" for bad in cps) and len(cps) == len(SEARCH_STEPS) * len(SEARCH_SHIFTS)
-    sage = {(bad.shift, bad.num_steps, bad.place) for bad in still if bad.sde_type == "sage_grpo"}
-    grid = [(shift, num_steps) for shift in SEARCH_SHIFTS for num_steps in SEARCH_STEPS]
-    for shift, num_steps in grid:
-        levels = shifted_levels(num_steps, shift)
-        above = {(shift, num_steps, i) for i in range(num_steps) if levels[i + 1] >= SAGE_SIGMA_MAX}
-        assert {place for place in sage if place[:2] == (shift, num_steps)} == above
-    first = {shift: min((n for s, n, _ in sage if s == shift), default=None) for shift in SEARCH_SHIFTS}
-    assert first == {1.0: None, 3.0: 112, 5.0: 68, 7.0: 49, 9.0: 38}
+    still = {(bad.sde_type, bad.shift, bad.num_steps, bad.place) for bad in found if bad.kind == "deterministic"}
+    assert still == {
+        (name, shift, num_steps, place)
+        for name, shift, num_steps in itertools.product(SAMPLERS, SEARCH_SHIFTS, SEARCH_STEPS)
+        for place in expected_of(name).deterministic(shifted_levels(num_steps, shift))
+    }
+    fewest = {shift: [n for name, s, n, _ in still if (name, s) == ("sage_grpo", shift)] for shift in SEARCH_SHIFTS}
+    assert {shift: min(n, default=None) for shift, n in fewest.items()} == {1: None, 3: 112, 5: 68, 7: 49, 9: 38}
 
 
 def test_the_search_finds_steps_with_more_noise_than_there_ever_is():
@@ -191,7 +180,7 @@ def test_the_first_std_of_flow_is_eta_whatever_the_steps(shift):
 # --- the tables --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("last_step", ["stochastic", "deterministic"])
 def test_tables_are_what_the_scheduler_samples_and_trains_with(sde_type, last_step):
     scheduler = FlowMatchDiscreteScheduler(shift=7.0, last_step=last_step)
@@ -266,7 +255,7 @@ def test_figure_9_and_the_tables_agree_at_every_number_of_steps(shift):
 @pytest.mark.parametrize("num_steps", [20, 80])
 def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
     panels = []
-    monkeypatch.setattr(figures, "Sampler", lambda: Sampler(num_steps=num_steps))
+    monkeypatch.setattr(figures, "Sampling", lambda: Sampling(num_steps=num_steps))
     monkeypatch.setattr(figures, "_save", lambda figure, *_: panels.extend(figure.axes))
     figures.figure_9([], tmp_path, window=1)
     for axes, regime in zip(panels, REGIMES, strict=True):
@@ -278,19 +267,12 @@ def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
 
 def test_the_tables_have_the_values_of_the_method():
     printed = tables_report(20, 5.0, 0.5, "stochastic")
-    assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 | 0.6997 |" in printed
+    assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 |" in printed
     assert "| 1 | 1.0000 | 0.0000 | 0.5000 | 0.5555 | 0.9317 | 0.5555 | 0.5000 |" in printed
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        pytest.param(lambda: tables_report(20, 5.0, 0.5, "stochastic"), id="tables"),
-        pytest.param(lambda: marginals_report(5.0, 0.5), id="marginals", marks=pytest.mark.slow),
-        pytest.param(lambda: search_report(search()), id="search", marks=pytest.mark.slow),
-    ],
-)
-def test_the_page_has_the_tables_as_computed(report):
-    page = (Path(__file__).parents[3] / "docs" / "sde.md").read_text(encoding="utf-8")
-    parts = [part for part in report().split("\n\n") if part.startswith("|")]
-    assert parts and all(part in page for part in parts)
+@pytest.mark.parametrize("tables", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)])
+def test_the_page_has_the_tables_as_computed(tables):
+    there = page.TABLE.findall(page.PAGE.read_text(encoding="utf-8"))
+    outdated = [place for place, table in tables().items() if there[place] != table]
+    assert not outdated, "docs/sde.md has other tables; write them anew: python -m tests.evaluation.samplers.page"

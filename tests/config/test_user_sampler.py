@@ -1,0 +1,176 @@
+"""``sde_type FILE.py:NAME``: read from flags and files, checked before a run, and part of the identity of the run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.identity import changed_settings, named_files
+from hyvideo.config.rules import check, check_evaluation, check_sampling
+from hyvideo.config.run_plan import describe, make_plan
+from hyvideo.config.without_effect import settings_without_effect
+from hyvideo.evaluation.studies.cells import Cell, runs_of_figure
+from hyvideo.evaluation.studies.runs import Run, Study
+from hyvideo.evaluation.studies.study_command import grid_parser
+from hyvideo.schedulers.noise_matching import total_variance
+from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.trainer import Trainer
+
+LINEAR = "def linear(sigma, sigma_next, eta, sigma_after_first):\n    return eta * (sigma - sigma_next)\n"
+TEXT = (
+    LINEAR
+    + """
+from hyvideo.schedulers.transitions import SAMPLERS, Sampler
+
+cps = Sampler("Own CPS", SAMPLERS["cps"].step, max_eta=1.0, is_normalised=False)
+broken = lambda sigma, sigma_next, eta, sigma_after_first: 1 / sigma_next
+late = lambda sigma, sigma_next, eta, sigma_after_first: eta if sigma_next < 0.1 or sigma > 0.9 else float("nan")
+"""
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my.py"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_file_is_taken_from_flags_and_from_a_config(file, tmp_path, tiny_config):
+    (tmp_path / "run.yaml").write_text(f"sde_type: {file}:linear\neta: 0.3\n")
+    for config in (load_config(tmp_path / "run.yaml"), parse(["--sde_type", f"{file}:linear"]).config):
+        assert config.rollout.sde_type == f"{file}:linear"
+
+
+def test_a_sound_file_passes_the_check_and_is_described(file, tiny_config):
+    config = tiny_config.with_settings(sde_type=f"{file}:linear")
+    check(config)
+    plan = make_plan(config)
+    assert plan.stochastic_steps == 3 and f"{file}:linear at eta 0.7" in describe(config, plan)
+    assert settings_without_effect(config, plan, 1) == settings_without_effect(tiny_config, make_plan(tiny_config), 1)
+
+
+def test_an_unnormalised_log_prob_of_a_file_is_described_as_that_of_cps(file, tiny_config):
+    changes = dict(kl_strategy="stepwise", num_updates_per_rollout=2, update_ref_model_step=2)
+    said = {}
+    for name in ("cps", f"{file}:cps"):
+        config = tiny_config.with_settings(sde_type=name, **changes)
+        said[name] = describe(config, make_plan(config)).replace(name, "NAME")
+    assert "the log_ratio of NAME is 2 std^2 times the KL" in said["cps"]
+    assert said["cps"] == said[f"{file}:cps"]
+
+
+@pytest.mark.parametrize(
+    "name, eta, said",
+    [
+        ("absent", 0.5, "my.py:absent must name a function or a Sampler of the file, got None"),
+        ("broken", 0.5, "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised ZeroDivisionError"),
+        ("late", 0.5, "my.py:late is not defined at step 2 of 4 .*got nan"),
+        ("cps", 1.5, r"eta must be within \[0, 1\] for .*my.py:cps, got 1.5"),
+    ],
+)
+def test_a_broken_sampler_is_refused_once_before_a_run(file, tiny_config, tmp_path, name, eta, said):
+    for objective in ("grpo", "nft"):
+        config = tiny_config.with_settings(sde_type=f"{file}:{name}", eta=eta, objective=objective)
+        with pytest.raises(ValueError, match=said) as refusal:
+            check(config)
+        assert len(str(refusal.value).splitlines()) == 1
+    with pytest.raises(ValueError, match=said):
+        check_sampling(config.with_settings(validation_steps=4), output=tmp_path)
+
+
+def test_what_does_not_sample_by_it_does_not_need_the_file(tiny_config, tmp_path):
+    config = tiny_config.with_settings(sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5").resolved()
+    check_evaluation(config, output=tmp_path, has_model=True)
+    check_sampling(config, output=tmp_path, is_stochastic=False)
+    with pytest.raises(ValueError, match="gone.py:f cannot be loaded: FileNotFoundError"):
+        check_sampling(config, output=tmp_path)
+
+
+@pytest.mark.parametrize("code", ["exit(0)", "def f(*_):\n    exit(0)"])
+@pytest.mark.parametrize("more", [[], ["--match_noise", "sage_grpo:0.5"]])
+def test_a_file_that_exits_ends_the_program_with_code_2(tmp_path, tiny_config, monkeypatch, capsys, code, more):
+    import post_train
+
+    (tmp_path / "my.py").write_text(code)
+    flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--sde_type"]
+    monkeypatch.setattr("sys.argv", ["post_train.py", *flags, f"{tmp_path}/my.py:f", *more])
+    assert post_train.main() == 2
+    assert "SystemExit: 0" in capsys.readouterr().err
+
+
+def test_the_check_of_a_file_imports_no_torch(file, tiny_config):
+    code = f"""
+import sys
+from hyvideo.config.command_line import load_config
+from hyvideo.config.rules import check_sampling
+config = load_config("configs/smoke.yaml", sde_type={str(file)!r} + ":linear", match_noise="sage_grpo:0.5")
+check_sampling(config, output={str(file.parent)!r})
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- noise matching ----------------------------------------------------------------------------
+
+
+def test_a_file_is_matched_and_is_a_target(file, tiny_config):
+    """``V = eta d`` without the last step sums to ``eta (1 - sigma_3)``."""
+    place, levels = f"{file}:linear", shifted_levels(4, 3.0)
+    wanted = total_variance("sage_grpo", levels, 0.5, "deterministic")
+    config = tiny_config.with_settings(sde_type=place, match_noise="sage_grpo:0.5").resolved()
+    check(config)
+    assert config.rollout.eta == pytest.approx(wanted / (1 - levels[3]), rel=1e-12)
+    config = tiny_config.with_settings(sde_type="dance_grpo", match_noise=f"{place}:0.25").resolved()
+    assert config.rollout.eta == pytest.approx(0.5, rel=1e-12)
+
+
+def test_a_target_of_a_missing_file_is_refused(tiny_config, tmp_path):
+    with pytest.raises(ValueError, match="gone.py:f cannot be loaded"):
+        check(tiny_config.with_settings(match_noise=f"{tmp_path}/gone.py:f:0.5").resolved())
+
+
+# --- identity ----------------------------------------------------------------------------------
+
+
+def test_the_file_is_among_those_that_a_run_names(file, tiny_config):
+    assert named_files(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [file]
+    assert "sde_type" not in named_files(tiny_config.flat())
+
+
+def test_another_function_of_the_file_is_another_run(file, tiny_config):
+    before, now = (tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps"))
+    (said,) = changed_settings(before, now, same_rollouts=True).of_the_method
+    assert said.startswith("sde_type is") and not changed_settings(now, now, same_rollouts=True).of_the_method
+
+
+def test_a_run_trains_with_the_file_resumes_and_refuses_an_edited_one(file, tiny_config, mesh):
+    import torch
+
+    config = tiny_config.with_settings(sde_type=f"{file}:linear", max_steps=1, save_interval=1)
+    Trainer(config, mesh, torch.device("cpu")).train()
+    lines = (file.parent / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["policy/ratio_max_deviation"] == 0
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    Trainer(config, mesh, torch.device("cpu"))
+    file.write_text(TEXT.replace("eta * (", "2 * eta * ("))
+    with pytest.raises(ValueError, match=r"contents of sde_type .*my.py have changed[^$]*allow_changed_settings"):
+        Trainer(config, mesh, torch.device("cpu"))
+
+
+# --- studies -----------------------------------------------------------------------------------
+
+
+def test_a_study_takes_a_file_as_a_method(file, tmp_path, tiny_config, capsys):
+    place = f"{file}:cps"
+    flags = ["--world", "miniature", "--methods", place, "sage_grpo"]
+    options = grid_parser("", makes="figure").parse_args(flags)
+    runs = runs_of_figure(3, "B", [0], methods=options.methods)
+    assert "/" not in runs[0].name and runs[0].name.endswith("my.py_cps-none-eq-seed0")
+    run = Run(Cell("B", place, "none", True), 0)
+    assert Study("configs/miniature_paper.yaml", tmp_path).config(run).rollout.sde_type == place
+    with pytest.raises(SystemExit):
+        grid_parser("", makes="figure").parse_args([*flags, "euler"])
+    assert "invalid choice: 'euler' (choose from sage_grpo" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""The computed tables of docs/sde.md. Write them anew, in a minute: python -m tests.evaluation.samplers.page"""
+
+import re
+from pathlib import Path
+
+from tests.evaluation.samplers.marginals import marginals_report
+from tests.evaluation.samplers.tables import search, search_report, tables_report
+
+PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
+TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)
+STDS, NORMS, FACTORS, REGIMES, MARGINALS, SCHEDULES, SEARCH, MATCHES = range(1, 9)  # the first table is written by hand
+
+
+def tables_of(report: str) -> list[str]:
+    return [part + "\n" for part in report.split("\n\n") if part.startswith("|")]
+
+
+def fast_tables() -> dict[int, str]:
+    """Tables by their place on the page."""
+    places = (STDS, MATCHES, NORMS, FACTORS, REGIMES)
+    return dict(zip(places, tables_of(tables_report(20, 5.0, 0.5, "stochastic")), strict=True))
+
+
+def slow_tables() -> dict[int, str]:
+    """Tables by their place on the page, which take a minute."""
+    return dict(
+        zip((MARGINALS, SCHEDULES, SEARCH), tables_of(marginals_report(5.0, 0.5) + "\n\n" + search_report(search())))
+    )
+
+
+def write_page() -> None:
+    tables, text = fast_tables() | slow_tables(), PAGE.read_text(encoding="utf-8")
+    number = iter(range(text.count("\n")))
+    PAGE.write_text(TABLE.sub(lambda found: tables.get(next(number), found[0]), text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page()

@@ -1,0 +1,59 @@
+"""What the tests expect of each built-in sampler: one row each, found by `expected_of`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS
+
+
+def eta_1(width: float) -> float:
+    return 1.0
+
+
+def falling_eta(width: float) -> float:
+    """The eta at which cps renews a share of the noise equal to the step's width: ``sin^2(eta pi / 2) = width``.
+
+    Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times the score, to first
+    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. At a fixed eta the
+    share of the predicted noise that fresh noise replaces does not shrink with the step. The predicted noise depends on
+    the predicted data and the fresh one does not, so what the replacement gets wrong does not shrink either.
+    """
+    return 2 / math.pi * math.asin(math.sqrt(width))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Closed forms and limits of a sampler."""
+
+    stds: tuple[float, float, float, float]
+    """Standard deviations of steps 1, 2, 11 and 20 of 20 at shift 5 and eta 0.5, to four digits."""
+    marginals: dict[str, Callable[[float], float]] = field(default_factory=lambda: {"eta 1": eta_1})
+    """Etas by the width of a step, labelled for docs/sde.md; at the last one the marginals are kept to first order."""
+    deterministic: Callable[[tuple[float, ...]], list[int]] = lambda levels: []
+    """Steps without noise, of the levels of a schedule."""
+
+
+EXPECTED = {
+    "sage_grpo": Expected(
+        stds=(0.5555, 0.4256, 0.1834, 0.0795),
+        deterministic=lambda levels: [i for i, below in enumerate(levels[1:]) if below >= SAGE_SIGMA_MAX],
+    ),
+    "flow_grpo": Expected(stds=(0.5000, 0.5186, 0.1929, 0.1171)),
+    "dance_grpo": Expected(stds=(0.0510, 0.0532, 0.0863, 0.2282)),
+    "cps": Expected(
+        stds=(0.6997, 0.6917, 0.5682, 0.0),
+        marginals={"eta 0.5": lambda width: 0.5, "eta falling": falling_eta},
+        deterministic=lambda levels: [len(levels) - 2],
+    ),
+}
+
+
+def expected_of(sde_type: str) -> Expected:
+    """The row of a built-in sampler; fails with what to do where there is none."""
+    assert sde_type in SAMPLERS, f"{sde_type} has a row in EXPECTED of {__file__} and none in SAMPLERS"
+    assert sde_type in EXPECTED, (
+        f"SAMPLERS in hyvideo/schedulers/transitions.py has {sde_type}: add its row to EXPECTED in "
+        "tests/schedulers/expected.py, then run python -m tests.evaluation.samplers.page (docs/add_a_sampler.md)"
+    )
+    return EXPECTED[sde_type]

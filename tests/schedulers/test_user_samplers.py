@@ -1,0 +1,224 @@
+"""Samplers from a user's file: the same numbers as a built-in one, noise matched at the right eta, clear errors."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.schedulers.noise_matching import matched_eta, total_variance
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.transitions import sampler_of, schedule, shifted_levels
+
+LEVELS = shifted_levels(20, 5.0)
+RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
+CODE = """
+import math
+from hyvideo.schedulers.transitions import Sampler, Transition
+
+def dance(sigma, sigma_next, eta, sigma_after_first):
+    return eta**2 * (sigma - sigma_next)
+
+def linear(sigma, sigma_next, eta, sigma_after_first):
+    return eta * (sigma - sigma_next)
+
+def falling(sigma, sigma_next, eta, sigma_after_first):
+    return math.sin(eta * math.pi / 2) ** 2 * (sigma - sigma_next)
+
+def constant(sigma, sigma_next, eta, sigma_after_first):
+    return sigma - sigma_next
+
+def jump(sigma, sigma_next, eta, sigma_after_first):
+    return (eta > 0.3) * 1.0 + eta * (sigma - sigma_next)
+
+def cps(sigma, sigma_next, eta, sigma_after_first):
+    std = sigma_next * math.sin(eta * math.pi / 2)
+    kept = math.sqrt(max(sigma_next**2 - std**2, 0.0))
+    return Transition(a=(1 - sigma_next) + kept, b=-sigma * (1 - sigma_next) + (1 - sigma) * kept, std=std)
+
+full = Sampler("Own CPS", cps, max_eta=1.0, recommended_eta=0.3, is_normalised=False)
+number = 3
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A function that gives FILE.py:NAME."""
+    (tmp_path / "own.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    return lambda name: f"own.py:{name}"
+
+
+# --- noise matching ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eta", [0.01, 0.5, 0.7, 3.0])
+def test_a_variance_linear_in_eta_is_matched_at_its_closed_form(place, eta):
+    """``V = eta d`` sums to eta, sage to ``eta^2 (log(1 / 0.003) - 1)``; a square root would give 1.54 for 2.36."""
+    expected = eta**2 * (math.log(1 / 0.003) - 1)
+    assert matched_eta(f"sage_grpo:{eta}", place("linear"), **RUN) == pytest.approx(expected, rel=1e-12)
+    assert matched_eta(f"{place('linear')}:{expected!r}", "sage_grpo", **RUN) == pytest.approx(eta, rel=1e-12)
+
+
+@pytest.mark.parametrize("window", ["fixed:0:5", "random:3"])
+def test_a_variance_linear_in_eta_is_matched_inside_a_window(place, window):
+    eta = matched_eta("dance_grpo:0.3", place("linear"), sde_window=window, **RUN)
+    assert total_variance(place("linear"), LEVELS, eta, "stochastic", window) == pytest.approx(0.09, rel=1e-12)
+
+
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
+@pytest.mark.parametrize("target", ["sage_grpo:0.5", "dance_grpo:0.001", "cps:0.9"])
+def test_bisection_finds_the_closed_form_of_a_variance_that_is_eta_squared_or_that_of_cps(sde_type, target):
+    name, _, eta = target.partition(":")
+    at_one = total_variance(sde_type, LEVELS, 1.0, "stochastic")
+    share = total_variance(name, LEVELS, float(eta), "stochastic") / at_one
+    expected = 2 / math.pi * math.asin(math.sqrt(share)) if sde_type == "cps" else math.sqrt(share)
+    assert matched_eta(target, sde_type, **RUN) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name, target, said",
+    [
+        ("falling", "dance_grpo:1.5", "increases with eta, and that of own.py:falling falls from .* to .*; set eta"),
+        ("constant", "dance_grpo:0.5", "variance of 0.25 .* own.py:constant jumps past it at eta .*; set eta"),
+        (
+            "constant",
+            "dance_grpo:1.5",
+            "variance of 2.25 .* own.py:constant at most 1, at eta 1000; lower the eta of dance",
+        ),
+        (
+            "jump",
+            "dance_grpo:2",
+            "cannot be reached: .* variance of 4 .* own.py:jump jumps past it at eta 0.3; set eta",
+        ),
+        ("linear", "recommended", "is known for sage_grpo, dance_grpo, and not for own.py:linear; set eta"),
+    ],
+)
+def test_noise_that_cannot_be_matched_is_refused(place, name, target, said):
+    with pytest.raises(ValueError, match=said):
+        matched_eta(target, place(name), **RUN)
+
+
+def test_an_sde_that_only_falls_above_the_matched_eta_is_matched(place):
+    assert matched_eta("dance_grpo:0.5", place("falling"), **RUN) == pytest.approx(1 / 3, rel=1e-12)  # sin^2(pi / 6)
+
+
+# --- sampling and replay -----------------------------------------------------------------------
+
+
+def make_scheduler():
+    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
+    scheduler.set_timesteps(20)
+    return scheduler
+
+
+def sample_and_replay(sde_type, eta):
+    """Latents and log-probabilities of a whole rollout, and the log-probabilities of its replay."""
+    scheduler, generator = make_scheduler(), torch.Generator().manual_seed(0)
+    latent, found = torch.randn(2, 4, 3, generator=generator), []
+    for timestep in scheduler.timesteps:
+        velocity = torch.randn(2, 4, 3, generator=generator)
+        given = dict(eta=eta, sde_type=sde_type)
+        step = scheduler.sde_step_with_logprob(velocity, latent, timestep, generator=generator, **given)
+        again = scheduler.sde_step_with_logprob(velocity, latent, timestep, prev_sample=step.prev_sample, **given)
+        found.append((step.prev_sample, step.log_prob, again.log_prob))
+        latent = step.prev_sample
+    return [torch.stack(column) for column in zip(*found)]
+
+
+@pytest.mark.parametrize("name, built_in", [("dance", "dance_grpo"), ("full", "cps")])
+def test_a_users_sampler_equals_the_built_in_one_bit_for_bit(place, name, built_in):
+    for own, expected in zip(sample_and_replay(place(name), 0.4), sample_and_replay(built_in, 0.4), strict=True):
+        assert torch.equal(own, expected)
+    own, expected = (make_scheduler().compute_grad_balancing_factors(sde_type=t) for t in (place(name), built_in))
+    assert torch.equal(own, expected)
+
+
+@pytest.mark.parametrize("name", ["dance", "linear", "cps", "full"])
+def test_the_log_ratio_of_a_replay_is_0(place, name):
+    _, old, new = sample_and_replay(place(name), 0.4)
+    assert torch.equal(old, new) and old[:-1].abs().min() > 0
+
+
+def test_the_log_prob_of_a_transition_is_normalised_unless_its_sampler_says_otherwise(place):
+    steps = schedule(place("cps"), LEVELS, 0.5, "stochastic")
+    own, full = sampler_of(place("cps")), sampler_of(place("full"))
+    assert own.log_prob_grad_norm(steps[3]) == pytest.approx(abs(steps[3].b) / steps[3].std)
+    assert full.log_prob_grad_norm(steps[3]) == pytest.approx(2 * abs(steps[3].b) * steps[3].std)
+    assert (own.label, full.label, full.max_eta) == ("cps", "Own CPS", 1.0)
+    assert matched_eta("recommended", place("full"), **RUN) == 0.3
+
+
+def test_a_file_is_run_once(tmp_path):
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'log')!r}, 'a').write('x')\n" + CODE)
+    for eta in (0.1, 0.2, 0.1):
+        schedule(f"{tmp_path}/own.py:linear", LEVELS, eta, "stochastic")
+    assert (tmp_path / "log").read_text() == "x"
+
+
+def test_files_of_one_name_in_two_folders_are_two_samplers(tmp_path, monkeypatch):
+    for folder, factor in (("a", 1), ("b", 4)):
+        code = f"def f(sigma, sigma_next, *_): return {factor} * (sigma - sigma_next)"
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text(code)
+        monkeypatch.chdir(tmp_path / folder)
+        assert total_variance("own.py:f", LEVELS, 1.0, "stochastic") == pytest.approx(factor)
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("absent", "own.py:absent must name a function or a Sampler of the file, got None"),
+        ("number", "own.py:number must name a function or a Sampler of the file, got 3"),
+    ],
+)
+def test_a_name_that_is_no_sampler_is_refused(place, name, said):
+    with pytest.raises(ValueError, match=said):
+        sampler_of(place(name))
+    assert sampler_of(place("linear")).label == "linear"
+
+
+@pytest.mark.parametrize(
+    "code, said", [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit: 0")]
+)
+def test_a_file_that_cannot_be_run_is_refused(tmp_path, code, said):
+    (tmp_path / "own.py").write_text(code)
+    with pytest.raises(ValueError, match=f"own.py:f cannot be loaded: .*{said}"):
+        sampler_of(f"{tmp_path}/own.py:f")
+    with pytest.raises(ValueError, match="nowhere.py:f cannot be loaded: FileNotFoundError"):
+        sampler_of(f"{tmp_path}/nowhere.py:f")
+
+
+STEP_1 = "own.py:f is not defined at step 1 of 20 with sigma=1, sigma_next=0.9896, eta=0.5, sigma_after_first=0.9896: "
+STEP_20 = "at step 20 of 20 with sigma=0.2083, sigma_next=0, eta=0.5, sigma_after_first=0.9896: "
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("return float('nan')", STEP_1 + "it must return a finite variance >= 0, or a Transition .*, got nan"),
+        ("return -0.1", STEP_1 + ".*got -0.1"),
+        ("return None", STEP_1 + ".*got None"),
+        ("return '0.1'", STEP_1 + ".*got '0.1'"),
+        ("return Transition(1.0, float('inf'), 0.1)", STEP_1 + r".*got Transition\(a=1.0, b=inf, std=0.1\)"),
+        ("return Transition(1.0, -0.1, -0.1)", STEP_1 + ".*std >= 0, got"),
+        ("return Transition(1.0, 0.0, 0.1)", STEP_1 + ".*b != 0 .*, got"),
+        ("return 1 / (1 - sigma)", STEP_1 + "it raised ZeroDivisionError: "),
+        ("return (sigma - sigma_next) / sigma_next", STEP_20 + "it raised ZeroDivisionError: "),
+        ("return math.log(sigma_next + 0.5)", ".*got -0.0"),
+        ("raise SystemExit", STEP_1 + "it raised SystemExit: "),
+    ],
+)
+def test_a_step_that_is_not_defined_is_named_with_its_arguments_and_result(tmp_path, body, said):
+    head = "import math\nfrom hyvideo.schedulers.transitions import Transition\n"
+    (tmp_path / "own.py").write_text(f"{head}def f(sigma, sigma_next, eta, sigma_after_first):\n    {body}\n")
+    with pytest.raises(ValueError, match=said):
+        schedule(f"{tmp_path}/own.py:f", LEVELS, 0.5, "stochastic")
+
+
+def test_eta_must_not_pass_the_largest_of_the_sampler(place):
+    with pytest.raises(ValueError, match=r"eta must be within \[0, 1\] for own.py:full, got 1.5"):
+        schedule(place("full"), LEVELS, 1.5, "stochastic")
+    assert schedule(place("full"), LEVELS, 1.0, "stochastic")

@@ -1,0 +1,167 @@
+"""Training a small Wan model: ratios of 1, every way of training, ranks, and a resume that changes nothing."""
+
+import pytest
+import torch
+
+from hyvideo.data.prompts import Request
+from hyvideo.schedulers.transitions import SAMPLERS
+from hyvideo.trainer import Trainer
+from hyvideo.training.model_setup import check_checkpoint
+from tests.distributed.launch import launch
+from tests.tiny_checkpoint import write_original
+from tests.tiny_wan import write_wan
+
+MODULE = "tests.training.test_wan_training"
+CPU = torch.device("cpu")
+PROMPTS = ["a red car turns left", "a car turns"]
+# 8 rollouts of 5 frames of 16 x 16 pixels: 2 x 1 x 1 tokens would be too few to share among 3 ranks, so 48 x 32.
+SETTINGS = {
+    "transformer_version": "wan2.1_t2v_1.3b",
+    "random_weights": False,
+    "encoder_dtype": "fp32",
+    "height": 48,
+    "width": 32,
+    "cfg_scale": 2.0,
+    "shift": 3.0,
+    "mini_batch_size_per_update": 4,
+    "reward_model": ["test"],
+    "num_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_wan(tmp_path_factory.mktemp("wan") / "ckpts")
+
+
+@pytest.fixture
+def config(tiny_config, root, tmp_path):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    return tiny_config.with_settings(**SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv))
+
+
+class Redness:
+    """Rewards red over blue."""
+
+    def score(self, videos, prompts, *, fps):
+        values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
+        return [{"VQ": value, "MQ": value, "TA": value} for value in values]
+
+    def check_prompts(self, prompts):
+        pass
+
+    def held_out(self, videos, prompts):
+        return {}
+
+
+def iterations(config, mesh, count=1):
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    metrics = []
+    for _ in range(count):
+        trainer.iteration += 1
+        metrics.append(trainer.run_iteration())
+    return trainer, metrics
+
+
+@pytest.mark.parametrize("sde_type", SAMPLERS)
+def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
+    _, (metrics,) = iterations(config.with_settings(sde_type=sde_type), mesh)
+    assert metrics["policy/ratio_first_deviation"] == 0.0
+    assert metrics["grad/norm"] > 0 and metrics["reward/std"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_muon": True},
+        {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "selective"},
+        {"objective": "nft", "nft_levels": 2, "eta": 0.0, "cfg_scale": 1.0, "lora_rank": 2},
+        {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
+        {"ema_decay": 0.5, "kl_strategy": "dual_moving", "kl_weight": 0.1, "update_ref_model_step": 1},
+    ],
+    ids=["all weights", "muon", "LoRA", "NFT", "compiled", "anchor and average"],
+)
+def test_every_way_of_training_changes_the_weights(config, mesh, settings):
+    trainer, metrics = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 2)
+    assert all(line["grad/norm"] > 0 for line in metrics)
+    assert all(torch.isfinite(p).all() for p in trainer.policy.parameters)
+    before, _ = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 0)
+    moved = [not torch.equal(p, q) for p, q in zip(trainer.policy.parameters, before.policy.parameters)]
+    assert sum(moved) > 0.9 * len(moved)
+
+
+def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
+    config = config.with_settings(max_steps=4, save_interval=2, learning_rate=1e-3, ema_decay=0.5, report_to=["none"])
+    unbroken = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    unbroken.train()
+    broken = config.with_settings(output_dir=str(tmp_path / "broken"))
+    Trainer(broken.with_settings(max_steps=2), mesh, CPU, scorers={"test": Redness()}).train()
+    resumed = Trainer(broken.with_settings(resume_from_checkpoint="latest"), mesh, CPU, scorers={"test": Redness()})
+    assert resumed.iteration == 2
+    resumed.train()
+    expected = unbroken.policy.tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.tensors().items())
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def train(root, csv, folder, settings):
+    """Metrics of two iterations on this rank."""
+    from hyvideo.config.command_line import load_config
+    from hyvideo.distributed import mesh as ranks
+
+    common = SETTINGS | {"pretrained_model_root": root, "prompts_csv": csv, "output_dir": folder, "valid_video_csv": ""}
+    common |= {"num_updates_per_rollout": 1, "log_video_interval": 0, "learning_rate": 1e-3, "adam_epsilon": 1e-2}
+    config = load_config("configs/smoke.yaml", **common | settings)
+    mesh = ranks.start(config.distributed.sp_size, CPU)
+    _, metrics = iterations(config, mesh, 2)
+    return [
+        {name: line[name] for name in ("reward/mean", "loss/total", "grad/norm", "policy/log_prob")} for line in metrics
+    ]
+
+
+LAYOUTS = {
+    "2 ranks, FSDP": (2, {"batch_size": 4, "enable_fsdp": True}),
+    "sequence parallelism of 2, FSDP": (2, {"batch_size": 8, "sp_size": 2, "enable_fsdp": True}),
+    "sequence parallelism of 3": (3, {"batch_size": 8, "sp_size": 3}),
+}
+
+
+def test_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
+    (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    run = str(root), str(tmp_path / "prompts.csv")
+    (expected,) = launch(f"{MODULE}:train", 1, *run, str(tmp_path / "one"), {"batch_size": 8})
+    for name, (num_ranks, settings) in LAYOUTS.items():
+        for lines in launch(f"{MODULE}:train", num_ranks, *run, str(tmp_path / name), settings):
+            for line, one in zip(lines, expected):
+                assert line == {key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in one.items()}, name
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"height": 40}, "multiples of 16, got 40 x 32"),
+        ({"transformer_version": "480p_t2v"}, "480p_t2v is of the family hunyuan_video15.* of wan"),
+    ],
+)
+def test_sizes_and_versions_of_another_model_are_refused_before_loading(config, mesh, monkeypatch, settings, message):
+    monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
+    with pytest.raises(ValueError, match=message):
+        Trainer(config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
+
+
+def test_an_image_is_refused(config):
+    with pytest.raises(ValueError, match="for text-to-video and was given reference images"):
+        check_checkpoint(config, {"this call": [Request("a car", "car.png")]}, [(5, 48, 32)])
+
+
+def test_a_wan_version_on_a_folder_of_another_family_is_refused(config, tmp_path):
+    other = config.with_settings(pretrained_model_root=str(write_original(tmp_path / "ckpts")))
+    with pytest.raises(ValueError, match="wan2.1_t2v_1.3b is of the family wan.* of hunyuan_video15"):
+        check_checkpoint(other, {"this call": [Request("a car")]}, [(5, 48, 32)])

@@ -19,7 +19,7 @@ from statistics import fmean
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import SDE_TYPES, schedule, shifted_levels
 
-RECOMMENDED_ETA = {"sage_grpo": 0.5, "dance_grpo": 0.25}  # DanceGRPO's for HunyuanVideo; the others have none
+RECOMMENDED_ETA = {"sage_grpo": 0.5, "dance_grpo": 0.25}  # DanceGRPO's own for video; the others have none
 MAX_ETA = 1000.0  # far above all that explores; its square is a number still
 
 

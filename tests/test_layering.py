@@ -24,7 +24,7 @@ THINGS = {thing: number for number, floor in enumerate(FLOORS) for thing in floo
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_CONFIG_TAKERS = 31  # signatures with the whole Config; others take sections or numbers
-MAX_PRODUCT_LINES = 21_990
+MAX_PRODUCT_LINES = 22_350  # the seam between the families and the rest took 450
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")
 
 
@@ -153,6 +153,67 @@ def test_no_files_import_one_another():
     while leaves := {name for name, imported in graph.items() if not imported & graph.keys()}:
         graph = {name: imported for name, imported in graph.items() if name not in leaves}
     assert not graph
+
+
+# --- families of models -----------------------------------------------------------------------------------------------
+
+MODELS = ROOT / "hyvideo" / "models"
+FAMILIES = sorted(file.parent for file in MODELS.glob("*/family.py"))
+# Words that belong into the package of a family: its name, its encoders, attributes of its classes.
+FAMILY_WORDS = re.compile(
+    "(?i:hunyuan|glyph|byt5|siglip|umt5|transformer_blocks|scaling_factor)"
+    "|(?<![A-Za-z])wan(?![a-z])|Wan(?![a-z])|WAN(?![A-Z])"
+)
+PROGRAMS = "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1", "examples of a command line, and what a program is for"
+# By file: what it may name all the same, as a regular expression, and why.
+MAY_NAME = {
+    "hyvideo/models/conditions.py": ("glyph", "quoted text is a field of Condition"),
+    "hyvideo/records/contact_sheet.py": ("Glyph \\.\\* missing", "a warning of matplotlib"),
+    "hyvideo/miniature/architecture.py": ("HunyuanVideo-1\\.5|hunyuan_video15", "the miniature is of one family"),
+    "hyvideo/miniature/build.py": ("hunyuan_video15|byt5_in|scaling_factor=", "the miniature is of one family"),
+    "generate.py": PROGRAMS,
+    "post_train.py": PROGRAMS,
+} | {file.relative_to(ROOT).as_posix(): PROGRAMS for file in (ROOT / "scripts").rglob("*.py")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["wan21", "wan_vae", "WanTransformer3DModel", "AutoencoderKLWan", "Wan2.1", "WAN", "UMT5", "ByT5"],
+)
+def test_names_of_families_are_seen(text):
+    assert FAMILY_WORDS.search(text)
+
+
+@pytest.mark.parametrize("text", ["wanted", "Wanted", "wandb", "WandbReport", "WANDB_PROJECT", "Wang", "swan"])
+def test_other_words_are_not_names_of_families(text):
+    assert not FAMILY_WORDS.search(text)
+
+
+def test_families_are_named_in_their_packages_only():
+    found = []
+    for file in SOURCES:
+        if any(family in file.parents for family in FAMILIES):
+            continue
+        path = file.relative_to(ROOT).as_posix()
+        allowed, _ = MAY_NAME.get(path, ("(?!)", ""))
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if FAMILY_WORDS.search(re.sub(allowed, "", line)):
+                found.append(f"{path}:{number}: {line.strip()}")
+    assert found == []
+
+
+def test_the_exceptions_are_needed():
+    files = {path: ROOT / path for path, (_, reason) in MAY_NAME.items() if reason != PROGRAMS[1]}
+    assert [path for path, file in files.items() if not FAMILY_WORDS.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_families_do_not_import_one_another():
+    names = [name_of(family) for family in FAMILIES]
+    assert "hyvideo.models.hunyuan_video15" in names
+    for file in FILES:
+        if own := [name for name in names if is_within(name_of(file), name)]:
+            others = [name for name in names if name not in own]
+            assert not {name for name in imports_of(file) if is_within(name, *others)}, name_of(file)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

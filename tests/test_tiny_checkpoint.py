@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder, load_text_encoder, load_vision_encoder
 from hyvideo.models.loading import load_transformer, load_vae
@@ -48,7 +49,7 @@ def test_the_original_layout_is_complete_and_small(root):
         ("i2v", "480p", True),
     ]
     for version in VERSIONS:
-        assert check_checkpoint(root, version, with_glyphs=True, with_images=True) == []
+        assert check_checkpoint(root, version, [Request('a sign says "OPEN"', "image.png")]) == []
     files = [path for path in root.rglob("*") if path.is_file() and VERSIONS[1] not in path.parts]
     assert sum(path.stat().st_size for path in files) < 40e6
 
@@ -100,7 +101,8 @@ def test_diffusers_samples_from_an_image_and_sees_it_in_two_ways(root, inputs, t
 def test_both_layouts_and_the_pipeline_are_the_same_weights(root, tmp_path, version):
     pipeline = diffusers_pipeline(root, version)
     out = write_diffusers(root, version, tmp_path / "pipeline")
-    assert check_checkpoint(out, None, with_glyphs=True, with_images=version != "480p_t2v") == []
+    request = Request('a sign says "OPEN"', None if version == "480p_t2v" else "image.png")
+    assert check_checkpoint(out, None, [request]) == []
     for folder, name in ((root, version), (out, None)):
         assert_same(load_transformer(folder, name), pipeline.transformer)
         assert_same(load_vae(folder), pipeline.vae)

@@ -4,10 +4,13 @@ Configs and the headers of the weight files are read, a second or two for the fu
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
+from hyvideo.models.family import Family, families
+from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
 
 
@@ -18,15 +21,22 @@ def check_checkpoint(
 
     ``weights_needed=False`` checks what ``random_weights_seed`` needs: the configs and the tokenizers.
     """
-    root, folder = Path(root), loading.transformer_folder(root, version)
-    family = loading.read_family(folder)
+    root = Path(root)
+    family = _family(root, version)
     kinds = family.kinds(requests)
     checks = [
-        lambda: model_problems(folder, weights_needed=weights_needed),
+        lambda: model_problems(loading.transformer_folder(root, version), weights_needed=weights_needed),
         lambda: model_problems(loading.vae_folder(root), "vae", weights_needed=weights_needed),
         *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
     ]
     return [problem for check in checks for problem in problems_of(check)]
+
+
+def _family(root: Path, version: str | None) -> Family:
+    """Return the family of a folder's transformer; where that is missing or broken, the one its version belongs to."""
+    with suppress(ValueError):  # one of the problems
+        return loading.read_family(loading.transformer_folder(root, version))
+    return next(family for family in families() if family.name == version_defaults(version).family)
 
 
 def model_problems(folder: Folder, part: str = "transformer", *, weights_needed: bool = True) -> list[str]:

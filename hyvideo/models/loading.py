@@ -1,6 +1,6 @@
 """Transformer and VAE from a folder of weights, in the original layout or in diffusers'.
 
-Two layouts, told apart by what lies there (``loading_encoders`` reads the encoders of both):
+Two layouts, told apart by what lies there (a family's ``encoders`` reads the encoders of both):
 
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}

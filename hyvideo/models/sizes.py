@@ -35,7 +35,7 @@ class Forward:
 
 
 class Sizes(Protocol):
-    """What the planner needs of a transformer and its VAE; widths count tensors of the transformer's width."""
+    """Sizes of a transformer and its VAE that the planner needs; widths count tensors of the transformer's width."""
 
     num_layers: int
     num_attention_heads: int

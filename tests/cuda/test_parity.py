@@ -39,9 +39,9 @@ def test_samples_are_those_of_diffusers(gpu, released, tmp_path, record_property
     config = Config().with_settings(**settings, grpo_sampling_steps=STEPS).resolved()
     image = write_image(tmp_path / "image.png") if is_i2v else None
     request = Request('A cat walks past a sign that says "OPEN", realistic style.', image)
-    needs = check_checkpoint(config, {"this call": [request]}, [(frames, *size)])
+    kinds = check_checkpoint(config, {"this call": [request]}, [(frames, *size)])
     encoder, vae = load_encoder(config, gpu)
-    pipeline = load_pipeline(config, gpu, encoder=encoder, vae=vae, trained=needs, weights_dtype=DTYPES[dtype])
+    pipeline = load_pipeline(config, gpu, encoder=encoder, vae=vae, kinds=kinds, weights_dtype=DTYPES[dtype])
     noise = normal(pipeline.latent_shape(frames, *size), 0, "parity")[None]
     conditions = encoder([request], height=size[0], width=size[1]).to(gpu)
     encoder.release()

@@ -151,7 +151,7 @@ def test_lora(work, record):
     start_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
     arrange(transformer, recompute="selective", compile=not IS_TINY)
     trained = {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
-    optimizers = make_optimizers(settings, trained, work.dtype)
+    optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.matrices)
     conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")
 
     def a_pass():

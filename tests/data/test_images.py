@@ -1,4 +1,4 @@
-"""Image files to the first frame of a clip, against Pillow, diffusers and transformers."""
+"""Image files to the first frame of a clip, against Pillow and diffusers."""
 
 import random
 import re
@@ -22,20 +22,7 @@ from hyvideo.data.images import (
     size_of_aspect_ratio,
     to_pixels,
 )
-from hyvideo.models.hunyuan_video15.prompt_encoders import siglip_pixels
 
-PREPROCESSOR = {
-    "do_convert_rgb": None,
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_processor_type": "SiglipImageProcessor",
-    "image_std": [0.5, 0.5, 0.5],
-    "resample": 3,
-    "rescale_factor": 1 / 255,
-    "size": {"height": 384, "width": 384},
-}
 ROTATIONS = {1: None, 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}  # EXIF orientation -> Pillow's turn, upright
 
 
@@ -317,53 +304,3 @@ def test_fit_refuses_what_grows_too_large(monkeypatch):
     assert fit(noise(1, 10), 16, 16).size == (16, 16)
     with pytest.raises(ValueError, match="1 x 11 pixels is too long for a frame of 16 x 16"):
         fit(noise(1, 11), 16, 16)
-
-
-# SigLIP
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"size": {"height": 28, "width": 42}},
-        {"resample": 2, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 0.7]},
-        {"resample": 1, "do_rescale": False},
-        {"do_normalize": False, "rescale_factor": 0.01},
-    ],
-)
-def test_siglip_pixels_are_the_formula_to_the_bit(changes):
-    preprocessor = PREPROCESSOR | changes
-    image = noise(96, 170)
-    size = preprocessor["size"]
-    resized = image.resize((size["width"], size["height"]), Image.Resampling(preprocessor["resample"]))
-    expected = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
-    if preprocessor["do_rescale"]:
-        expected = expected.double() * preprocessor["rescale_factor"]
-    expected = expected.float()
-    if preprocessor["do_normalize"]:
-        mean, std = (torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std"))
-        expected = (expected - mean) / std
-    pixels = siglip_pixels(image, preprocessor)
-    assert pixels.dtype == torch.float32
-    assert torch.equal(pixels, expected)
-
-
-def test_siglip_pixels_of_one_colour_are_the_formula():
-    pixels = siglip_pixels(Image.new("RGB", (9, 5), (0, 51, 255)), PREPROCESSOR | {"do_resize": False})
-    torch.testing.assert_close(pixels, torch.tensor([-1, -0.6, 1]).view(3, 1, 1).expand(3, 384, 384))
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"image_mean": None}, "missing image_mean"),
-        ({"size": {"shortest_edge": 384}}, "got size {'shortest_edge': 384}"),
-        ({"size": 384}, "got size 384"),
-        ({"do_center_crop": True}, "got do_center_crop"),
-        ({"do_pad": True}, "got do_pad"),
-    ],
-)
-def test_preprocessors_that_are_not_siglips_are_refused(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        siglip_pixels(noise(4, 4), PREPROCESSOR | changes)

@@ -1,10 +1,13 @@
 """Ulysses on gloo processes: outputs and every gradient are those of one process."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from hyvideo.distributed.sequence_parallel import head_shares
+from hyvideo.models.conditions import Condition, ImageCondition
 from tests.distributed.launch import launch
 
 MODULE = "tests.distributed.test_sequence_parallel"
@@ -54,13 +57,15 @@ def inputs(case):
     def draw(*shape):
         return torch.randn(*shape, generator=generator)
 
-    return {
-        "hidden_states": draw(len(texts), 9, *size),
-        "timestep": torch.tensor([990.3, 412.7, 55.1][: len(texts)]),
-        "texts": [draw(text, 12) for text, _, _ in texts],
-        "glyphs": [draw(glyph, 10) for _, glyph, _ in texts],
-        "images": [draw(image, 8) for _, _, image in texts],
-    }
+    latents, of_image, _ = draw(len(texts), 9, *size).split((4, 4, 1), dim=1)
+    conditions = [Condition(draw(text, 12)) for text, _, _ in texts]
+    glyphs = [draw(glyph, 10) if glyph else None for _, glyph, _ in texts]
+    images = [draw(image, 8) if image else None for _, _, image in texts]
+    for row, (glyph, image) in enumerate(zip(glyphs, images)):
+        picture = None if image is None else ImageCondition(image, of_image[row, :, 0])
+        conditions[row] = replace(conditions[row], glyph=glyph, image=picture)
+    timestep = torch.tensor([990.3, 412.7, 55.1][: len(texts)])
+    return {"latents": latents, "timestep": timestep, "conditions": conditions}
 
 
 def loss_of(model, case):

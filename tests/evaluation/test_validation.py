@@ -113,9 +113,7 @@ def test_a_run_without_guidance_is_validated_with_guidance(tiny_config, mesh):
     sampling = trainer.pipeline.sampling, trainer.validation.pipeline.sampling
     assert [settings.guidance_scale for settings in sampling] == [1, 3]
     batches = []
-    trainer.policy.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: batches.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    trainer.policy.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     trainer.validation.videos(trainer.validation.rows()[:1])
     assert batches == [2]
     assert trainer.validation.made_with["guidance"] == [3, "blurry"]

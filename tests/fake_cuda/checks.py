@@ -21,7 +21,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
-from hyvideo.models.family import freeze_dead_parameters, install
+from hyvideo.models.family import family_of, freeze_dead_parameters, install
 from hyvideo.models.hunyuan_video15.vae import install_layers, set_tiling
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -93,7 +93,7 @@ def one_block(count, *, lora):
         for name, with_gradient in (("forward", False), ("forward with gradient", True)):
             count.clear()
             with torch.autocast("cuda", BF16), torch.set_grad_enabled(with_gradient):
-                out = block(image, context, time, None, layout)
+                out = block(image, context, time, layout)
             found[name] = seen(count)
         torch.autograd.backward(out, gradients)
         return found | {"backward": seen(count)}
@@ -121,7 +121,8 @@ def passes(count, pipeline, timestep):
         average_gradients(parameters.values(), MESH, is_sharded=False)
         clip_gradients(list(parameters.values()), 1.0)
         found["norm"] = seen(count)
-        make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16).step(1e-5)
+        hidden = family_of(pipeline.transformer).matrices
+        make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16, hidden=hidden).step(1e-5)
         found["optimizer step"] = seen(count)
     return found
 

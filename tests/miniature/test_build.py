@@ -6,12 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hyvideo.data.prompts import Request
 from hyvideo.miniature import build
 from hyvideo.miniature.architecture import VERSION
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer
 
 SHIPPED = Path("assets/miniature")
+REQUESTS = [Request("a red circle moves up")]
 WEIGHTS = ("transformer/miniature", "vae")
 
 
@@ -30,7 +32,7 @@ def small_build(monkeypatch):
 
 def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
     first, second = small_build(tmp_path / "a"), small_build(tmp_path / "b")
-    assert check_checkpoint(tmp_path / "a", VERSION) == []
+    assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []
     for one, other in zip(first, second):
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
@@ -40,7 +42,7 @@ def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
 
 def test_the_shipped_checkpoint_is_small_and_sound():
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 8 * 2**20
-    assert check_checkpoint(SHIPPED, VERSION) == []
+    assert check_checkpoint(SHIPPED, VERSION, REQUESTS) == []
 
 
 def test_parts_that_were_left_out_are_drawn_again():

@@ -1,7 +1,6 @@
 import torch
 
-from hyvideo.models import attention
-from hyvideo.models.attention import QueryKeyValue, attend, equal_runs
+from hyvideo.models.attention import Layout, QueryKeyValue, WholeSequence, attend, equal_runs
 
 
 def test_neighbours_of_one_length_are_one_run():
@@ -18,10 +17,12 @@ def test_attention_goes_over_the_valid_tokens_of_each_sample():
     torch.testing.assert_close(out[:1], attend(QueryKeyValue(*(tensor[:1] for tensor in joint)), [6]))
 
 
-def test_under_autocast_queries_and_keys_are_rounded_before_attention(transformer):
-    attn = transformer.transformer_blocks[0].attn
-    tables = transformer.rope(torch.zeros(1, 9, 3, 4, 5))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        image = attention.project_image(attn, torch.randn(1, 60, 64), tables)
-        text = attention.project_text(attn, torch.randn(1, 7, 64))
-    assert {tensor.dtype for tensor in (*image, *text)} == {torch.bfloat16}
+def test_without_text_image_tokens_attend_to_one_another_at_their_positions():
+    image = QueryKeyValue(*torch.randn(3, 2, 6, 2, 4))
+    angle = torch.randn(6, 2).repeat_interleave(2, dim=1)
+    cos, sin = angle.cos(), angle.sin() * torch.tensor([-1, 1, -1, 1])
+    attended, none = WholeSequence().attend(image, None, Layout(cos, sin, (0, 0), 6))
+    turned = [torch.view_as_complex(tensor.unflatten(3, (2, 2))) for tensor in image[:2]]
+    turned = [torch.view_as_real(one * torch.exp(1j * angle[:, None, ::2])).flatten(3) for one in turned]
+    torch.testing.assert_close(attended, attend(QueryKeyValue(*turned, image.value), [6, 6]))
+    assert none.shape == (2, 0, 2, 4)

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from torch.autograd.profiler import profile
 
 from hyvideo.distributed.parallelize import parallelize
+from hyvideo.models.conditions import Condition
 from hyvideo.models.family import freeze_dead_parameters, install
 from hyvideo.models.lora import start_lora, training_config
 from hyvideo.training.anchor import WeightCopy
@@ -46,11 +47,9 @@ def call(model, text_length, *, grad=False, dtype=torch.float32):
     size, text = (1, 9, 2, 4, 4), (text_length, 12)
     with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         return model(
-            torch.randn(size, generator=generator),
-            torch.tensor([990.3]),
-            [torch.randn(text, generator=generator)],
-            [torch.zeros(0, 10)],
-            [torch.zeros(0, 8)],
+            torch.randn(size, generator=generator)[:, :4],
+            timestep=torch.tensor([990.3]),
+            conditions=[Condition(torch.randn(text, generator=generator))],
         )
 
 

@@ -1,4 +1,4 @@
-"""Conditions of a batch: selecting, sharing, guidance, and what stands beside the latents."""
+"""Conditions of a batch: selecting, sharing and guidance."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 
 @pytest.fixture
 def t2v():
-    return Condition(torch.randn(5, 8), torch.zeros(0, 1472))
+    return Condition(torch.randn(5, 8))
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_moving_a_batch_moves_a_shared_condition_once(t2v, i2v):
     moved = Conditions((t2v, i2v, t2v)).to("meta")
     assert moved.samples[0] is moved.samples[2]
     image = moved.samples[1].image
-    tensors = [*moved.texts, *moved.glyphs, image.embeds, image.latents]
+    tensors = [moved.samples[0].text, moved.samples[1].text, moved.samples[1].glyph, image.embeds, image.latents]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
@@ -38,15 +38,12 @@ def test_the_negative_branch_of_guidance_keeps_the_image_and_has_words_of_its_ow
     assert branch.samples[0].image is None and branch.samples[1].image is i2v.image
 
 
-def test_only_image_to_video_has_vision_features(t2v, i2v):
-    assert [states.shape for states in Conditions((t2v, i2v)).image_embeds(20)] == [(0, 20), (6, 20)]
+def test_a_condition_without_quotes_or_image_has_no_tokens_of_theirs(t2v, i2v):
+    assert t2v.lengths == (5, 0, 0) and i2v.lengths == (3, 4, 6)
 
 
-def test_the_first_frame_stands_beside_the_latents_with_its_mask(t2v, i2v):
-    latents = torch.randn(2, 2, 5, 3, 4)
-    beside = Conditions((t2v, i2v)).image_channels(latents)
-    assert beside.shape == (2, 3, 5, 3, 4)
-    assert not beside[0].any()
-    assert torch.equal(beside[1, :2, 0], i2v.image.latents)
-    assert torch.equal(beside[1, 2, 0], torch.ones(3, 4))
-    assert not beside[1, :, 1:].any()
+def test_a_condition_is_put_together_from_encoded_parts_by_their_kinds(t2v, i2v):
+    parts = {"text": {"states": i2v.text}, "glyph": {"states": i2v.glyph}, "image": vars(i2v.image)}
+    assert Condition.of_parts(parts) == i2v
+    alone = Condition.of_parts({"text": {"states": t2v.text}})
+    assert alone.text is t2v.text and alone.glyph is alone.image is None

@@ -8,6 +8,7 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file
 
+from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.loading import load_transformer, load_transformer_weights, load_vae, stream_transformer
@@ -24,6 +25,7 @@ from tests.models.checkpoint_files import (
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+REQUESTS = [Request("a cat")]
 
 
 # --- transformer ------------------------------------------------------------------------------
@@ -42,7 +44,7 @@ def test_both_layouts_and_a_folder_alone_give_the_same_transformer(root, transfo
     transformer.save_pretrained(tmp_path / "transformer", max_shard_size=max_shard_size)
     assert_same_model(load_transformer(tmp_path, VERSION), transformer)
     assert_same_model(load_transformer(tmp_path / "transformer", None), transformer)
-    assert load_transformer(tmp_path, None).config.rope_axes_dim == transformer.config.rope_axes_dim
+    assert tuple(load_transformer(tmp_path, None).config.rope_axes_dim) == transformer.config.rope_axes_dim
 
 
 def test_weights_arrive_in_the_dtype_asked_for(root, transformer):
@@ -99,7 +101,7 @@ def test_a_tensor_that_does_not_fit_is_refused_with_tensor_file_and_version(own_
     for part in (FILE, repr(VERSION)):
         assert part in str(error.value)
     assert TENSOR in str(error.value) or "'extra'" in str(error.value)
-    assert len(check_checkpoint(own_root, VERSION)) == 1
+    assert len(check_checkpoint(own_root, VERSION, REQUESTS)) == 1
 
 
 @pytest.mark.parametrize("read", [True, False])
@@ -117,7 +119,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_few_lines(own_root):
     rewrite_config(own_root / "transformer" / VERSION / "config.json", mm_double_blocks_depth=5)
     with pytest.raises(ValueError, match="and 54 more"):
         load_transformer(own_root, VERSION)
-    assert len(check_checkpoint(own_root, VERSION)) == 11
+    assert len(check_checkpoint(own_root, VERSION, REQUESTS)) == 11
 
 
 def test_a_truncated_file_is_refused_by_its_header(own_root):

@@ -9,6 +9,7 @@ from diffusers.loaders import PeftAdapterMixin
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.loading import load_transformer
@@ -58,11 +59,9 @@ def changed_weights(transformer, lora, scale=1.0):
 @pytest.fixture
 def inputs():
     return {
-        "hidden_states": torch.randn(1, 9, 2, 2, 2),
+        "latents": torch.randn(1, 4, 2, 2, 2),
         "timestep": torch.tensor([500.0]),
-        "texts": [torch.randn(3, 24)],
-        "glyphs": [torch.zeros(0, 1472)],
-        "images": [torch.zeros(0, 20)],
+        "conditions": [Condition(torch.randn(3, 24))],
     }
 
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from hyvideo.models.versions import ANNOUNCED, RELEASED, UNSUPPORTED, version_defaults
+from hyvideo.models.versions import ANNOUNCED, RELEASED, UNSUPPORTED, Version, version_defaults
 
 
 def test_the_version_of_the_paper_has_its_published_settings():
@@ -41,8 +41,11 @@ def test_every_name_is_in_one_list():
 
 
 @pytest.mark.parametrize("name", [None, "", "miniature", "720p_i2v_distilled_sparse"])
-def test_other_models_have_no_defaults(name):
-    assert version_defaults(name) is None
+def test_models_that_are_not_listed_have_the_defaults_of_the_first_family(name):
+    version = version_defaults(name)
+    assert version == Version(name or "", "hunyuan_video15", task=version.task)
+    assert (version.guidance_scale, version.shift, version.num_steps, version.num_frames) == (6.0, 5.0, 40, 121)
+    assert version.resolution is None and version.task == ("t2v" if name == "miniature" else None)
 
 
 def test_the_table_imports_nothing_heavy():

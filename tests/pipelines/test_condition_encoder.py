@@ -5,6 +5,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
+from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
 from hyvideo.pipelines import condition_encoder
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
@@ -25,14 +26,15 @@ def make(text_encoder):
     def make_encoder(store=None, dtype=torch.float32, identity=""):
         encoded = []
 
-        def encode(prompts):
+        def encode(prompts, height, width):
             encoded.extend(prompts)
-            return text_encoder(prompts)
+            return [{"states": states} for states in text_encoder(prompts)]
 
-        def missing():
-            raise AssertionError("no encoder of this kind is needed")
+        def load(part):
+            assert part.kind == "text", "no encoder of this kind is needed"
+            return encode
 
-        encoder = ConditionEncoder(lambda: encode, missing, missing, dtype=dtype, identity=identity, store=store)
+        encoder = ConditionEncoder(FAMILY.parts, load, dtype=dtype, identity=identity, store=store)
         return encoder, encoded
 
     return make_encoder
@@ -44,13 +46,48 @@ def test_a_prompt_is_encoded_once(make):
     again = encoder(REQUESTS)
     assert encoded == PROMPTS[:3]
     assert first.samples[0] is first.samples[3]
-    assert all(a is b for a, b in zip(first.texts, again.texts))
+    assert all(a.text is b.text for a, b in zip(first.samples, again.samples))
+    assert all(one.glyph is one.image is None for one in first.samples)
 
 
-def test_what_is_encoded_has_the_dtype_that_the_transformer_computes_in(make):
-    encoder, _ = make(dtype=torch.bfloat16)
-    (condition,) = encoder(REQUESTS[:1]).samples
-    assert condition.text.dtype == condition.glyph.dtype == torch.bfloat16
+def test_what_is_encoded_has_the_dtype_that_the_transformer_computes_in_but_for_latents(tmp_path):
+    (tmp_path / "image.png").write_bytes(b"an image")
+    made = {
+        "text": {"states": torch.randn(3, 8)},
+        "glyph": {"states": torch.randn(2, 1472)},
+        "image": {"embeds": torch.randn(4, 6), "latents": torch.randn(4, 2, 2)},
+    }
+
+    def load(part):
+        return lambda contents, height, width: [made[part.kind]] * len(contents)
+
+    encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.bfloat16)
+    request = Request('a sign says "left"', str(tmp_path / "image.png"))
+    (condition,) = encoder([request], height=32, width=32).samples
+    assert condition.text.dtype == condition.glyph.dtype == condition.image.embeds.dtype == torch.bfloat16
+    assert torch.equal(condition.image.latents, made["image"]["latents"])
+
+
+def test_an_image_is_encoded_again_for_another_size_and_when_its_file_changes(tmp_path):
+    path, seen = tmp_path / "image.png", []
+    path.write_bytes(b"an image")
+
+    def load(part):
+        def encode(contents, height, width):
+            seen.append((part.kind, height, width))
+            return [{"states": torch.zeros(1, 2)} for _ in contents]
+
+        return encode
+
+    encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.float32)
+    request = Request("a cat", str(path))
+    for height, width in ((32, 32), (32, 32), (32, 48), (48, 32)):
+        encoder([request], height=height, width=width)
+    condition_encoder._content_of.cache_clear()  # of this process, which reads a file once
+    path.write_bytes(b"another image")
+    encoder([request], height=32, width=32)
+    sizes = [(32, 32), (32, 48), (48, 32), (32, 32)]
+    assert seen == [("text", 32, 32), *(("image", *size) for size in sizes)]
 
 
 # --- on disk -------------------------------------------------------------------------------------
@@ -60,8 +97,8 @@ def test_a_second_run_reads_what_the_first_encoded(make, tmp_path):
     store = PartStore(tmp_path / "conditions")
     expected = make(store)[0](REQUESTS)
     encoder, encoded = make(store)
-    for ours, theirs in zip(encoder(REQUESTS).texts, expected.texts):
-        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(encoder(REQUESTS).samples, expected.samples):
+        assert torch.equal(ours.text, theirs.text)
     assert encoded == []
 
 
@@ -102,8 +139,8 @@ def test_a_damaged_file_is_made_again(make, tmp_path):
 def test_released_encoders_are_read_again_only_when_they_are_needed(make):
     loads = []
     encoder, _ = make()
-    load = encoder._loaders["text"]
-    encoder._loaders["text"] = lambda: loads.append(1) or load()
+    load = encoder._load
+    encoder._load = lambda part: loads.append(1) or load(part)
     encoder(REQUESTS)
     encoder.release()
     encoder(REQUESTS)

@@ -47,7 +47,7 @@ def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_wit
     assert len(conditions.samples[0].text) != len(conditions.samples[1].text)
     pipeline.compute_dtype, timestep, calls = torch.bfloat16, torch.tensor([900.0, 400.0]), []
     pipeline.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append((len(kwargs["hidden_states"]), len(kwargs["texts"][0]))), with_kwargs=True
+        lambda _, args, kwargs: calls.append((len(args[0]), len(kwargs["conditions"][0].text))), with_kwargs=True
     )
     with torch.no_grad():
         sampled = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
@@ -72,9 +72,7 @@ def test_rows_outside_the_interval_have_one_branch_and_those_inside_are_guided_a
         one = with_sampling(pipeline, guidance_scale=scale)
         plain.append(one.velocity(noise[[row]], timestep[[row]], conditions.select([row])))
     calls = []
-    pipeline.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    pipeline.transformer.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
     inside = with_sampling(pipeline, guidance_interval=(0.2, 0.4), batched_forward=batched)
     torch.testing.assert_close(inside.velocity(noise, timestep, conditions), torch.cat(plain), rtol=1e-5, atol=1e-5)
     assert calls == batches and inside.num_forwards(timestep) == sum(batches)
@@ -83,9 +81,7 @@ def test_rows_outside_the_interval_have_one_branch_and_those_inside_are_guided_a
 def test_no_guidance_runs_one_branch(parts):
     pipeline, conditions, noise = parts
     batches = []
-    pipeline.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: batches.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    pipeline.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     with_sampling(pipeline, guidance_scale=1.0).sample_ode(conditions, noise)
     assert batches == [2] * 4
 

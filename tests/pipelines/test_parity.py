@@ -19,6 +19,7 @@ SIZE = (64, 96)
 STEPS = 5
 VERSIONS = ("480p_t2v", "480p_i2v", "480p_i2v_step_distilled")
 CPU = torch.device("cpu")
+ALL_KINDS = frozenset({"text", "glyph", "image"})
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,9 @@ def config_for(root, version):
     )
 
 
-def loaded(config, needs=frozenset({"text", "glyph", "image"})):  # noqa: B008
+def loaded(config, kinds=ALL_KINDS):
     encoder, vae = load_encoder(config, CPU)
-    return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, trained=needs)
+    return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=kinds)
 
 
 def sample_ours(pipeline, encoder, request, noise):
@@ -124,7 +125,7 @@ def test_timesteps_reach_the_model_in_float32_under_bf16_autocast(root):
     with torch.no_grad():
         out = pipeline.velocity(normal((1, *pipeline.latent_shape(5, *SIZE)), 0), torch.tensor([991.7355]), conditions)
     assert seen[0].dtype == torch.float32 and seen[0][0] == torch.tensor(991.7355)
-    assert out.dtype == torch.float32 and conditions.texts[0].dtype == torch.bfloat16
+    assert out.dtype == torch.float32 and conditions.samples[0].text.dtype == torch.bfloat16
 
 
 def test_large_videos_are_decoded_in_tiles_as_diffusers_does(root):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hyvideo.models.hunyuan_video15 import prompt_encoders
+from hyvideo.models.hunyuan_video15.transformer import _image_channels
 from hyvideo.trainer import Trainer
 from tests.tiny_checkpoint import write_image, write_original
 
@@ -57,7 +58,7 @@ def test_rows_with_and_without_image_train_together(config, mesh):
 def test_the_first_frame_of_a_rollout_is_told_to_the_policy(config, mesh):
     trainer, _ = iterations(config, mesh)
     with_image, without = (
-        trainer.encoder([request], height=32, width=32).image_channels(torch.zeros(1, 4, 2, 2, 2))
+        _image_channels(torch.zeros(1, 4, 2, 2, 2), trainer.encoder([request], height=32, width=32).samples)
         for request in trainer.collector.requests
     )
     assert with_image[0, 4, 0].eq(1).all() and with_image[0, :4, 0].any() and not with_image[0, :, 1:].any()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.data.prompts import Request
 from hyvideo.models.loading import load_transformer, transformer_without_memory
 from hyvideo.models.lora import FORMS, Pair, save_lora
 from hyvideo.training.model_setup import check_adapter
@@ -40,7 +41,7 @@ def test_an_adapter_is_given_away_in_full_precision_while_weights_are_gathered(t
 
 MINIATURE = ("assets/miniature", "miniature")
 TARGETS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.net.2", "transformer_blocks.0.attn.add_k_proj")
-NO_ENCODERS = frozenset({"text"})
+REQUESTS = [Request("a red circle moves up")]
 
 
 def draw(targets=TARGETS, rank=2, alpha=4.0):
@@ -66,7 +67,7 @@ def test_the_adapter_of_a_file_is_what_is_trained_and_anchored(tiny_config, mesh
     path = tmp_path / "lora" if form == "original" else next((tmp_path / "lora").glob("*.safetensors"))
     config = tiny_config.with_settings(lora_rank=2, lora_alpha=4.0, pretrained_lora_path=str(path), kl_strategy="fixed")
     check_adapter(config.model, config.optimizer)
-    policy = Policy(config, mesh, CPU, NO_ENCODERS)
+    policy = Policy(config, mesh, CPU, REQUESTS)
     assert same(policy.lora(), lora) and len(policy.trained) == 2 * len(lora)
     with torch.no_grad():
         for parameter in policy.parameters:
@@ -80,7 +81,7 @@ def test_without_an_adapter_the_file_is_in_the_weights_that_are_trained(tiny_con
     lora = draw()
     save_lora(lora, tmp_path)
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), random_weights=False)
-    policy = Policy(config, mesh, CPU, NO_ENCODERS)
+    policy = Policy(config, mesh, CPU, REQUESTS)
     expected = load_transformer(*MINIATURE).state_dict()
     for name, pair in lora.items():
         expected[f"{name}.weight"] += 2 * pair.b @ pair.a  # alpha / rank
@@ -119,7 +120,7 @@ def starts(folder, given):
 
     flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **given}
     config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)
-    policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, NO_ENCODERS)
+    policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, REQUESTS)
     weights = {name: whole(tensor).norm().item() for name, tensor in policy.transformer.state_dict().items()}
     return weights, policy.lora() is not None and same(policy.lora(), draw())
 
@@ -129,7 +130,7 @@ def test_a_lora_to_start_from_is_the_same_on_sharded_ranks(tiny_config, mesh, tm
     save_lora(draw(), tmp_path)
     for given in ({"lora_rank": 2, "lora_alpha": 4.0}, {}):
         config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), **given)
-        alone = Policy(config, mesh, CPU, NO_ENCODERS)
+        alone = Policy(config, mesh, CPU, REQUESTS)
         expected = {name: tensor.norm().item() for name, tensor in alone.transformer.state_dict().items()}
         for weights, is_that_of_the_file in launch("tests.training.test_policy:starts", 2, str(tmp_path), given):
             assert is_that_of_the_file == bool(given)

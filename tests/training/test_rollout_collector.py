@@ -15,9 +15,7 @@ SHARED = {"use_same_noise": True, "sde_window": "fixed:2:2", "grpo_sampling_step
 def counted(trainer):
     """Samples of each call of the transformer from now on."""
     sizes = []
-    trainer.pipeline.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: sizes.append(len(kwargs["hidden_states"])), with_kwargs=True
-    )
+    trainer.pipeline.transformer.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     return sizes
 
 

@@ -74,10 +74,10 @@ def report(root: str | Path) -> CheckpointReport:
     """The report of a folder, in the original layout or in diffusers'."""
     root = Path(root)
     family, parts = parts_of(root)
-    return CheckpointReport(tuple(_examine(part, root, family) for part in parts))
+    return CheckpointReport(tuple(_examine(part, root, family, parts) for part in parts))
 
 
-def _examine(part: Part, root: Path, family: Family) -> Row:
+def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
     folder = root / part.folder
     size = size_of(folder)
     present, problems = _files(part, folder)
@@ -88,7 +88,7 @@ def _examine(part: Part, root: Path, family: Family) -> Row:
             problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    check = CHECKS.get(part.check) or (lambda root, _: condition_problems(root, family, part.check))
+    check = CHECKS.get(part.check) or (lambda root, _: condition_problems(root, family, part.check, parts))
     misfits = problems_of(lambda: check(root, part.folder)) if part.check else []
     return Row(part, "does not fit" if misfits else "ok", size, tuple(misfits))
 
@@ -147,11 +147,12 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     return class_problems(CLIPModel, Folder(root / folder, "CLIP"))
 
 
-def condition_problems(root: Path, family: Family, kind: str) -> list[str]:
+def condition_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
     """Problems of the encoder of a kind of condition. Its tokenizer is a download of its own and may be missing."""
-    part = next(part for part in family.parts if part.kind == kind)
-    has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in part.folders)
-    return part.problems(root, True) if has_tokenizer or part.is_file else []
+    of_kind = next(part for part in family.parts if part.kind == kind)
+    tokenizers = [p.folder for p in parts if p.folder in of_kind.folders and "tokenizer_config.json" in p.files]
+    has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in tokenizers)
+    return of_kind.problems(root, True) if has_tokenizer or of_kind.is_file else []
 
 
 # What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there

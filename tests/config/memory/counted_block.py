@@ -45,7 +45,7 @@ def counted(lora_rank: int, *, with_gradient: bool, recompute: bool = False) -> 
         upstream = tensor(1, BLOCK_TOKENS, 2048).detach(), tensor(1, BLOCK_TEXT, 2048).detach()
         with fake.Count() as count:
             with torch.autocast("cuda", torch.bfloat16), torch.set_grad_enabled(with_gradient):
-                arguments = (image, text, time, None, layout)
+                arguments = (image, text, time, layout)
                 outputs = checkpoint(block, *arguments, use_reentrant=False) if recompute else block(*arguments)
             found = {"forward": count.peak, "kept": count.live}
             if with_gradient:

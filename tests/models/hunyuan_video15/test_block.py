@@ -6,7 +6,9 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 
-from hyvideo.models.attention import Layout, TrimmedTextAttnProcessor, _Rotated
+from hyvideo.models import attention
+from hyvideo.models.attention import Layout, WholeSequence, _Rotated
+from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15 import block
 from hyvideo.models.hunyuan_video15.transformer import rotary_tables
 
@@ -20,7 +22,8 @@ def blocks():
     for parameter in stock.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.shape == (WIDTH // HEADS,)), std=0.2)
     ours = copy.deepcopy(stock)
-    ours.attn.set_processor(TrimmedTextAttnProcessor())
+    ours.attn.sequence = WholeSequence()
+    ours.attn.forward = types.MethodType(block.attention, ours.attn)
     ours.forward = types.MethodType(block.forward, ours)
     return stock, ours
 
@@ -39,7 +42,7 @@ def test_a_block_gives_the_numbers_and_the_gradients_of_diffusers(batch):
     inputs = [torch.randn(batch, *shape) for shape in ((tokens, WIDTH), (TEXT, WIDTH), (WIDTH,))]
     layout = Layout(*signed, (TEXT,) * batch, tokens)
     found = []
-    for each, last in ((stock, (torch.ones(batch, TEXT), theirs)), (ours, (None, layout))):
+    for each, last in ((stock, (torch.ones(batch, TEXT), theirs)), (ours, (layout,))):
         given = [tensor.clone().requires_grad_() for tensor in inputs]
         out = each(*given, *last)
         loss = sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in out)
@@ -65,7 +68,7 @@ def test_in_bf16_a_block_is_as_near_to_float32_as_that_of_diffusers(batch):
         exact = stock(*inputs, mask, theirs)[0]
         rounded = [tensor.bfloat16() for tensor in inputs]
         with torch.autocast("cpu", torch.bfloat16):
-            far, near = stock(*rounded, mask, theirs)[0], ours(*rounded, None, layout)[0]
+            far, near = stock(*rounded, mask, theirs)[0], ours(*rounded, layout)[0]
     assert near.dtype == torch.bfloat16
     assert (near - exact).square().mean() <= 1.5 * (far - exact).square().mean()
 
@@ -80,3 +83,15 @@ def test_tokens_are_rotated_as_by_diffusers_and_back_in_the_backward_pass(dtype)
     torch.testing.assert_close(joint, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.02)
     (turned_back,) = torch.autograd.grad(joint[:, : len(theirs[0])], image, joint[:, : len(theirs[0])])
     torch.testing.assert_close(turned_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05)
+
+
+def test_under_autocast_queries_and_keys_are_rounded_before_attention(transformer, monkeypatch):
+    seen, attend = [], attention.attend
+    monkeypatch.setattr(attention, "attend", lambda joint, lengths: seen.extend(joint) or attend(joint, lengths))
+    install(transformer)
+    attn = transformer.transformer_blocks[0].attn
+    layout = Layout(*transformer.rope(torch.zeros(1, 9, 3, 4, 5)), (7,), 60)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        attn(torch.randn(1, 60, 64), torch.randn(1, 7, 64), layout)
+    assert [tensor.dtype for tensor in seen] == [torch.bfloat16] * 3
+    assert {tensor.shape[:2] for tensor in seen} == {(1, 67)}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from tests.models.checkpoint_files import VERSION, assert_same_model, rewrite
@@ -32,7 +33,7 @@ def test_the_published_names_of_a_full_checkpoint_are_understood(own_root):
         path,
         metadata={"format": "pt"},
     )
-    assert check_checkpoint(own_root, VERSION) == []
+    assert check_checkpoint(own_root, VERSION, [Request("a cat")]) == []
     assert_same_model(load_text_encoder(own_root)[1], before)
 
 
@@ -72,4 +73,4 @@ def test_a_text_encoder_that_does_not_fit_is_refused(own_root, change, message):
     rewrite(own_root / "text_encoder" / "llm" / "model.safetensors", change)
     with pytest.raises(ValueError, match=message):
         load_text_encoder(own_root)
-    assert len(check_checkpoint(own_root, VERSION)) == 1
+    assert len(check_checkpoint(own_root, VERSION, [Request("a cat")])) == 1

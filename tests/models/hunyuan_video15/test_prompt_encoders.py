@@ -1,12 +1,29 @@
-"""Hidden states of prompts, against diffusers' own pipeline."""
+"""Hidden states of prompts against diffusers' own pipeline, and the pixels that SigLIP reads against their formula."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from diffusers import HunyuanVideo15Pipeline
+from PIL import Image
 
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
-from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder, glyph_text
+from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder, glyph_text, siglip_pixels
+from tests.data.test_images import noise
 
+PREPROCESSOR = {
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "SiglipImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "size": {"height": 384, "width": 384},
+}
 PROMPTS = ["a red circle moves up", "a blue square moves left slowly and then stops", "", "a red circle moves up"]
 
 
@@ -41,3 +58,53 @@ def test_a_prompt_too_long_is_cut_with_a_warning_that_shows_what_is_lost(text_en
 )
 def test_text_in_quotes_is_found_as_diffusers_finds_it(prompt, expected):
     assert glyph_text(prompt) == expected
+
+
+# --- SigLIP -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"size": {"height": 28, "width": 42}},
+        {"resample": 2, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 0.7]},
+        {"resample": 1, "do_rescale": False},
+        {"do_normalize": False, "rescale_factor": 0.01},
+    ],
+)
+def test_siglip_pixels_are_the_formula_to_the_bit(changes):
+    preprocessor = PREPROCESSOR | changes
+    image = noise(96, 170)
+    size = preprocessor["size"]
+    resized = image.resize((size["width"], size["height"]), Image.Resampling(preprocessor["resample"]))
+    expected = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+    if preprocessor["do_rescale"]:
+        expected = expected.double() * preprocessor["rescale_factor"]
+    expected = expected.float()
+    if preprocessor["do_normalize"]:
+        mean, std = (torch.tensor(preprocessor[name]).view(-1, 1, 1) for name in ("image_mean", "image_std"))
+        expected = (expected - mean) / std
+    pixels = siglip_pixels(image, preprocessor)
+    assert pixels.dtype == torch.float32
+    assert torch.equal(pixels, expected)
+
+
+def test_siglip_pixels_of_one_colour_are_the_formula():
+    pixels = siglip_pixels(Image.new("RGB", (9, 5), (0, 51, 255)), PREPROCESSOR | {"do_resize": False})
+    torch.testing.assert_close(pixels, torch.tensor([-1, -0.6, 1]).view(3, 1, 1).expand(3, 384, 384))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"image_mean": None}, "missing image_mean"),
+        ({"size": {"shortest_edge": 384}}, "got size {'shortest_edge': 384}"),
+        ({"size": 384}, "got size 384"),
+        ({"do_center_crop": True}, "got do_center_crop"),
+        ({"do_pad": True}, "got do_pad"),
+    ],
+)
+def test_preprocessors_that_are_not_siglips_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        siglip_pixels(noise(4, 4), PREPROCESSOR | changes)

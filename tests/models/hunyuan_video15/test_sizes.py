@@ -94,7 +94,7 @@ def test_a_version_that_is_not_known_is_refused(tmp_path, version, said):
 
 @pytest.mark.parametrize(
     "content, said",
-    [("{", "no configuration"), ("[]", "JSON object, got list"), ("{}", "no configuration of HunyuanVideo-1.5")],
+    [("{", "is not the conf"), ("[]", "JSON object, got list"), ("{}", "is not the configuration of a known model")],
 )
 def test_a_damaged_configuration_is_refused(tmp_path, content, said):
     (write(tmp_path / "transformer" / "480p_t2v", {}) / "config.json").write_text(content)

@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from hyvideo.models import attention
-from hyvideo.models.family import freeze_dead_parameters
-from hyvideo.models.hunyuan_video15.transformer import _unpatch, install, rotary_tables
+from hyvideo.models.conditions import Condition, ImageCondition
+from hyvideo.models.family import freeze_dead_parameters, install
+from hyvideo.models.hunyuan_video15 import block
+from hyvideo.models.hunyuan_video15.transformer import _image_channels, _unpatch, rotary_tables, stock_inputs
 from hyvideo.models.loading import load_transformer
 from tests.models.conftest import transformer_weight, write_model
 
@@ -34,20 +36,18 @@ def ours(transformer):
 
 
 def trimmed(inputs):
-    """The inputs of diffusers' forward as ours takes them: valid tokens of each sample."""
+    """The inputs of diffusers' forward as ours takes them: latents alone, and valid tokens of each sample."""
 
     def valid(states, mask):
         return [states[row, : int(mask[row].sum())] for row in range(len(states))]
 
-    image = inputs["image_embeds"]
-    is_i2v = bool(image.any())
-    return {
-        "hidden_states": inputs["hidden_states"],
-        "timestep": inputs["timestep"],
-        "texts": valid(inputs["encoder_hidden_states"], inputs["encoder_attention_mask"]),
-        "glyphs": valid(inputs["encoder_hidden_states_2"], inputs["encoder_attention_mask_2"]),
-        "images": list(image if is_i2v else image[:, :0]),
-    }
+    image, latents, of_image = inputs["image_embeds"], *inputs["hidden_states"][:, :8].split(4, dim=1)
+    texts = valid(inputs["encoder_hidden_states"], inputs["encoder_attention_mask"])
+    glyphs = valid(inputs["encoder_hidden_states_2"], inputs["encoder_attention_mask_2"])
+    images = [ImageCondition(*pair) for pair in zip(image, of_image[:, :, 0])] if image.any() else [None] * len(texts)
+    rows = zip(texts, glyphs, images)
+    conditions = [Condition(text, glyph if len(glyph) else None, picture) for text, glyph, picture in rows]
+    return {"latents": latents, "timestep": inputs["timestep"], "conditions": conditions}
 
 
 def stock_forward(transformer, inputs):
@@ -122,8 +122,8 @@ def test_no_attention_has_a_mask_and_no_padding_is_attended_to(transformer, gold
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recorded)
     with torch.no_grad():
         ours(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
-    blocks = [call for call in seen if call[0][1] >= 60]  # the others are the text refiner's
-    assert blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
+    in_blocks = [call for call in seen if call[0][1] >= 60]  # the others are the text refiner's
+    assert in_blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
 
 
 @pytest.mark.parametrize("patch", [(1, 1, 1), (1, 2, 2)])
@@ -150,9 +150,35 @@ def test_a_meanflow_model_is_told_where_its_step_ends(original_transformer, gold
     end = torch.tensor([800.5, 0.0])
     with torch.no_grad():
         model = ours(transformer)
-        out = model(**trimmed(inputs), timestep_r=end)
+        out = model(**trimmed(inputs), ends=end)
         assert_close_relative(out, stock_forward(transformer, inputs | {"timestep_r": end}), OUTPUT_TOLERANCE)
         assert not torch.allclose(out, model(**trimmed(inputs)))
+
+
+def test_the_first_frame_stands_beside_the_latents_with_its_mask():
+    t2v = Condition(torch.randn(5, 8))
+    i2v = Condition(torch.randn(3, 8), image=ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4)))
+    latents = torch.randn(2, 2, 5, 3, 4)
+    beside = _image_channels(latents, (t2v, i2v))
+    assert beside.shape == (2, 3, 5, 3, 4)
+    assert not beside[0].any()
+    assert torch.equal(beside[1, :2, 0], i2v.image.latents)
+    assert torch.equal(beside[1, 2, 0], torch.ones(3, 4))
+    assert not beside[1, :, 1:].any()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inputs_for_diffusers_have_the_slots_of_the_original_and_give_the_same(transformer, golden_inputs, case):
+    inputs = trimmed(golden_inputs(case, *CASES[case]))
+    padded = stock_inputs(transformer, inputs["latents"], inputs["timestep"], inputs["conditions"])
+    assert [padded[f"encoder_hidden_states{i}"].shape[:2] for i in ("", "_2")] == [(2, 1000), (2, 256)]
+    assert padded["image_embeds"].shape[:2] == (2, 729)
+    assert padded["encoder_attention_mask"].sum(1).tolist() == list(CASES[case][0])
+    assert padded["encoder_attention_mask_2"].sum(1).tolist() == list(CASES[case][1])
+    if case.startswith("i2v"):  # diffusers takes slots of an image without values for tokens, but for all of them
+        padded["image_embeds"] = padded["image_embeds"][:, :6]
+    with torch.no_grad():
+        assert_close_relative(ours(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE)
 
 
 # --- the installed forward ---------------------------------------------------------------------
@@ -185,27 +211,23 @@ def test_timesteps_that_were_rounded_are_refused(transformer, golden_inputs):
         ours(transformer)(**inputs | {"timestep": inputs["timestep"].bfloat16()})
 
 
-def test_the_refiner_keeps_its_own_processor(transformer):
+def test_the_refiner_keeps_its_own_attention(transformer):
     refiner = transformer.context_embedder.token_refiner.refiner_blocks[0].attn
     before = refiner.processor
     install(transformer)
-    assert refiner.processor is before
-    assert isinstance(transformer.transformer_blocks[0].attn.processor, attention.TrimmedTextAttnProcessor)
+    assert refiner.processor is before and "forward" not in vars(refiner)
+    assert transformer.transformer_blocks[0].attn.forward.__func__ is block.attention
 
 
 def test_under_autocast_the_output_stays_near_float32(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12)))
-    rounded = {
-        name: value if name == "timestep" else [v.bfloat16() for v in value]
-        for name, value in inputs.items()
-        if name != "hidden_states"
-    }
+    rounded = [Condition(one.text.bfloat16(), one.glyph.bfloat16()) for one in inputs["conditions"]]
     model = ours(transformer)
     with torch.no_grad():
         reference = model(**inputs)
         model.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16):
-            out = model(hidden_states=inputs["hidden_states"].bfloat16(), **rounded)
+            out = model(inputs["latents"].bfloat16(), timestep=inputs["timestep"], conditions=rounded)
     assert_close_relative(out.float(), reference, 0.05)
 
 
@@ -230,8 +252,8 @@ def test_a_compiled_block_of_equal_texts_is_one_graph_and_gives_the_same(transfo
     model = ours(transformer)
     with torch.no_grad():
         expected = model(**inputs)
-        for block in model.transformer_blocks:
-            block.compile(fullgraph=True, backend="eager")
+        for one in model.transformer_blocks:
+            one.compile(fullgraph=True, backend="eager")
         assert_close_relative(model(**inputs), expected, OUTPUT_TOLERANCE)
 
 

@@ -19,7 +19,6 @@ from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, WholeSequence
 from hyvideo.models.conditions import Condition
-from hyvideo.models.norms import modulated
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
 
@@ -80,9 +79,10 @@ def forward(
     for block in self.blocks:
         arguments = (tokens, context, of_blocks, layout)
         tokens = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
-    of_output = (self.scale_shift_table + time.unsqueeze(1)).to(tokens.dtype).chunk(2, dim=1)
-    tokens = self.proj_out(modulated(tokens, *of_output, eps=self.config.eps))
-    return _unpatch(self.sequence.join(tokens, num_tokens), grid, patch)
+    # In float32, as in diffusers: a rounded scale here moves the velocity by as much as a block in bf16 does.
+    shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
+    modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
+    return _unpatch(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch)
 
 
 def stock_inputs(

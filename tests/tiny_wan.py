@@ -90,9 +90,9 @@ def wan_parts(seed: int, num_layers: int, heads: int, head_dim: int, ffn_dim: in
         feed_forward_proj="gated-gelu",
     )
     return {
-        "transformer": _drawn(transformer, seed),
-        "vae": _drawn(diffusers.AutoencoderKLWan(**vae), seed + 1),
-        "text_encoder": _drawn(UMT5EncoderModel(umt5), seed + 2),
+        "transformer": drawn(transformer, seed),
+        "vae": drawn(diffusers.AutoencoderKLWan(**vae), seed + 1),
+        "text_encoder": drawn(UMT5EncoderModel(umt5), seed + 2),
         "tokenizer": tokenizer,
         "scheduler": diffusers.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
@@ -114,7 +114,7 @@ def _tokenizer() -> T5Tokenizer:
     return T5Tokenizer(vocab=special + pieces, extra_ids=0, model_max_length=512)
 
 
-def _drawn(model: nn.Module, seed: int) -> nn.Module:
+def drawn(model: nn.Module, seed: int) -> nn.Module:
     """Fill every weight of a model: products keep the scale of their inputs, gains are near 1 and biases near 0."""
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -1,6 +1,6 @@
 """Frozen encoders by classes of transformers, loaded strictly: headers are compared with the class's tensors first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,15 @@ def with_tokenizer(folder: Path, label: str) -> Path:
         if (folder / name).is_file():
             weight_files.read_json(folder / name, label)
     return folder
+
+
+def of_equal_length(token_ids: list[list[int]], batch_size: int = 8) -> Iterator[list[int]]:
+    """Yield the places of prompts that an encoder reads together, unpadded: batches of one length each."""
+    by_length: dict[int, list[int]] = {}
+    for place, ids in enumerate(token_ids):
+        by_length.setdefault(len(ids), []).append(place)
+    for places in by_length.values():
+        yield from (places[i : i + batch_size] for i in range(0, len(places), batch_size))
 
 
 def read_config(cls: type, folder: Folder) -> Any:

@@ -92,6 +92,7 @@ class Family:
     pipelines: Mapping[str, str]  # diffusers' pipelines by the task of their transformer
     export_parts: Callable[..., dict[str, Any]]  # the other parts of a diffusers pipeline
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that reach no output
+    lora_prefix: str = ""  # of modules in LoRA files for the original's programs, which then have alpha as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
         """Return the kinds of conditions that any of the requests has."""

@@ -2,16 +2,19 @@
 
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight, perhaps transformer.<module>
-    original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules
+    original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
+                for Wan, without metadata: diffusion_model.<module>.lora_A.weight and diffusion_model.<module>.alpha
 
 diffusers' ``load_lora_adapter``, by which the original's programs read theirs too, takes alpha from the metadata, and
-the rank for alpha where there are none.
+the rank for alpha where there are none. ComfyUI and DiffSynth write the original form for Wan, perhaps with
+``lora_down`` and ``lora_up`` in the place of ``lora_A`` and ``lora_B``.
 
 The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
 arrange rows differently, the rows of B move and A stays, so the original's LoRA carries over exactly.
 """
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.outside import parse_json, replacing
 from hyvideo.models.family import Component, families, family_of
-from hyvideo.models.original_checkpoint import transformer_to_diffusers, transformer_to_original
+from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_json, read_safetensors, shortened
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
 # Settings in them: no more, because a peft that does not know a newer one refuses the file.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
-_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight")
+_SIDES = {"down": "A", "up": "B"}
+_PREFIXES = ("base_model.model.", "transformer.", "model.", "diffusion_model.")
 # Settings that change the meaning of A and B, and are not supported.
 _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "lora_bias")
 
@@ -98,7 +103,10 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
     """Raises ValueError that names the modules and shapes which are not the transformer's; it may be without memory."""
-    modules = dict(transformer.named_modules())
+    own, modules = family_of(transformer), dict(transformer.named_modules())
+    for family in families():
+        if family is not own and any(re.match(family.matrices, module) for module in lora):
+            raise ValueError(f"the LoRA is for a transformer of family {family.name}, and this one is of {own.name}")
     problems = []
     for name, pair in lora.items():
         module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])
@@ -229,14 +237,17 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = _to_original(lora) if form == "original" else lora
+    pairs, prefix = _to_original(lora) if form == "original" else (lora, "")
     settings = _config_of(pairs).to_dict()
-    file, prefix, metadata = _DIFFUSERS_FILE, "", {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
+    file, metadata = _DIFFUSERS_FILE, {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
     if form == "peft":
         file, prefix, metadata = _PEFT_FILE, "base_model.model.", {}
         config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
     tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}
+    if form == "original" and prefix:  # its programs read no metadata
+        metadata, exact = {}, torch.float64
+        tensors |= {f"{prefix}{name}.alpha": torch.tensor(pair.alpha, dtype=exact) for name, pair in pairs.items()}
     with replacing(folder / file) as aside:
         save_file(tensors, aside, metadata={"format": "pt"} | metadata)
 
@@ -265,11 +276,11 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
     sides: dict[str, dict[str, Tensor]] = {}
     alphas: dict[str, float] = {}
     for name, tensor in tensors.items():
-        short = name.removeprefix("base_model.model.").removeprefix("transformer.").removeprefix("model.")
+        short = functools.reduce(str.removeprefix, _PREFIXES, name)
         if short.endswith(".alpha"):
             alphas[short.removesuffix(".alpha")] = float(tensor)
         elif match := _KEY.fullmatch(short):
-            sides.setdefault(match["module"], {})[match["side"]] = tensor
+            sides.setdefault(match["module"], {})[_SIDES.get(match["side"], match["side"])] = tensor
         else:
             raise ValueError(f"LoRA {file}: tensor {name!r} is no lora_A or lora_B weight")
     if not sides:
@@ -300,16 +311,18 @@ def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
     return renamed
 
 
-def _to_original(lora: Lora) -> Lora:
+def _to_original(lora: Lora) -> tuple[Lora, str]:
+    """Return the LoRA under the original's names, and what comes before them in its files."""
     renamed = {}
     rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
-    for name, b in transformer_to_original(rows).items():
+    original, family = renamed_by_family("transformer", "to_original", rows)
+    for name, b in original.items():
         # Which modules of diffusers' became this one: three where the original fuses them.
-        parts = [lora[source.removesuffix(".weight")] for source in transformer_to_diffusers({name: b})]
+        parts = [lora[source.removesuffix(".weight")] for source in family.transformer.to_diffusers({name: b})]
         if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
             raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
         renamed[name.removesuffix(".weight")] = Pair(parts[0].a, b, parts[0].alpha)
-    return renamed
+    return renamed, family.lora_prefix
 
 
 def _config_of(lora: Lora) -> "LoraConfig":

@@ -7,15 +7,22 @@ from torch import Tensor, nn
 _EPS = 1e-6  # of diffusers' layer norms
 
 
-def modulated(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulated(tokens: Tensor, shift: Tensor, scale: Tensor, *, eps: float = _EPS) -> Tensor:
     """Return ``norm(tokens) * (1 + scale) + shift``, in the precision of ``shift``. Shape: (batch, tokens, dim)."""
     size = tokens.shape[2:]
     if len(tokens) > 1:
-        return torch.addcmul(shift, F.layer_norm(tokens, size, eps=_EPS), 1 + scale).to(shift.dtype)
+        return torch.addcmul(shift, F.layer_norm(tokens, size, eps=eps), 1 + scale).to(shift.dtype)
     # One sample's modulation is the weight and bias of the norm's kernel. Autocast would cast to float32 before it.
     weight, bias = (value[0, 0].to(tokens.dtype) for value in (1 + scale, shift))
     with torch.autocast(tokens.device.type, enabled=False):
-        return F.layer_norm(tokens, size, weight, bias, _EPS).to(shift.dtype)
+        return F.layer_norm(tokens, size, weight, bias, eps).to(shift.dtype)
+
+
+def layer_normalised(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
+    """Return the layer norm over the last dimension, with the norm's weights, by one kernel."""
+    weight, bias = (value.to(tokens.dtype) for value in (norm.weight, norm.bias))
+    with torch.autocast(tokens.device.type, enabled=False):
+        return F.layer_norm(tokens, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def rms_normalised(norm: nn.Module, tokens: Tensor) -> Tensor:

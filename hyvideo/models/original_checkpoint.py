@@ -10,17 +10,22 @@ from typing import Any
 
 from torch import Tensor
 
-from hyvideo.models.family import families, family_of_config
+from hyvideo.models.family import Family, families, family_of_config
 
 
-def _renamed(part: str, direction: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed_by_family(part: str, direction: str, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Family]:
+    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``); return their family too."""
     reasons = []
     for family in families():
         try:
-            return getattr(getattr(family, part), direction)(state_dict)
+            return getattr(getattr(family, part), direction)(rows), family
         except ValueError as error:
             reasons.append(f"{family.name}: {error}")
     raise ValueError("; ".join(reasons))
+
+
+def _renamed(part: str, direction: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return renamed_by_family(part, direction, state_dict)[0]
 
 
 transformer_to_diffusers = partial(_renamed, "transformer", "to_diffusers")

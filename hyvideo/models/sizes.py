@@ -43,6 +43,8 @@ class Sizes(Protocol):
     mlp_ratio: float  # width of the MLP's hidden layer over the width
     kept_widths: float  # that a block keeps of every token for its backward pass
     inference_widths: float  # that a block holds at most without gradient
+    backward_widths: float  # that a block's backward pass holds beside what is kept
+    num_attentions: int  # of a block
     text_width: int  # of the text encoder's states
     out_channels: int  # of the latents
     spatial_compression_ratio: int

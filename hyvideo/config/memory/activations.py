@@ -8,10 +8,6 @@ import math
 
 from hyvideo.config.memory.planned_run import PlannedRun
 
-# What exists together with all that a block keeps in the backward pass; an adapter adds to the hidden layer what is as
-# large. Calibrated on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
-_BACKWARD_WIDTHS = 3.5
-
 
 def tokens_outside_attention(run: PlannedRun) -> float:
     """Tokens of a sample on a rank: its part of the image, and the whole text."""
@@ -32,13 +28,13 @@ def kept_bytes(run: PlannedRun) -> float:
     else:
         per_block = tokens_outside_attention(run)  # the block's input
     if run.checkpointing == "selective":
-        per_block += tokens_inside_attention(run)
+        per_block += run.architecture.num_attentions * tokens_inside_attention(run)
     return run.architecture.num_layers * samples * per_block * _width_bytes(run)
 
 
 def block_bytes(run: PlannedRun) -> float:
     """Bytes that the backward pass of one block holds on top: its recomputed inside, and gradients."""
-    widths = _BACKWARD_WIDTHS + _adapted_widths(run)
+    widths = run.architecture.backward_widths + _adapted_widths(run)
     if run.checkpointing != "none":
         widths += run.architecture.kept_widths
     samples = run.samples_at_once(run.settings.mini_batch_size_per_update)
@@ -52,6 +48,7 @@ def inference_bytes(run: PlannedRun, samples: int) -> float:
 
 
 def _adapted_widths(run: PlannedRun) -> float:
+    """Widths of what an adapter adds to the MLP's hidden layer: as much again."""
     return run.architecture.mlp_ratio if run.settings.lora_rank else 0.0
 
 

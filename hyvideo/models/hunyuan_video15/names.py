@@ -19,31 +19,15 @@ from torch import Tensor
 
 from hyvideo.models.hunyuan_video15.settings import NAMES
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers as transformer_config_to_diffusers
+from hyvideo.models.names import both_directions, rename
 
-# Patterns of names and what becomes of them: a template, filled in with the match's groups.
-_Renamings = list[tuple[re.Pattern[str], str]]
-
-
-def _both_directions(kind: str) -> tuple[_Renamings, _Renamings]:
-    """The renamings of a table to diffusers and to the original."""
-    rows = NAMES[kind]["modules"].items()
-    return [_renaming(*row, kind) for row in rows], [_renaming(*row[::-1], kind) for row in rows]
-
-
-def _renaming(source: str, target: str, kind: str) -> tuple[re.Pattern[str], str]:
-    pattern = re.escape(source)
-    for name, expression in NAMES["placeholders"].items():
-        pattern = pattern.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>{expression})")
-    return re.compile(rf"{pattern}\.(?P<leaf>{NAMES[kind]['leaves']})"), target + ".{leaf}"
-
-
-_TRANSFORMER_TO_DIFFUSERS, _TRANSFORMER_TO_ORIGINAL = _both_directions("transformer")
-_VAE_TO_DIFFUSERS, _VAE_TO_ORIGINAL = _both_directions("vae")
+_TRANSFORMER_TO_DIFFUSERS, _TRANSFORMER_TO_ORIGINAL = both_directions(NAMES, "transformer")
+_VAE_TO_DIFFUSERS, _VAE_TO_ORIGINAL = both_directions(NAMES, "vae")
 
 
 def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of the original transformer under diffusers' names; ValueError for an unknown name."""
-    renamed = _rename(state_dict, _TRANSFORMER_TO_DIFFUSERS, "an original transformer")
+    renamed = rename(state_dict, _TRANSFORMER_TO_DIFFUSERS, "an original transformer")
     return _swap_final_modulation(_split_refiner_qkv(renamed), "norm_out.linear.")
 
 
@@ -52,29 +36,18 @@ def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
 
     Raises ValueError for a name that is none of diffusers', such as a LoRA adapter's: merge it first.
     """
-    renamed = _rename(_fuse_refiner_qkv(state_dict), _TRANSFORMER_TO_ORIGINAL, "a diffusers transformer")
+    renamed = rename(_fuse_refiner_qkv(state_dict), _TRANSFORMER_TO_ORIGINAL, "a diffusers transformer")
     return _swap_final_modulation(renamed, "final_layer.adaLN_modulation.1.")
 
 
 def vae_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of the original VAE under diffusers' names; ValueError for an unknown name."""
-    return _rename(state_dict, _VAE_TO_DIFFUSERS, "an original VAE")
+    return rename(state_dict, _VAE_TO_DIFFUSERS, "an original VAE")
 
 
 def vae_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of diffusers' VAE under the original names; ValueError for an unknown name."""
-    return _rename(state_dict, _VAE_TO_ORIGINAL, "a diffusers VAE")
-
-
-def _rename(state_dict: Mapping[str, Tensor], renamings: _Renamings, kind: str) -> dict[str, Tensor]:
-    renamed = {}
-    for name, tensor in state_dict.items():
-        matches = ((pattern.fullmatch(name), template) for pattern, template in renamings)
-        new_name = next((template.format(**match.groupdict()) for match, template in matches if match), None)
-        if new_name is None:
-            raise ValueError(f"tensor {name!r} with shape {tuple(tensor.shape)} is no tensor of {kind} checkpoint")
-        renamed[new_name] = tensor
-    return renamed
+    return rename(state_dict, _VAE_TO_ORIGINAL, "a diffusers VAE")
 
 
 _FUSED = re.compile(r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_qkv\.(weight|bias)")

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.data.outside import shown
 from hyvideo.models.conditions import ImageCondition
+from hyvideo.models.encoders import of_equal_length
 
 MAX_TEXT_TOKENS = 1000
 MAX_GLYPH_TOKENS = 256
-_BATCH = 8  # prompts of one length that the language model reads together
 
 
 class TextEncoder:
@@ -41,11 +41,8 @@ class TextEncoder:
     def __call__(self, prompts: list[str]) -> list[Tensor]:
         """States of each prompt on the CPU; prompts of one length together, unpadded. Shape of each: (tokens, dim)."""
         token_ids = [self._token_ids(prompt) for prompt in prompts]
-        by_length: dict[int, list[int]] = {}
-        for i, ids in enumerate(token_ids):
-            by_length.setdefault(len(ids), []).append(i)
         states: dict[int, Tensor] = {}
-        for batch in (rows[i : i + _BATCH] for rows in by_length.values() for i in range(0, len(rows), _BATCH)):
+        for batch in of_equal_length(token_ids):
             ids = torch.tensor([token_ids[i] for i in batch], device=self.model.device)
             hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state
             states |= {i: row.clone() for i, row in zip(batch, hidden[:, self.crop_start :].cpu())}

@@ -1,28 +1,16 @@
 """The settings of the original HunyuanVideo-1.5 checkpoints (config.json), mapped to diffusers' arguments and back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hyvideo.data.images import RESOLUTIONS
+from hyvideo.models.names import setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 _ONLY_VALUES: dict[str, Any] = NAMES["transformer"]["only_values"]
-
-# Kinds of settings in the tables: what they must be, whether a value is, and the type of diffusers' argument.
-_KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
-    "integers": ("an integer of at least 1", lambda value: type(value) is int and value > 0, int),
-    "counts": ("an integer of at least 0", lambda value: type(value) is int and value >= 0, int),
-    "numbers": ("a positive number", lambda value: type(value) in (int, float) and value > 0, float),
-    "flags": ("true or false", lambda value: type(value) is bool, bool),
-    "lists": (
-        "a list of positive integers",
-        lambda value: isinstance(value, (list, tuple)) and value and all(type(n) is int and n > 0 for n in value),
-        tuple,
-    ),
-}
 
 # Not in the original's config.json: all releases have these.
 _BYT5_STATES_DIM = 1472
@@ -41,25 +29,25 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     if config.get("attn_mode") == "flex-block-attn":
         raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
     config = {"refiner_depth": _REFINER_DEPTH, "use_meanflow": False} | dict(config)
-    renamed = _renamed("transformer", config)
-    hidden_size, num_heads = _value(config, "hidden_size", "integers"), renamed["num_attention_heads"]
+    renamed = settings_to_diffusers(NAMES["transformer"]["settings"], config)
+    hidden_size, num_heads = setting(config, "hidden_size", "integers"), renamed["num_attention_heads"]
     rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
         raise ValueError(
             "config keys 'hidden_size' / 'heads_num' must be the sum of 'rope_dim_list', "
             f"got {hidden_size} / {num_heads} and {rope_dims}"
         )
-    patch_size = _value(config, "patch_size", "lists")
+    patch_size = setting(config, "patch_size", "lists")
     if len(patch_size) != 3 or patch_size[1] != patch_size[2]:
         raise ValueError(f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}")
-    channels = _value(config, "in_channels", "integers")
+    channels = setting(config, "in_channels", "integers")
     resolution = config.get("ideal_resolution") or "480p"
     if resolution not in RESOLUTIONS:
         raise ValueError(f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}")
     return renamed | {
         # noisy latents, condition latents, and a mask that says which frames are given
         "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
-        "out_channels": _value(config, "out_channels", "integers") if config.get("out_channels") else channels,
+        "out_channels": setting(config, "out_channels", "integers") if config.get("out_channels") else channels,
         "attention_head_dim": hidden_size // num_heads,
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],
@@ -80,7 +68,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
             f"text_embed_2_dim must be {_BYT5_STATES_DIM} as in the releases, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
-    original = _original("transformer", config) | {
+    original = settings_to_original(NAMES["transformer"]["settings"], config) | {
         "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
         "patch_size": [config["patch_size_t"], config["patch_size"], config["patch_size"]],
         "in_channels": config["out_channels"] if conditioned else config["in_channels"],
@@ -105,33 +93,15 @@ def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if config.get("shift_factor"):
         raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")
-    return _renamed("vae", {"downsample_match_channel": True, "upsample_match_channel": True} | dict(config))
+    config = {"downsample_match_channel": True, "upsample_match_channel": True} | dict(config)
+    return settings_to_diffusers(NAMES["vae"]["settings"], config)
 
 
 def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """The original's ``config.json`` for the config of a diffusers VAE."""
-    return _original("vae", config) | {
+    return settings_to_original(NAMES["vae"]["settings"], config) | {
         "_class_name": "AutoencoderKLConv3D",
         "sample_size": 256,
         "sample_tsize": 64,
         "shift_factor": None,
     }
-
-
-def _value(config: Mapping[str, Any], key: str, kind: str) -> Any:
-    rule, is_right, to_type = _KINDS[kind]
-    if not is_right(config.get(key)):
-        raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
-    return to_type(config[key])
-
-
-def _renamed(model: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """diffusers' arguments that only have other names in the original's config."""
-    settings = NAMES[model]["settings"]
-    return {name: _value(config, key, kind) for kind in settings for key, name in settings[kind].items()}
-
-
-def _original(model: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The original's settings that only have other names in diffusers' config."""
-    values = {key: config[name] for keys in NAMES[model]["settings"].values() for key, name in keys.items()}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

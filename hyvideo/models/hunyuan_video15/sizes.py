@@ -22,9 +22,10 @@ from hyvideo.models.versions import RELEASED
 # and the MLP's hidden layer twice, before and after GELU.
 _KEPT_WIDTHS = 12
 _KEPT_HIDDEN = 2
-# What exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU. Calibrated
-# on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
-_INFERENCE_WIDTHS = 3
+# What exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU, and beside
+# what is kept in a backward pass. Calibrated on the operators of a block on a GPU that does not exist
+# (tests/config/memory/counted_block.py).
+_INFERENCE_WIDTHS, _BACKWARD_WIDTHS = 3, 3.5
 # Parameters of the released encoders and VAE; ByT5 stays in float32.
 _LANGUAGE_MODEL, _GLYPH_ENCODER, _VISION_ENCODER = 7.07e9, 0.22e9, 0.428e9
 _VAE = 1_260_634_115
@@ -59,6 +60,9 @@ class Architecture:
     spatial_compression_ratio: int = 16
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
+
+    backward_widths = _BACKWARD_WIDTHS
+    num_attentions = 1  # of a block
 
     @property
     def width(self) -> int:

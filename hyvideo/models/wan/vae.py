@@ -1,0 +1,102 @@
+"""The VAE of Wan2.1 and of Wan2.2 TI2V-5B, which differ in their settings only: diffusers' class with a faster norm.
+
+It decodes a group of frames after the other and keeps what a group needs of the one before on the module: no second
+decode may begin before the first has ended.
+"""
+
+import functools
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyvideo.models.family import Component, Latents
+from hyvideo.models.norms import channels_normalised
+from hyvideo.models.versions import version_defaults
+from hyvideo.models.wan.encoders import load_text_encoder
+
+
+def _only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
+    raise ValueError(
+        f"the VAE of Wan is read and written in diffusers' layout only, got _class_name "
+        f"{config.get('_class_name')!r}; download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    )
+
+
+VAE = Component(
+    "AutoencoderKLWan",
+    to_diffusers=dict,
+    to_original=dict,
+    config_to_diffusers=_only_diffusers,
+    config_to_original=_only_diffusers,
+)
+
+
+def prepare(vae: nn.Module) -> None:
+    """Replace the norm, for which torch takes a vector norm over channels, by a sum of squares.
+
+    In float16 an overflow before the last layer is seen in the video: the norms make NaN of it, which the clamp at the
+    end of decoding keeps.
+    """
+    from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+
+    for module in vae.modules():
+        if isinstance(module, WanRMS_norm):
+            assert module.channel_first and isinstance(module.bias, float), "the VAE's norms have channels and no bias"
+            module.forward = functools.partial(channels_normalised, module)
+    if vae.dtype == torch.float16:
+        warnings.warn("Wan's VAE is published in float32; vae_dtype fp32 or bf16 cannot overflow", stacklevel=2)
+
+
+def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
+    """Have videos larger than a tile of ``tile_size`` pixels decoded in tiles; smaller ones are not touched.
+
+    Tiles and the distance between them are cut to whole latents, as diffusers does not.
+    """
+    side = vae.spatial_compression_ratio
+    latents = tile_size // side
+    if latents < 1:
+        raise ValueError(f"vae_tile_size must be at least {side} pixels, one latent, got {tile_size}; 0 decodes whole")
+    stride = max(1, int(latents * (1 - overlap)))
+    vae.enable_tiling(latents * side, latents * side, stride * side, stride * side)
+
+
+def latents(config: Mapping[str, Any]) -> Latents:
+    """Return shape and scale of a VAE's latents, from its config. Raises ValueError where its settings disagree."""
+    channels, spatial, temporal = (config[key] for key in ("z_dim", "scale_factor_spatial", "scale_factor_temporal"))
+    halvings, patch = len(config["dim_mult"]) - 1, config["patch_size"] or 1
+    found = 2**halvings * patch, 2 ** sum(config["temperal_downsample"][:halvings])
+    if (spatial, temporal) != found:
+        raise ValueError(
+            f"scale_factor_spatial and _temporal must be {found} by the VAE's layers, got {spatial, temporal}"
+        )
+    mean, std = tuple(config["latents_mean"]), config["latents_std"]
+    if not len(mean) == len(std) == channels:
+        raise ValueError(f"latents_mean and latents_std need {channels} numbers, got {len(mean)} and {len(std)}")
+    # Of float32 numbers, as diffusers: to the last bit.
+    return Latents(channels, temporal, spatial, mean, divisor=tuple((1.0 / torch.tensor(std)).tolist()))
+
+
+def export_parts(
+    root: Path, out: Path, *, version: str | None, task: str, dtype: torch.dtype, load_vae: Callable[..., nn.Module]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the names and the parts of a `WanPipeline` but the transformer; a part is freed before the next."""
+    import diffusers
+
+    yield (
+        "scheduler",
+        diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction",
+            use_flow_sigmas=True,
+            num_train_timesteps=1000,
+            flow_shift=version_defaults(version).shift,
+        ),
+    )
+    yield "vae", load_vae(root, dtype=torch.float32)
+    yield "text_encoder", load_text_encoder(root, dtype=dtype)[1]
+    shutil.copytree(root / "tokenizer", out / "tokenizer", dirs_exist_ok=True)
+    yield "tokenizer", ("transformers", "PreTrainedTokenizerFast")  # which leaves tokenizer.json as it is

@@ -1,0 +1,168 @@
+"""Wan's VAE with its own norm and tiles, against diffusers' class as it is."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+
+from hyvideo.models.wan.vae import VAE, latents, prepare, set_tiling
+from tests.tiny_wan import VAE as SMALL
+from tests.tiny_wan import VAE_22, drawn
+
+CONVOLUTIONS = torch.nn.Conv3d | torch.nn.Conv2d
+CONFIGS = pytest.mark.parametrize("config", [SMALL, VAE_22], ids=["2.1", "2.2"])
+
+
+def stock_and_ours(config):
+    stock = drawn(AutoencoderKLWan(**config), 1).requires_grad_(False)
+    ours = copy.deepcopy(stock)
+    prepare(ours)
+    return stock, ours
+
+
+def noise(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def assert_same(actual, expected, tolerance=1e-5):
+    assert actual.shape == expected.shape
+    assert expected.std() > 0.1
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+@CONFIGS
+def test_frames_and_latents_are_those_of_diffusers(config):
+    stock, ours = stock_and_ours(config)
+    frames = stock.decode(noise(1, 4, 3, 4, 6)).sample
+    side = 8 * (config.get("patch_size") or 1)
+    assert frames.shape == (1, 3, 9, 4 * side, 6 * side)
+    assert_same(ours.decode(noise(1, 4, 3, 4, 6)).sample, frames)
+    assert_same(ours.encode(frames).latent_dist.mode(), stock.encode(frames).latent_dist.mode(), 1e-4)
+
+
+@CONFIGS
+@pytest.mark.parametrize(("tile", "overlap"), [(32, 0.25), (32, 0.0), (44, 0.3), (24, 0.9)])
+def test_tiled_frames_are_those_of_diffusers_and_have_the_whole_size(config, tile, overlap):
+    stock, ours = stock_and_ours(config)
+    side = 8 * (config.get("patch_size") or 1)
+    tiles = tile // side
+    stride = max(1, int(tiles * (1 - overlap)))
+    stock.enable_tiling(tiles * side, tiles * side, stride * side, stride * side)
+    set_tiling(ours, tile, overlap)
+    part = noise(1, 4, 2, 5, 7)
+    decoded = ours.decode(part).sample
+    assert decoded.shape[-2:] == (5 * side, 7 * side)
+    assert_same(decoded, stock.decode(part).sample)
+
+
+def test_a_video_of_one_tile_is_decoded_whole():
+    stock, ours = stock_and_ours(SMALL)
+    set_tiling(ours, 48, 0.125)
+    assert_same(ours.decode(noise(1, 4, 2, 4, 6)).sample, stock.decode(noise(1, 4, 2, 4, 6)).sample)
+
+
+def test_tiles_are_cut_to_whole_latents():
+    """diffusers cuts tiles to latents and their distance not: with 54 pixels every tile after the first is shifted."""
+    _, vae = stock_and_ours(SMALL)
+    set_tiling(vae, 60, 0.2)
+    assert (vae.tile_sample_min_height, vae.tile_sample_stride_width) == (56, 40)
+    set_tiling(vae, 256, 0.125)
+    assert (vae.tile_sample_min_width, vae.tile_sample_stride_height) == (256, 224)
+    with pytest.raises(ValueError, match="vae_tile_size must be at least 8 pixels.*got 7"):
+        set_tiling(vae, 7, 0.125)
+    set_tiling(vae, 8, 0.125)
+
+
+@CONFIGS
+@pytest.mark.parametrize("tile", [0, 32])
+def test_a_batch_is_each_video_by_itself(config, tile):
+    _, vae = stock_and_ours(config)
+    if tile:
+        set_tiling(vae, tile, 0.25)
+    both = noise(2, 4, 2, 3, 6)
+    assert_same(vae.decode(both).sample, torch.cat([vae.decode(one[None]).sample for one in both]))
+
+
+# Roundings of the dtype: of both sides, and of what 16 bits round between the steps.
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
+)
+@pytest.mark.parametrize("images", [False, True])
+def test_the_norm_is_diffusers_within_rounding(dtype, tolerance, images):
+    norm = WanRMS_norm(32, images=images).to(dtype)
+    with torch.no_grad():
+        norm.gamma.copy_(torch.linspace(-2, 2, 32).view_as(norm.gamma))
+    hidden = noise(2, 32, 4, 4) if images else noise(2, 32, 3, 4, 4)
+    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]  # the sum of squares is above float16's 65504
+    expected = norm(hidden.to(dtype))
+    ours = copy.deepcopy(norm)
+    vae = AutoencoderKLWan(**SMALL)
+    vae.decoder.norm_out = ours
+    prepare(vae)
+    torch.testing.assert_close(ours(hidden.to(dtype)), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_latents_are_scaled_as_diffusers_scales_them_to_the_last_bit():
+    shape = latents(AutoencoderKLWan(**SMALL).config)
+    assert shape[:3] == (4, 4, 8)
+    assert latents(AutoencoderKLWan(**VAE_22).config)[:3] == (4, 4, 16)
+    released = AutoencoderKLWan().config  # its mean and deviations are the class's defaults
+    mean, std = (torch.tensor(released[key]).view(1, 16, 1, 1, 1) for key in ("latents_mean", "latents_std"))
+    part = noise(2, 16, 2, 3, 3)
+    shape = latents(released)
+    assert shape[:3] == (16, 4, 8)
+    assert torch.equal(shape.unscaled(part), part / (1.0 / std) + mean)
+    assert torch.equal(shape.scaled(part), (part - mean) * (1.0 / std))
+    torch.testing.assert_close(shape.scaled(shape.unscaled(part)), part, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale_factor_spatial": 16}, r"must be \(8, 4\) by the VAE's layers, got \(16, 4\)"),
+        ({"scale_factor_temporal": 2}, r"must be \(8, 4\)"),
+        ({"patch_size": 2}, r"must be \(16, 4\)"),
+        ({"latents_mean": [0.0]}, "need 4 numbers, got 1 and 4"),
+        ({"latents_std": [1.0] * 16}, "need 4 numbers, got 4 and 16"),
+    ],
+)
+def test_settings_that_disagree_are_refused(change, message):
+    config = dict(AutoencoderKLWan(**SMALL).config)
+    latents(config)
+    with pytest.raises(ValueError, match=message):
+        latents(config | change)
+
+
+def test_only_diffusers_layout_is_read_and_written():
+    for read in (VAE.config_to_diffusers, VAE.config_to_original):
+        with pytest.raises(ValueError, match="got _class_name 'WanVAE_'; .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"):
+            read({"_class_name": "WanVAE_"})
+
+
+def test_float16_is_warned_of(recwarn):
+    vae = AutoencoderKLWan(**SMALL)
+    for dtype in (torch.float32, torch.bfloat16):
+        prepare(vae.to(dtype))
+    assert not recwarn
+    with pytest.warns(UserWarning, match="vae_dtype fp32 or bf16"):
+        prepare(vae.to(torch.float16))
+
+
+@CONFIGS
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_what_is_not_finite_within_the_decoder_is_seen_after_the_clamp(config, number):
+    """The clamp to [-1, 1] hides infinity, but before the last layer every path goes through a norm: inf / inf."""
+    _, vae = stock_and_ours(config)
+    part = noise(1, 4, 2, 2, 2)
+    part[0, 1, 1, 1, 1] = number
+    assert not vae.decode(part).sample.isfinite().all()
+    # A single query that is not finite may vanish in the attention of a CPU.
+    layers = {name: module for name, module in vae.decoder.named_modules() if isinstance(module, CONVOLUTIONS)}
+    assert layers.pop("conv_out") is vae.decoder.conv_out
+    for layer in (layer for name, layer in layers.items() if not name.endswith("to_qkv")):
+        handle = layer.register_forward_hook(lambda layer, given, made: made.masked_fill(made == made.max(), number))
+        assert not vae.decode(noise(1, 4, 2, 2, 2)).sample.isfinite().all(), layer
+        handle.remove()

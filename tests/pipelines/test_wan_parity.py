@@ -1,0 +1,169 @@
+"""Wan from the files to latents and pixels, against WanPipeline of diffusers on the same weights and noise levels."""
+
+import json
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+
+from hyvideo.config.settings import Config
+from hyvideo.data.prompts import Request
+from hyvideo.data.randomness import normal
+from hyvideo.evaluation.speed import relative_difference
+from hyvideo.models.fit_checks import size_problems
+from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
+from scripts import export
+from tests.tiny_checkpoint import write_image
+from tests.tiny_wan import wan_pipeline, write_wan
+
+VERSION = "wan2.1_t2v_1.3b"
+NEGATIVE = "色调艳丽，过曝，静态 “a” &amp;amp; b"
+STEPS = 12
+TILE_SETTINGS = ("min_height", "min_width", "stride_height", "stride_width")
+CPU = torch.device("cpu")
+
+
+class GivenSigmas(FlowMatchEulerDiscreteScheduler):
+    """diffusers' Euler steps over the noise levels of our schedule, which its own grid does not have."""
+
+    def __init__(self, sigmas):
+        super().__init__(shift=1.0)
+        self.given = sigmas[:-1].tolist()
+
+    def set_timesteps(self, num_inference_steps, device=None):
+        assert num_inference_steps == len(self.given)
+        super().set_timesteps(sigmas=self.given, device=device)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["wan2.1", "wan2.2-5b"])
+def root(request, tmp_path_factory):
+    return write_wan(tmp_path_factory.mktemp("wan"), with_vae_22=request.param)
+
+
+def size_of(root):
+    """Height and width of 4 x 6 latents."""
+    config = json.loads((root / "vae" / "config.json").read_text())
+    return 4 * config["scale_factor_spatial"], 6 * config["scale_factor_spatial"]
+
+
+def config_for(root, **changes):
+    settings = {
+        "pretrained_model_root": str(root),
+        "transformer_version": VERSION,
+        "dtype": "fp32",
+        "encoder_dtype": "fp32",
+        "vae_dtype": "fp32",
+        "vae_tile_size": 0,
+        "sample_n_frames": 9,
+        "grpo_sampling_steps": STEPS,
+        "cfg_scale": 5.0,
+        "negative_prompt": NEGATIVE,
+    }
+    return Config().with_settings(**settings | changes).resolved()
+
+
+def loaded(config):
+    encoder, vae = load_encoder(config, CPU)
+    return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
+
+
+def stock(root, pipeline):
+    theirs = wan_pipeline(root)
+    theirs.scheduler = GivenSigmas(pipeline.scheduler.sigmas)
+    return theirs
+
+
+def sample_stock(theirs, root, prompt, noise, output_type="latent"):
+    height, width = size_of(root)
+    guidance = {"negative_prompt": NEGATIVE, "guidance_scale": 5.0}
+    shape = {"height": height, "width": width, "num_frames": 9, "num_inference_steps": STEPS}
+    return theirs(prompt, latents=noise.clone(), output_type=output_type, **guidance, **shape).frames
+
+
+@pytest.mark.parametrize("shift", [3.0, 5.0, 8.0])
+def test_guided_sampling_is_diffusers_sampling_over_the_same_noise_levels(root, shift):
+    encoder, pipeline = loaded(config_for(root, shift=shift))
+    prompt = "a “red” car，turns left"
+    noise = normal(pipeline.latent_shape(9, *size_of(root)), 0, "wan")[None]
+    assert noise.shape == (1, 4, 3, 4, 6)
+    ours = pipeline.sample_ode(encoder([Request(prompt)]), noise)
+    theirs = sample_stock(stock(root, pipeline), root, prompt, noise)
+    difference = relative_difference(ours, theirs)
+    print(f"shift {shift}: {difference:.2g}")
+    assert difference <= 2e-6
+    assert relative_difference(ours, noise) > 0.1
+
+
+@pytest.mark.parametrize("tile", [0, 32])
+def test_decoded_frames_are_those_of_diffusers(root, tile):
+    encoder, pipeline = loaded(config_for(root, vae_tile_size=tile, vae_tile_overlap=0.25))
+    theirs = stock(root, pipeline)
+    if tile:
+        theirs.vae.enable_tiling(*(getattr(pipeline.vae, f"tile_sample_{of}") for of in TILE_SETTINGS))
+    noise = normal((2, *pipeline.latent_shape(9, *size_of(root))), 0, "wan")
+    videos = pipeline.decode(noise, batch_size=2)
+    for video, latents in zip(videos, noise):
+        mean, std = (torch.tensor(theirs.vae.config[f"latents_{of}"]).view(1, 4, 1, 1, 1) for of in ("mean", "std"))
+        with torch.no_grad():
+            expected = theirs.vae.decode(latents[None] / (1.0 / std) + mean).sample[0].transpose(0, 1)
+            floats = pipeline.vae.decode(pipeline.latents.unscaled(latents[None])).sample[0].transpose(0, 1)
+        print(f"tile {tile}: {(floats - expected).abs().max():.2g}")
+        torch.testing.assert_close(floats, expected, rtol=0, atol=1e-5)
+        assert (video - ((expected / 2 + 0.5).clamp(0, 1) * 255).round()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_a_video_that_is_not_finite_is_none_though_the_decoder_clamps(root, number):
+    _, pipeline = loaded(config_for(root))
+    latents = normal((2, *pipeline.latent_shape(5, *size_of(root))), 0, "wan")
+    latents[1, 0, 0, 0, 0] = number
+    first, second = pipeline.decode(latents)
+    assert first is not None and second is None
+
+
+def test_texts_are_encoded_once_and_their_padding_is_not_stored(root, tmp_path):
+    encoder, _ = loaded(config_for(root, conditions_dir=str(tmp_path)))
+    conditions = encoder([Request("a red car"), Request("a")])
+    assert [len(condition.text) for condition in conditions.samples] == [4, 2]
+    assert len(list(tmp_path.glob("text-*.safetensors"))) == 3  # with the negative prompt
+
+
+def test_sizes_that_the_vae_or_the_patches_cannot_take_are_refused(root):
+    height, width = size_of(root)
+    assert size_problems(root, VERSION, num_frames=81, height=height, width=width) == []
+    assert size_problems(root, VERSION, num_frames=1, height=height, width=width) == []
+    side = height // 2  # a patch of two latents
+    wrong = size_problems(root, VERSION, num_frames=80, height=height, width=width - side // 2)
+    assert wrong == [
+        f"height and width must be multiples of {side}, got {height} x {width - side // 2}",
+        "the number of frames must be 4n + 1, got 80",
+    ]
+
+
+def test_a_reference_image_is_refused_by_a_text_to_video_model(root, tmp_path):
+    config = config_for(root)
+    height, width = size_of(root)
+    assert check_checkpoint(config, {"prompts": [Request("a car")]}, [(9, height, width)]) == {"text"}
+    requests = {"prompts": [Request("a car", write_image(tmp_path / "image.png"))]}
+    with pytest.raises(ValueError, match="image"):
+        check_checkpoint(config, requests, [(9, height, width)])
+
+
+def test_the_exported_folder_runs_in_wan_pipeline_and_gives_the_same(root, tmp_path, monkeypatch):
+    out = tmp_path / "exported"
+    flags = ["--model_path", root, "--transformer_version", VERSION, "--with_pipeline", "--dtype", "fp32", "--out", out]
+    monkeypatch.setattr("sys.argv", ["export.py", *map(str, flags)])
+    export.main()
+    exported = WanPipeline.from_pretrained(out, local_files_only=True)
+    exported.set_progress_bar_config(disable=True)
+    assert isinstance(exported.scheduler, UniPCMultistepScheduler)
+    assert exported.scheduler.config.flow_shift == 8.0
+    encoder, pipeline = loaded(config_for(root))
+    noise = normal(pipeline.latent_shape(9, *size_of(root)), 0, "wan")[None]
+    frames = sample_stock(exported, root, "a “red” car", noise, "np")
+    assert frames.shape == (1, 9, *size_of(root), 3)
+    exported.scheduler = GivenSigmas(pipeline.scheduler.sigmas)
+    theirs = sample_stock(exported, root, "a “red” car", noise)
+    assert relative_difference(pipeline.sample_ode(encoder([Request("a “red” car")]), noise), theirs) <= 2e-6
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (out / "tokenizer" / name).read_bytes() == (root / "tokenizer" / name).read_bytes()

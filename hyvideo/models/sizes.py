@@ -6,12 +6,13 @@ transformer and a VAE, and ``released``, of a version.
 
 import functools
 import importlib
+import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from hyvideo.data.outside import parse_json
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
@@ -34,48 +35,85 @@ class Forward:
         return (self.image + self.attention) / sp_size + self.text
 
 
-class Sizes(Protocol):
-    """Sizes of a transformer and its VAE that the planner needs; widths count tensors of the transformer's width."""
+class Sizes:
+    """Sizes of a transformer and its VAE: the base of a family's frozen dataclass, which has these names as fields,
+    properties or constants. Widths count tensors of the transformer's width, for every token.
+    """
 
     num_layers: int
     num_attention_heads: int
-    width: int
+    attention_head_dim: int
     mlp_ratio: float  # width of the MLP's hidden layer over the width
-    kept_widths: float  # that a block keeps of every token for its backward pass
-    inference_widths: float  # that a block holds at most without gradient
-    backward_widths: float  # that a block's backward pass holds beside what is kept
-    num_attentions: int  # of a block
-    text_width: int  # of the text encoder's states
+    patch: tuple[int, int, int]  # frames, height and width of a token in latents
     out_channels: int  # of the latents
+    text_width: int  # of the text encoder's states
+    is_released: bool  # the encoders, whose size is known for the released models only, are theirs
     spatial_compression_ratio: int
-    parameters: int
+    temporal_compression_ratio: int
     block_parameters: int
     root_parameters: int  # outside the blocks
     matrix_parameters: int  # of the blocks' matrices: Muon's
-    is_released: bool  # the encoders, whose size is known for the released models only, are theirs
+    num_attentions: int  # of a block
+    fixed_widths: float  # that a block keeps for its backward pass beside the MLP's hidden layer, which is kept twice
+    inference_widths: float  # that a block holds at most without gradient
+    backward_widths: float  # that a block's backward pass holds beside what is kept
     vae_parameters: float
     decode_flops: float  # for each pixel and frame
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of an adapter on every matrix of the blocks with a gradient."""
-
-    def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Frames, height and width of a video's latents. Raises ValueError for a size that the model cannot make."""
-
-    def image_tokens(self, frames: int, height: int, width: int) -> int:
-        """Tokens of a video."""
+        raise NotImplementedError
 
     def block_text_tokens(self, text_tokens: int) -> int:
         """Text tokens that go through the blocks beside the video's, for a prompt of so many."""
+        raise NotImplementedError
 
     def forward(self, image_tokens: int, text_tokens: int) -> Forward:
         """FLOPs of one forward over so many tokens."""
+        raise NotImplementedError
 
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
         """Bytes of the released encoders, ``size`` bytes a number."""
+        raise NotImplementedError
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Numbers that decoding tiles of this size of so many videos holds at most, without the videos."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def hidden(self) -> int:
+        """Width of the MLP's hidden layer."""
+        return round(self.mlp_ratio * self.width)
+
+    @property
+    def parameters(self) -> int:
+        return self.num_layers * self.block_parameters + self.root_parameters
+
+    @property
+    def kept_widths(self) -> float:
+        """Widths that a block keeps of every token for its backward pass."""
+        return self.fixed_widths + 2 * self.mlp_ratio
+
+    def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Frames, height and width of a video's latents. Raises ValueError for a size that the model cannot make."""
+        ratio = self.spatial_compression_ratio
+        for name, pixels, patch in (("height", height, self.patch[1]), ("width", width, self.patch[2])):
+            if pixels % (ratio * patch):
+                raise ValueError(f"{name} must be a multiple of {ratio * patch}, got {pixels}")
+        return (frames - 1) // self.temporal_compression_ratio + 1, height // ratio, width // ratio
+
+    def image_tokens(self, frames: int, height: int, width: int) -> int:
+        """Tokens of a video."""
+        return math.prod(size // p for size, p in zip(self.latent_size(frames, height, width), self.patch))
+
+
+def linear(inputs: int, outputs: int) -> int:
+    """Parameters of a linear layer with bias."""
+    return (inputs + 1) * outputs
 
 
 @functools.cache
@@ -100,10 +138,12 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
     folder, vae = Path(root) / "transformer", Path(root) / "vae" / "config.json"
     for path in (folder / version / "config.json", folder / "config.json"):
         if path.is_file():
-            config = _read(path)
-            of_vae = _read(vae) if vae.is_file() else {}
-            named = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
-            return _understood(sizes_module(named).read, config, of_vae, path)
+            try:
+                config, of_vae = _read(path), _read(vae) if vae.is_file() else {}
+                named = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
+                return sizes_module(named).read(config, of_vae)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
     if version not in RELEASED:
         raise ValueError(
             f"transformer_version must be one of {', '.join(RELEASED)} or have {folder / version / 'config.json'}, "
@@ -118,17 +158,13 @@ def sizes_module(package: str) -> ModuleType:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"it must hold a JSON object, got {type(config).__name__}")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
+    config = parse_json(path.read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError(f"it must hold a JSON object, got {type(config).__name__}")
     return config
 
 
-def _understood(read: Callable[..., Sizes], config: Mapping, vae: Mapping, path: Path) -> Sizes:
-    try:
-        return read(config, vae)
-    except ValueError as error:
-        raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
+def fields_of(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config.json that are fields of a dataclass of sizes, lists as tuples."""
+    settings = {name: value for name, value in config.items() if name in cls.__dataclass_fields__}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

@@ -13,6 +13,7 @@ from torch import Tensor
 from hyvideo.config.sections import LossSettings
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.family import family_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.rollout_batch import RolloutBatch
@@ -104,9 +105,9 @@ class OnPolicyCheck:
 
     def _shape(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> str:
         """Samples, guidance branches and tokens, those of the longest conditions, of a call at a turn's step."""
-        config, timesteps = self.pipeline.transformer.config, self.pipeline.scheduler.timesteps
+        transformer, timesteps = self.pipeline.transformer, self.pipeline.scheduler.timesteps
         guided = self.pipeline.sampling.guides(timesteps[rollouts.trained_steps[rows[0], turn]].item())
-        sizes, patch = rollouts.trajectories.latents.shape[3:], (config.patch_size_t, *[config.patch_size] * 2)
+        sizes, patch = rollouts.trajectories.latents.shape[3:], family_of(transformer).patch(transformer.config)
         video = math.prod(size // p for size, p in zip(sizes, patch))
         conditions = rollouts.conditions.select(rows)
         if guided:

@@ -77,7 +77,8 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
         {},
         {"use_muon": True},
         {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "selective"},
-        {"objective": "nft", "nft_levels": 2, "eta": 0.0, "cfg_scale": 1.0, "lora_rank": 2},
+        # The gate asks for a model that predicts better than zero, which random weights do not.
+        {"objective": "nft", "nft_levels": 2, "eta": 0.0, "cfg_scale": 1.0, "lora_rank": 2, "gate_interval": 0},
         {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
         {"ema_decay": 0.5, "kl_strategy": "dual_moving", "kl_weight": 0.1, "update_ref_model_step": 1},
     ],
@@ -163,5 +164,5 @@ def test_an_image_is_refused(config):
 
 def test_a_wan_version_on_a_folder_of_another_family_is_refused(config, tmp_path):
     other = config.with_settings(pretrained_model_root=str(write_original(tmp_path / "ckpts")))
-    with pytest.raises(ValueError, match="wan2.1_t2v_1.3b is of the family wan.* of hunyuan_video15"):
+    with pytest.raises(ValueError, match="version 'wan2.1_t2v_1.3b': .* versions there: ..480p_t2v"):
         check_checkpoint(other, {"this call": [Request("a car")]}, [(5, 48, 32)])

@@ -1,14 +1,15 @@
-"""Sizes of HunyuanVideo-1.5 for the planner: the protocol is in ``models/sizes.py``.
+"""Sizes of HunyuanVideo-1.5 for the planner: their base is in ``models/sizes.py``.
 
 Pure arithmetic; the parameter count is the model's own, to the last one (tested against the class).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
-from hyvideo.models.sizes import Forward
+from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
 from hyvideo.models.versions import RELEASED
 
 # What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
@@ -20,8 +21,7 @@ from hyvideo.models.versions import RELEASED
 #   3  residual stream, normalised and modulated before the MLP, and after the block
 #   1  output of the MLP, for the gradient of its gate
 # and the MLP's hidden layer twice, before and after GELU.
-_KEPT_WIDTHS = 12
-_KEPT_HIDDEN = 2
+_FIXED_WIDTHS = 12
 # What exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU, and beside
 # what is kept in a backward pass. Calibrated on the operators of a block on a GPU that does not exist
 # (tests/config/memory/counted_block.py).
@@ -39,7 +39,7 @@ _GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
 
 
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Sizes):
     """Sizes of a model by diffusers' names; the defaults are those of the released 480p and 720p models."""
 
     num_layers: int = 54  # double blocks
@@ -61,42 +61,33 @@ class Architecture:
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
 
-    backward_widths = _BACKWARD_WIDTHS
+    fixed_widths, backward_widths = _FIXED_WIDTHS, _BACKWARD_WIDTHS
     num_attentions = 1  # of a block
 
     @property
-    def width(self) -> int:
-        return self.num_attention_heads * self.attention_head_dim
-
-    @property
-    def hidden(self) -> int:
-        """Width of the MLP's hidden layer."""
-        return int(self.mlp_ratio * self.width)
+    def patch(self) -> tuple[int, int, int]:
+        return self.patch_size_t, self.patch_size, self.patch_size
 
     @property
     def block_parameters(self) -> int:
         """Parameters of a double block: modulation, attention and MLP for image and text, and four norms of a head."""
         d = self.width
-        return 2 * (_linear(d, 6 * d) + 4 * _linear(d, d) + self._mlp) + 4 * self.attention_head_dim
+        return 2 * (linear(d, 6 * d) + 4 * linear(d, d) + self._mlp) + 4 * self.attention_head_dim
 
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, text refiner, output."""
         d, text_dim, glyph_dim, image_dim = self.width, self.text_embed_dim, self.text_embed_2_dim, self.image_embed_dim
-        time = _linear(_TIME_DIM, d) + _linear(d, d)
-        refiner_block = 2 * 2 * d + 4 * _linear(d, d) + self._mlp + _linear(d, 2 * d)
-        text = _linear(text_dim, d) + time + _linear(text_dim, d) + _linear(d, d)
-        glyph = 2 * glyph_dim + _linear(glyph_dim, _GLYPH_HIDDEN)
-        glyph += _linear(_GLYPH_HIDDEN, _GLYPH_HIDDEN) + _linear(_GLYPH_HIDDEN, d)
-        image = 2 * image_dim + _linear(image_dim, image_dim) + _linear(image_dim, d) + 2 * d
-        patch = self.patch_size_t * self.patch_size**2
-        ends = _linear(self.in_channels * patch, d) + _linear(d, 2 * d) + _linear(d, self.out_channels * patch)
+        time = linear(_TIME_DIM, d) + linear(d, d)
+        refiner_block = 2 * 2 * d + 4 * linear(d, d) + self._mlp + linear(d, 2 * d)
+        text = linear(text_dim, d) + time + linear(text_dim, d) + linear(d, d)
+        glyph = 2 * glyph_dim + linear(glyph_dim, _GLYPH_HIDDEN)
+        glyph += linear(_GLYPH_HIDDEN, _GLYPH_HIDDEN) + linear(_GLYPH_HIDDEN, d)
+        image = 2 * image_dim + linear(image_dim, image_dim) + linear(image_dim, d) + 2 * d
+        patch = math.prod(self.patch)
+        ends = linear(self.in_channels * patch, d) + linear(d, 2 * d) + linear(d, self.out_channels * patch)
         kinds, times = 3 * d, time * (1 + self.use_meanflow)
         return text + self.num_refiner_layers * refiner_block + glyph + image + ends + kinds + times
-
-    @property
-    def parameters(self) -> int:
-        return self.num_layers * self.block_parameters + self.root_parameters
 
     @property
     def matrix_parameters(self) -> int:
@@ -114,18 +105,6 @@ class Architecture:
         mlp = 2 * (d + self.hidden)
         return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
 
-    def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Frames, height and width of a video's latents. Raises ValueError for a size that the model cannot make."""
-        ratio = self.spatial_compression_ratio
-        for name, pixels in (("height", height), ("width", width)):
-            if pixels % (ratio * self.patch_size):
-                raise ValueError(f"{name} must be a multiple of {ratio * self.patch_size}, got {pixels}")
-        return (frames - 1) // self.temporal_compression_ratio + 1, height // ratio, width // ratio
-
-    def image_tokens(self, frames: int, height: int, width: int) -> int:
-        frames, height, width = self.latent_size(frames, height, width)
-        return (frames // self.patch_size_t) * (height // self.patch_size) * (width // self.patch_size)
-
     def block_text_tokens(self, text_tokens: int) -> int:
         return text_tokens
 
@@ -134,10 +113,6 @@ class Architecture:
         per_token = 2 * self.num_layers * self._token_parameters
         attention = 4 * (image_tokens + text_tokens) ** 2 * self.width * self.num_layers
         return Forward(per_token * image_tokens, per_token * text_tokens, attention)
-
-    @property
-    def kept_widths(self) -> float:
-        return _KEPT_WIDTHS + _KEPT_HIDDEN * self.mlp_ratio
 
     @property
     def inference_widths(self) -> float:
@@ -170,12 +145,7 @@ class Architecture:
 
     @property
     def _mlp(self) -> int:
-        return _linear(self.width, self.hidden) + _linear(self.hidden, self.width)
-
-
-def _linear(inputs: int, outputs: int) -> int:
-    """Parameters of a linear layer with bias."""
-    return (inputs + 1) * outputs
+        return linear(self.width, self.hidden) + linear(self.hidden, self.width)
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
@@ -193,9 +163,4 @@ def released(version: str) -> Architecture:
 
 
 def _named(config: Mapping[str, Any], class_name: str, to_diffusers: Callable[[Mapping], dict]) -> dict[str, Any]:
-    config = config if config.get("_class_name") == class_name else to_diffusers(config)
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in config.items()
-        if name in Architecture.__dataclass_fields__
-    }
+    return fields_of(Architecture, config if config.get("_class_name") == class_name else to_diffusers(config))

@@ -1,10 +1,11 @@
-"""Sizes of Wan for the planner: the protocol is in ``models/sizes.py``."""
+"""Sizes of Wan for the planner: their base is in ``models/sizes.py``."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hyvideo.models.sizes import Forward
+from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
 from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
 
 # What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
@@ -17,7 +18,7 @@ from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffus
 #   5  residual stream after either attention, normalised before cross-attention and the MLP, and after the block
 #   1  output of the MLP, for the gradient of its gate
 # and keys and values of the text, a tenth at 81 frames; and the MLP's hidden layer twice, before and after GELU.
-_KEPT_WIDTHS, _KEPT_HIDDEN = 17.1, 2
+_FIXED_WIDTHS = 17.1
 # What exists together without gradient: in self-attention, or in the MLP with the hidden layer twice. Calibrated, as
 # `backward_widths`, on the operators of a block on a GPU that does not exist (tests/models/wan/counted_block.py).
 _ATTENTION_WIDTHS, _MLP_WIDTHS = 9, 3
@@ -37,7 +38,7 @@ _VAE_21, _VAE_22 = _Vae(96, 126_892_531, 8.5e6, 13.1), _Vae(256, 704_688_668, 18
 
 
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Sizes):
     """Sizes of a model by diffusers' names; the defaults are diffusers', which are those of the 14B model."""
 
     num_layers: int = 40
@@ -53,23 +54,18 @@ class Architecture:
     base_dim: int = 96
     decoder_base_dim: int | None = None
     is_residual: bool = False  # the VAE of Wan2.2
-    scale_factor_spatial: int = 8
-    scale_factor_temporal: int = 4
+    spatial_compression_ratio: int = 8
+    temporal_compression_ratio: int = 4
 
-    num_attentions = 2  # of a block
-
-    @property
-    def width(self) -> int:
-        return self.num_attention_heads * self.attention_head_dim
+    num_attentions, fixed_widths = 2, _FIXED_WIDTHS
 
     @property
     def mlp_ratio(self) -> float:
         return self.ffn_dim / self.width
 
     @property
-    def patch(self) -> int:
-        """Latent pixels of a token."""
-        return self.patch_size[0] * self.patch_size[1] * self.patch_size[2]
+    def patch(self) -> tuple[int, int, int]:
+        return self.patch_size
 
     @property
     def block_parameters(self) -> int:
@@ -79,14 +75,10 @@ class Architecture:
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, output and its table."""
-        d, time_and_text = self.width, self.freq_dim + self.text_dim
-        embedders = _linear(time_and_text, d) + _linear(d, d) * 2 + _linear(d, 6 * d) + d
-        ends = _linear(self.in_channels * self.patch, d) + _linear(d, self.out_channels * self.patch)
+        d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_dim
+        embedders = linear(time_and_text, d) + linear(d, d) * 2 + linear(d, 6 * d) + d
+        ends = linear(self.in_channels * patch, d) + linear(d, self.out_channels * patch)
         return embedders + ends + 2 * d
-
-    @property
-    def parameters(self) -> int:
-        return self.num_layers * self.block_parameters + self.root_parameters
 
     @property
     def matrix_parameters(self) -> int:
@@ -99,19 +91,6 @@ class Architecture:
     def lora_parameters(self, rank: int) -> int:
         return rank * self.num_layers * (8 * 2 * self.width + 2 * (self.width + self.ffn_dim))
 
-    def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Frames, height and width of a video's latents. Raises ValueError for a size that the model cannot make."""
-        ratio = self.scale_factor_spatial
-        for name, pixels, patch in (("height", height, self.patch_size[1]), ("width", width, self.patch_size[2])):
-            if pixels % (ratio * patch):
-                raise ValueError(f"{name} must be a multiple of {ratio * patch}, got {pixels}")
-        return (frames - 1) // self.scale_factor_temporal + 1, height // ratio, width // ratio
-
-    def image_tokens(self, frames: int, height: int, width: int) -> int:
-        sizes = zip(self.latent_size(frames, height, width), self.patch_size)
-        frames, height, width = (size // patch for size, patch in sizes)
-        return frames * height * width
-
     def block_text_tokens(self, text_tokens: int) -> int:
         """Return 0: cross-attention reads the text, which does not go through the blocks."""
         return 0
@@ -119,15 +98,11 @@ class Architecture:
     def forward(self, image_tokens: int, text_tokens: int) -> Forward:
         """Texts of any length are padded to 512 tokens; each block makes keys and values of them."""
         d, layers = self.width, self.num_layers
-        ends = (self.in_channels + self.out_channels) * self.patch * d
+        ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
         text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_dim * d + d**2)
         time = (self.freq_dim + 7 * d) * d
         return Forward(2 * image, 2 * (text + time), 4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS))
-
-    @property
-    def kept_widths(self) -> float:
-        return _KEPT_WIDTHS + _KEPT_HIDDEN * self.mlp_ratio
 
     @property
     def inference_widths(self) -> float:
@@ -149,10 +124,6 @@ class Architecture:
         return _UMT5 * size
 
     @property
-    def spatial_compression_ratio(self) -> int:
-        return self.scale_factor_spatial
-
-    @property
     def _vae(self) -> _Vae:
         """Measures of the VAE; a convolution grows with the product of its channels."""
         released = _VAE_22 if self.is_residual else _VAE_21
@@ -170,16 +141,15 @@ class Architecture:
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Feature maps of the frames of one latent frame: they are decoded one after another."""
-        pixels = min(frames, self.scale_factor_temporal) * height * width
+        pixels = min(frames, self.temporal_compression_ratio) * height * width
         return videos * pixels * self._vae.maps * self._vae.channels
 
 
-def _linear(inputs: int, outputs: int) -> int:
-    """Parameters of a linear layer with bias."""
-    return (inputs + 1) * outputs
-
-
-_WAN22_VAE = {"base_dim": 160, "decoder_base_dim": 256, "is_residual": True, "scale_factor_spatial": 16}
+_WAN22_VAE = {"base_dim": 160, "decoder_base_dim": 256, "is_residual": True, "spatial_compression_ratio": 16}
+_RATIOS = {
+    "scale_factor_spatial": "spatial_compression_ratio",
+    "scale_factor_temporal": "temporal_compression_ratio",
+}
 _RELEASED = {
     "wan2.1_t2v_1.3b": Architecture(num_layers=30, num_attention_heads=12, ffn_dim=8960),
     "wan2.1_t2v_14b": Architecture(),
@@ -193,12 +163,9 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
-    vae = vae or (_WAN22_VAE if transformer["out_channels"] == 48 else {})
-    names = Architecture.__dataclass_fields__
-    channels = {"in_channels", "out_channels"}  # of pixels, in the VAE's settings
-    found = {name: value for name, value in vae.items() if name in names and name not in channels}
-    found |= {name: value for name, value in transformer.items() if name in names}
-    return Architecture(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    vae = {_RATIOS.get(name, name): value for name, value in vae.items() if name not in ("in_channels", "out_channels")}
+    of_vae = fields_of(Architecture, vae) or (_WAN22_VAE if transformer["out_channels"] == 48 else {})
+    return Architecture(**(of_vae | fields_of(Architecture, transformer)))
 
 
 def released(version: str) -> Architecture:

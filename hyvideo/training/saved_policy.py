@@ -17,6 +17,7 @@ from hyvideo.config.settings import FIELDS
 from hyvideo.distributed.checkpoint import FOLDER, TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.models import loading
+from hyvideo.models.family import component_of
 from hyvideo.models.lora import add_lora, check_lora, read_lora
 
 MODEL_FILE = "model.json"
@@ -25,7 +26,8 @@ LORA_FOLDER = "lora"
 
 def write_model_file(transformer: nn.Module, folder: Path) -> None:
     """Writes what the transformer is, beside its tensors."""
-    settings = {name: value for name, value in transformer.config.items() if name != "_name_or_path"}
+    settings = {"_class_name": component_of(transformer).class_name} | dict(transformer.config)
+    settings.pop("_name_or_path", None)
     (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 

@@ -48,6 +48,7 @@ def inference_bytes(run: PlannedRun, samples: int) -> float:
 
 
 def _adapted_widths(run: PlannedRun) -> float:
+    """Widths of what an adapter adds to the MLP's hidden layer: as much again."""
     return run.architecture.mlp_ratio if run.settings.lora_rank else 0.0
 
 

@@ -22,11 +22,10 @@ from hyvideo.models.versions import RELEASED
 # and the MLP's hidden layer twice, before and after GELU.
 _KEPT_WIDTHS = 12
 _KEPT_HIDDEN = 2
-# What exists together with all that a block keeps in the backward pass; an adapter adds what is as large as the hidden
-# layer. And what exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU. Calibrated
-# on the operators of a block on a GPU that does not exist (tests/config/memory/counted_block.py).
-_BACKWARD_WIDTHS = 3.5
-_INFERENCE_WIDTHS = 3
+# What exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU, and beside
+# what is kept in a backward pass. Calibrated on the operators of a block on a GPU that does not exist
+# (tests/config/memory/counted_block.py).
+_INFERENCE_WIDTHS, _BACKWARD_WIDTHS = 3, 3.5
 # Parameters of the released encoders and VAE; ByT5 stays in float32.
 _LANGUAGE_MODEL, _GLYPH_ENCODER, _VISION_ENCODER = 7.07e9, 0.22e9, 0.428e9
 _VAE = 1_260_634_115
@@ -62,6 +61,7 @@ class Architecture:
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
 
+    backward_widths = _BACKWARD_WIDTHS
     num_attentions = 1  # of a block
 
     @property
@@ -142,10 +142,6 @@ class Architecture:
     @property
     def inference_widths(self) -> float:
         return _INFERENCE_WIDTHS + 2 * self.mlp_ratio
-
-    @property
-    def backward_widths(self) -> float:
-        return _BACKWARD_WIDTHS
 
     @property
     def text_width(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyvideo.models.sizes import Forward
 from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
@@ -18,20 +18,19 @@ from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffus
 #   1  output of the MLP, for the gradient of its gate
 # and keys and values of the text, a tenth at 81 frames; and the MLP's hidden layer twice, before and after GELU.
 _KEPT_WIDTHS, _KEPT_HIDDEN = 17.1, 2
-# What exists together without gradient, in self-attention or, with the hidden layer twice, in the MLP. Calibrated on the
-# operators of a block on a GPU that does not exist (tests/models/wan/counted_block.py), as `backward_widths`.
+# What exists together without gradient: in self-attention, or in the MLP with the hidden layer twice. Calibrated, as
+# `backward_widths`, on the operators of a block on a GPU that does not exist (tests/models/wan/counted_block.py).
 _ATTENTION_WIDTHS, _MLP_WIDTHS = 9, 3
 _UMT5 = 5_680_910_336
 
 
-@dataclass(frozen=True)
-class _Vae:
+class _Vae(NamedTuple):
     """Measures of a released VAE, which grow with the channels of its decoder."""
 
     channels: int  # of the decoder's first width
-    parameters: int
+    parameters: float
     decode_flops: float  # for each pixel and frame, counted by torch for 81 frames
-    maps: float  # of this many channels in 4 frames of full size, at most, simulated with fake tensors
+    maps: float  # of these channels at full size, for each of 4 frames, at most: simulated with fake tensors
 
 
 _VAE_21, _VAE_22 = _Vae(96, 126_892_531, 8.5e6, 13.1), _Vae(256, 704_688_668, 18.5e6, 5.3)
@@ -155,24 +154,24 @@ class Architecture:
 
     @property
     def _vae(self) -> _Vae:
-        return _VAE_22 if self.is_residual else _VAE_21
-
-    @property
-    def _channels(self) -> int:
-        return self.decoder_base_dim or self.base_dim
+        """Measures of the VAE; a convolution grows with the product of its channels."""
+        released = _VAE_22 if self.is_residual else _VAE_21
+        channels = self.decoder_base_dim or self.base_dim
+        scale = (channels / released.channels) ** 2
+        return _Vae(channels, released.parameters * scale, released.decode_flops * scale, released.maps)
 
     @property
     def vae_parameters(self) -> float:
-        """A convolution grows with the product of its channels, so those of others are scaled by their squares."""
-        return self._vae.parameters * (self._channels / self._vae.channels) ** 2
+        return self._vae.parameters
 
     @property
     def decode_flops(self) -> float:
-        return self._vae.decode_flops * (self._channels / self._vae.channels) ** 2
+        return self._vae.decode_flops
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Feature maps of the frames of one latent frame: they are decoded one after another."""
-        return videos * self._vae.maps * min(frames, self.scale_factor_temporal) * height * width * self._channels
+        pixels = min(frames, self.scale_factor_temporal) * height * width
+        return videos * pixels * self._vae.maps * self._vae.channels
 
 
 def _linear(inputs: int, outputs: int) -> int:

@@ -1,0 +1,144 @@
+"""LoRA on Wan: ten layers of a block, every form of its files, and no mixing with another family's."""
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_wan_lora_to_diffusers
+from safetensors.torch import load_file, save_file
+
+from hyvideo.config.settings import Config
+from hyvideo.models.lora import (
+    FORMS,
+    Pair,
+    add_lora,
+    lora_of,
+    merge,
+    read_lora,
+    save_lora,
+    start_lora,
+    target_modules,
+    training_config,
+)
+from hyvideo.training.muon import Muon
+from hyvideo.training.optimizers import make_optimizers
+from tests.models.wan.tiny import FAMILY, inputs, installed, tiny
+
+FILE = "pytorch_lora_weights.safetensors"
+
+
+def draw(model, alpha=4.0, rank=2, names=None):
+    generator = torch.Generator().manual_seed(0)
+    lora = {}
+    for name in names or target_modules(model, [FAMILY.matrices]):
+        out, into = model.get_submodule(name).weight.shape
+        lora[name] = Pair(
+            torch.randn(rank, into, generator=generator), torch.randn(out, rank, generator=generator), alpha
+        )
+    return lora
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name].a, other[name].a) and torch.equal(one[name].b, other[name].b)
+        assert one[name].alpha == other[name].alpha
+
+
+def test_a_new_adapter_is_on_ten_layers_of_each_block_and_changes_nothing():
+    model, plain = installed(num_layers=3), installed(num_layers=3)
+    start_lora(model, training_config(model, rank=2, alpha=2.0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.zero_()
+        assert torch.equal(model(**inputs()), plain(**inputs()))
+    assert len(lora_of(model)) == 10 * 3
+    model(**inputs()).sum().backward()
+    of_adapter = [p for name, p in model.named_parameters() if ".lora_B." in name]
+    assert len(of_adapter) == 30 and all(p.grad.any() for p in of_adapter)
+
+
+def test_targets_may_be_named_as_by_the_original():
+    assert target_modules(tiny(), [r"self_attn\.q", "text_embedding.0"]) == [
+        "condition_embedder.text_embedder.linear_1",
+        "blocks.0.attn1.to_q",
+        "blocks.1.attn1.to_q",
+    ]
+
+
+@pytest.mark.parametrize("alpha", [2.0, 0.3])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_comes_back_bit_for_bit(tmp_path, form, alpha):
+    lora = draw(tiny(), alpha)
+    save_lora(lora, tmp_path, form=form)
+    assert_same(read_lora(tmp_path), lora)
+
+
+def test_the_original_form_is_what_diffusers_reads_of_its_programs(tmp_path):
+    lora = draw(tiny(), alpha=1.0)
+    save_lora(lora, tmp_path, form="original")
+    file = load_file(tmp_path / FILE)
+    assert "diffusion_model.blocks.0.self_attn.q.lora_A.weight" in file
+    converted = _convert_non_diffusers_wan_lora_to_diffusers(file)
+    for name, pair in lora.items():
+        change = converted[f"transformer.{name}.lora_B.weight"] @ converted[f"transformer.{name}.lora_A.weight"]
+        torch.testing.assert_close(change, pair.alpha / pair.rank * pair.b @ pair.a)
+
+
+@pytest.mark.parametrize("sides", [("lora_A", "lora_B"), ("lora_down", "lora_up")])
+@pytest.mark.parametrize("alpha", [None, 1.0])
+def test_files_of_comfyui_and_diffsynth_are_read(tmp_path, sides, alpha):
+    lora = draw(tiny(), alpha=alpha or 2.0, names=["blocks.1.attn2.to_out.0"])
+    pair = lora["blocks.1.attn2.to_out.0"]
+    module = "diffusion_model.blocks.1.cross_attn.o"
+    tensors = {f"{module}.{side}.weight": tensor for side, tensor in zip(sides, (pair.a, pair.b))}
+    if alpha:
+        tensors[f"{module}.alpha"] = torch.tensor(alpha)
+    save_file(tensors, tmp_path / "any_name.safetensors")
+    assert_same(read_lora(tmp_path / "any_name.safetensors"), lora)
+
+
+def test_an_added_adapter_and_a_merged_one_give_the_same_velocity():
+    model = installed()
+    add_lora(model, draw(model))
+    with torch.no_grad():
+        added = model(**inputs())
+        merge(model)
+        torch.testing.assert_close(model(**inputs()), added, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_of_another_family_is_refused():
+    other = HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=1,
+        num_refiner_layers=1,
+        mlp_ratio=2.0,
+        text_embed_dim=12,
+        text_embed_2_dim=10,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 6, 6),
+    )
+    of_other = draw(other, names=["transformer_blocks.0.attn.to_q"])
+    with pytest.raises(ValueError, match="for a transformer of family hunyuan_video15, and this one is of wan"):
+        add_lora(tiny(), of_other)
+    with pytest.raises(ValueError, match="for a transformer of family wan, and this one is of hunyuan_video15"):
+        add_lora(other, draw(tiny()))
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adam_the_rest():
+    model = tiny()
+    settings = Config().with_settings(use_muon=True, muon_scope="hidden").optimizer
+    adam, muon = make_optimizers(
+        settings, dict(model.named_parameters()), torch.float32, hidden=FAMILY.matrices
+    ).optimizers
+    assert isinstance(muon, Muon)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    of_muon, of_adam = ([names[id(p)] for p in each.param_groups[0]["params"]] for each in (muon, adam))
+    assert len(of_muon) == 10 * 2 and all(name.endswith(".weight") for name in of_muon)
+    assert {"blocks.0.scale_shift_table", "scale_shift_table", "patch_embedding.weight", "proj_out.weight"} < set(
+        of_adam
+    )
+    assert len(of_muon) + len(of_adam) == len(names)

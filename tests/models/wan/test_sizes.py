@@ -1,0 +1,163 @@
+"""Parameters and operations are counted as the classes have them, and a block holds what the planner says."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hyvideo.config.memory import activations
+from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.settings import Config
+from hyvideo.models.family import stock_twin
+from hyvideo.models.lora import training_config
+from hyvideo.models.sizes import read_architecture
+from hyvideo.models.wan.sizes import Architecture, read, released
+from hyvideo.models.wan.transformer import stock_inputs
+from tests.models.wan.tiny import SIZES, inputs, tiny
+
+ROOT = Path(__file__).parents[3]
+VERSIONS = {"wan2.1_t2v_1.3b": 1_418_996_800, "wan2.1_t2v_14b": 14_288_491_584, "wan2.2_ti2v_5b": 4_999_787_712}
+VERSION = pytest.mark.parametrize("version", VERSIONS)
+KIND = pytest.mark.parametrize("kind", ["all", "lora"])
+
+
+@pytest.mark.parametrize("version, parameters", VERSIONS.items())
+def test_the_released_models_have_the_published_number_of_parameters(version, parameters):
+    assert read_architecture("nowhere", version).parameters == parameters
+    assert read_architecture("nowhere", version).is_released
+
+
+@pytest.mark.parametrize("sizes", [{}, {"patch_size": (1, 1, 1), "num_layers": 3}])
+def test_a_small_model_has_the_parameters_and_operations_of_its_class(sizes):
+    model, ours = tiny(**sizes), read(SIZES | sizes | {"_class_name": "WanTransformer3DModel"}, {})
+    assert ours.parameters == sum(p.numel() for p in model.parameters())
+    assert ours.num_layers * ours.block_parameters == sum(p.numel() for p in model.blocks.parameters())
+    assert ours.root_parameters == ours.parameters - ours.num_layers * ours.block_parameters
+    arguments = inputs(1, (3, 6, 4))
+    # torch counts no operations of the CPU's attention kernel.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        stock_twin(model)(**stock_inputs(model, **arguments))
+    assert ours.forward(ours.image_tokens(9, 48, 32), 7).total == counter.get_total_flops()
+
+
+def test_an_adapter_and_muons_matrices_have_the_parameters_of_the_projects_own(tmp_path):
+    model = tiny()
+    names = training_config(model, rank=5, alpha=5).target_modules.replace("\\", "").split("|")
+    linears = [model.get_submodule(name) for name in names]
+    model.save_config(tmp_path / "transformer")
+    ours = read_architecture(tmp_path, "anything")
+    assert ours.lora_parameters(5) == sum(5 * (linear.in_features + linear.out_features) for linear in linears)
+    assert ours.matrix_parameters == sum(linear.weight.numel() for linear in linears)
+
+
+@pytest.mark.parametrize(
+    "version, size, tokens",
+    [
+        ("wan2.1_t2v_1.3b", (81, 480, 832), 32_760),
+        ("wan2.1_t2v_14b", (81, 720, 1280), 75_600),
+        ("wan2.2_ti2v_5b", (121, 704, 1280), 27_280),
+    ],
+)
+def test_tokens_of_a_video(version, size, tokens):
+    assert released(version).image_tokens(*size) == tokens
+
+
+def test_operations_of_the_released_model_and_what_text_costs():
+    forward = released("wan2.1_t2v_1.3b").forward(32_760, 7)
+    assert forward.total == pytest.approx(0.283e15, rel=1e-3)
+    assert forward == released("wan2.1_t2v_1.3b").forward(32_760, 500)  # texts are padded
+    assert 0 < forward.text < 0.001 * forward.total
+    assert released("wan2.1_t2v_1.3b").block_text_tokens(300) == 0
+
+
+def test_a_size_that_cannot_be_made_is_refused():
+    with pytest.raises(ValueError, match="width must be a multiple of 16, got 848.5"):
+        Architecture().image_tokens(81, 480, 848.5)
+    with pytest.raises(ValueError, match="height must be a multiple of 32, got 720"):
+        released("wan2.2_ti2v_5b").image_tokens(121, 720, 1280)
+
+
+def test_an_image_to_video_version_is_refused_with_its_reason():
+    with pytest.raises(ValueError, match="wan2.1_i2v_14b_480p cannot be used: .*image-to-video"):
+        read_architecture("nowhere", "wan2.1_i2v_14b_480p")
+    with pytest.raises(ValueError, match="two transformers"):
+        read_architecture("nowhere", "wan2.2_t2v_a14b")
+
+
+def test_the_vae_of_a_folder_gives_its_measures(tmp_path):
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", "base_dim": 48}))
+    tiny().save_config(tmp_path / "transformer")
+    ours, full = read_architecture(tmp_path, "anything"), released("wan2.1_t2v_1.3b")
+    assert ours.vae_parameters == full.vae_parameters / 4 and ours.decode_flops == full.decode_flops / 4
+    assert ours.decoding_values(2, 81, 480, 832) == full.decoding_values(1, 81, 480, 832)
+    assert not ours.is_released
+
+
+def test_a_configuration_of_the_original_is_read(tmp_path):
+    folder = tmp_path / "transformer" / "mine"
+    folder.mkdir(parents=True)
+    sizes = {"dim": 1536, "ffn_dim": 8960, "freq_dim": 256, "num_heads": 12, "num_layers": 30, "eps": 1e-6}
+    config = sizes | {"_class_name": "WanModel", "model_type": "t2v", "in_dim": 16, "out_dim": 16, "text_len": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_architecture(tmp_path, "mine") == released("wan2.1_t2v_1.3b")
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Bytes by version, what is trained and what is recomputed: of the forward, kept after it, and of the backward."""
+    if not shutil.which("g++") or torch.version.cuda:
+        pytest.skip("the GPU that does not exist is compiled by g++, for a torch without CUDA of its own")
+    command = [sys.executable, "-m", "tests.models.wan.counted_block"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def one_block(version, kind, **settings):
+    """A run on one GPU of 81 frames of 480 x 832 with one block, all versions with the VAE of Wan2.1."""
+    sizes = {"sample_n_frames": 81, "height": 480, "width": 832, "reward_model": [], "cfg_scale": 1.0, "shift": 5.0}
+    counts = {"batch_size": 1, "num_generations": 1, "enable_gradient_checkpointing": True}
+    recompute = {"activation_checkpointing": "full", "lora_rank": 32 if kind == "lora" else 0}
+    config = Config().with_settings(**(sizes | counts | recompute | settings))
+    return PlannedRun(config, 1, replace(released(version), num_layers=1, scale_factor_spatial=8))
+
+
+def bytes_of_input(version):
+    return 32_760 * released(version).width * 2
+
+
+@VERSION
+def test_a_block_keeps_what_its_forward_pass_keeps(counted, version):
+    kept = activations.kept_bytes(one_block(version, "all", enable_gradient_checkpointing=False))
+    assert kept == pytest.approx(counted[f"{version} all trained"]["kept"], rel=0.01)
+
+
+@VERSION
+@KIND
+def test_a_forward_without_gradient_holds_its_input_and_what_operators_allocate(counted, version, kind):
+    held = counted[f"{version} {kind} sampled"]["forward"] + bytes_of_input(version)
+    assert activations.inference_bytes(one_block(version, kind), 1) == pytest.approx(held, rel=0.06)
+
+
+@VERSION
+@KIND
+def test_a_backward_holds_what_is_recomputed_and_gradients_of_activations(counted, version, kind):
+    run = one_block(version, kind)
+    weights = 2 * (run.architecture.lora_parameters(32) if kind == "lora" else run.architecture.block_parameters)
+    held = counted[f"{version} {kind} recomputed"]["backward"] + bytes_of_input(version) - weights
+    assert activations.block_bytes(run) == pytest.approx(held, rel=0.04)
+
+
+def test_selective_recomputation_keeps_the_results_of_both_attentions():
+    full, selective = (
+        one_block("wan2.1_t2v_1.3b", "all", activation_checkpointing=kind) for kind in ("full", "selective")
+    )
+    assert activations.kept_bytes(selective) == 3 * activations.kept_bytes(full)

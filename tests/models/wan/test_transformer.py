@@ -1,0 +1,163 @@
+"""Our forward pass of Wan gives the numbers of diffusers', and refuses what the model was not trained for."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.models.conditions import Condition, ImageCondition
+from hyvideo.models.family import install, new_model, stock_twin
+from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.wan.transformer import rotary_tables, stock_inputs
+from tests.models.wan.tiny import FAMILY, SIZES, distance, gradients, inputs, installed, loss_of, tiny
+
+
+def relative(found, expected):
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("patch_size", [(1, 2, 2), (1, 1, 1)])
+def test_velocity_and_gradient_are_those_of_diffusers(batch, patch_size):
+    ours = installed(patch_size=patch_size)
+    stock = copy.deepcopy(stock_twin(ours))
+    arguments = inputs(batch)
+    expected = stock(**stock_inputs(ours, **arguments))[0]
+    assert relative(ours(**arguments), expected) <= 2e-6
+    loss_of(expected).backward()
+    of_stock = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    assert distance(gradients(ours, **arguments), of_stock) <= 2e-6
+
+
+def test_the_gradient_reaches_every_parameter():
+    assert all(gradient.any() for name, gradient in gradients(installed(), **inputs()).items())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_in_bf16_the_velocity_is_as_near_to_float32_as_that_of_diffusers(batch):
+    far = near = 0.0
+    for seed in range(6):
+        ours = installed(seed, num_layers=4, attention_head_dim=48, ffn_dim=512)
+        arguments = inputs(batch, seed=seed)
+        of_stock = stock_inputs(ours, **arguments)
+        with torch.no_grad():
+            exact = ours(**arguments)
+            with torch.autocast("cpu", torch.bfloat16):
+                far += (stock_twin(ours)(**of_stock)[0] - exact).square().mean()
+                near += (ours(**arguments) - exact).square().mean()
+    assert near <= 1.05 * far
+
+
+def test_a_text_may_fill_all_slots_and_no_more():
+    ours, arguments = installed(), inputs(1)
+    full = arguments | {"conditions": [Condition(torch.randn(512, 32))]}
+    with torch.no_grad():
+        assert relative(ours(**full), stock_twin(ours)(**stock_inputs(ours, **full))[0]) <= 2e-6
+    with pytest.raises(ValueError, match="at most 512 tokens, got 513"):
+        ours(**arguments | {"conditions": [Condition(torch.randn(513, 32))]})
+
+
+def test_a_reference_image_is_refused():
+    arguments = inputs(2)
+    image = ImageCondition(torch.zeros(2, 8), torch.zeros(4, 6, 4))
+    arguments["conditions"][1] = replace(arguments["conditions"][1], image=image)
+    with pytest.raises(ValueError, match="no reference image"):
+        installed()(**arguments)
+
+
+def test_timesteps_that_were_rounded_are_refused():
+    arguments = inputs(1)
+    with pytest.raises(ValueError, match="float32"):
+        installed()(**arguments | {"timestep": arguments["timestep"].bfloat16()})
+
+
+def test_a_fraction_of_a_timestep_counts():
+    model, arguments = installed(), inputs(1)
+    with torch.no_grad():
+        velocities = [model(**arguments | {"timestep": torch.tensor([time])}) for time in (937.0, 937.5)]
+    assert relative(*velocities) > 1e-3
+
+
+def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():
+    model, arguments = installed().bfloat16(), inputs(1)
+    exact = copy.deepcopy(model).float()
+    texts = [Condition(one.text.bfloat16()) for one in arguments["conditions"]]
+    found = []
+    for each in (model, exact):
+        each.blocks[0].register_forward_pre_hook(lambda block, given: found.append(given[2]))
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            each(**arguments | {"conditions": texts})
+    assert found[0].dtype == torch.float32 and torch.equal(*found)
+
+
+def test_an_adapter_of_the_time_embedder_has_an_effect():
+    model, arguments = installed(), inputs(1)
+    start_lora(model, training_config(model, rank=2, alpha=2.0, targets=["time_proj", "time_embedder.linear_1"]))
+    before = model(**arguments)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.fill_(0.1)
+    after = model(**arguments)
+    assert not torch.allclose(after, before)
+    after.sum().backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if ".lora_" in name)
+
+
+def test_rotary_tables_are_those_of_diffusers_and_made_once():
+    grid, device = (3, 4, 5), torch.device("cpu")
+    expected = stock_twin(tiny()).rope(torch.zeros(1, 4, 3, 8, 10))
+    tables = rotary_tables(grid, 24, 1024, device)
+    assert all(torch.equal(ours.abs(), theirs[0, :, 0].abs()) for ours, theirs in zip(tables, expected))
+    assert rotary_tables(grid, 24, 1024, device)[0] is tables[0]
+    with torch.inference_mode():
+        assert not rotary_tables((1, 2, 7), 24, 1024, device)[0].is_inference()
+    with pytest.raises(ValueError, match="at most 4 tokens, got .3, 4, 5."):
+        rotary_tables(grid, 24, 4, device)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"image_dim": 8, "added_kv_proj_dim": 72}, "image-to-video"),
+        ({"in_channels": 9}, "image-to-video.*in_channels=9 and out_channels=4"),
+        ({"cross_attn_norm": False}, "cross_attn_norm must be true"),
+    ],
+)
+def test_another_kind_of_model_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        new_model(FAMILY.transformer, SIZES | settings)
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_recomputation_changes_no_bit(mesh, kind):
+    plain, model = installed(), installed()
+    parallelize(model, mesh, recompute=kind)
+    expected, found = (gradients(each, **inputs()) for each in (plain, model))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "selective"])
+def test_all_compiled_blocks_share_a_graph_without_a_break(mesh, recompute):
+    torch._dynamo.reset()
+    counters.clear()
+    plain, model = installed(num_layers=3), installed(num_layers=3)
+    parallelize(model, mesh, compile=True, compile_backend="aot_eager", recompute=recompute)
+    for grid in ((3, 6, 4), (2, 4, 6)):
+        arguments = inputs(1, grid)
+        with torch.no_grad():
+            torch.testing.assert_close(model(**arguments), plain(**arguments))
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert distance(gradients(model, **arguments), gradients(plain, **arguments)) <= 2e-6
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]  # with gradient and without
+    torch._dynamo.reset()
+
+
+def test_installing_again_changes_the_sequence_alone():
+    model = installed()
+    forward = model.blocks[0].forward
+    install(model, sequence := object())
+    assert model.blocks[0].forward is forward and model.blocks[1].sequence is model.sequence is sequence

@@ -11,7 +11,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, families
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
+from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, read_json, tensor_problems
 
 
 def check_checkpoint(
@@ -26,6 +26,7 @@ def check_checkpoint(
     kinds = family.kinds(requests)
     checks = [
         lambda: model_problems(loading.transformer_folder(root, version), weights_needed=weights_needed),
+        lambda: pipeline_problems(root),
         lambda: model_problems(loading.vae_folder(root), "vae", weights_needed=weights_needed),
         *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
     ]
@@ -47,6 +48,14 @@ def model_problems(folder: Folder, part: str = "transformer", *, weights_needed:
         return []
     expected = loading.expected_shapes(component, model.state_dict(), is_original)
     return labelled(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))
+
+
+def pipeline_problems(root: Path) -> list[str]:
+    """Problems of the pipeline that a model_index.json describes: the program trains a single transformer."""
+    path = root / "model_index.json"
+    parts = read_json(path, "pipeline") if path.is_file() else {}
+    others = sorted(name for name, of in parts.items() if name.startswith("transformer_") and of and any(of))
+    return [f"{path} has {', '.join(others)} beside the transformer: such models cannot be used"] if others else []
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:

@@ -66,7 +66,9 @@ class CheckpointReport:
     @property
     def has_a_model(self) -> bool:
         """Claims that a transformer of either task, the VAE and the text encoder are complete."""
-        core = [row for row in self.rows if {"t2v", "i2v"} <= set(row.part.uses)]
+        others = [row for row in self.rows if not row.part.is_transformer]
+        tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in others if "t2v" in row.part.uses])
+        core = [row for row in others if tasks <= set(row.part.uses)]
         return any(row.is_ok for row in self.rows if row.part.is_transformer) and all(row.is_ok for row in core)
 
 
@@ -115,7 +117,8 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     version = folder.partition("/")[2] or None
     if version in UNSUPPORTED:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
-    return fit_checks.model_problems(loading.transformer_folder(root, version))
+    problems = fit_checks.model_problems(loading.transformer_folder(root, version))
+    return problems + fit_checks.pipeline_problems(root)
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
@@ -182,7 +185,8 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
     for part in needed:
         size = f", {part.size}" if part.size else ""
         text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.download}"]
-    lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in _NAMES.items()}
+    uses = {use: name for use, name in _NAMES.items() if any(use in row.part.uses for row in rows)}
+    lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in uses.items()}
     can = ", ".join(name for name, parts in lacking.items() if not parts)
     cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)
     return [*text, "", f"Can be run: {can or 'nothing'}." + (f" Not: {cannot}." if cannot else "")]

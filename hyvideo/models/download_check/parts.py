@@ -64,12 +64,18 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
 
 
 def _family(root: Path) -> Family:
-    """Family of the folder's transformer, or of the version that the folder is named after; else the first one."""
+    """Family of the folder's transformer, of the version that the folder is named after, or of its VAE.
+
+    The first one where there is none of them.
+    """
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
-    named = RELEASED.get(root.resolve().name)
-    return next((family for family in families() if named and family.name == named.family), families()[0])
+    if named := RELEASED.get(root.resolve().name):
+        return next(family for family in families() if family.name == named.family)
+    with suppress(ValueError):
+        return read_family(Folder(root / "vae", "VAE"), "vae")
+    return families()[0]
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:

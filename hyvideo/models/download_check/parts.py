@@ -16,7 +16,7 @@ import yaml
 from hyvideo.models.family import Family, families
 from hyvideo.models.loading import read_family, read_num_heads, read_task
 from hyvideo.models.sizes import sizes_module
-from hyvideo.models.versions import RELEASED
+from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.models.weight_files import Folder
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
@@ -104,9 +104,11 @@ def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
 
 
 def _task(root: Path, version: str | None) -> str:
-    """Task of a transformer: as its files say, or as its name suggests."""
+    """Task of a transformer: as its files say, the table of versions, or its name."""
     try:
         task = read_task(root, version)
     except ValueError:  # reported with its part
         task = None
-    return task if task in ("t2v", "i2v") else "i2v" if "i2v" in (version or "") else "t2v"
+    if task not in ("t2v", "i2v"):
+        task = version_defaults(version).task
+    return task or ("i2v" if "i2v" in (version or "") else "t2v")

@@ -27,7 +27,7 @@ def check_checkpoint(
     checks = [
         lambda: model_problems(loading.transformer_folder(root, version), weights_needed=weights_needed),
         lambda: pipeline_problems(root),
-        lambda: model_problems(loading.vae_folder(root), "vae", weights_needed=weights_needed),
+        lambda: model_problems(loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed),
         *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
     ]
     return [problem for check in checks for problem in problems_of(check)]
@@ -40,9 +40,14 @@ def _family(root: Path, version: str | None) -> Family:
     return next(family for family in families() if family.name == version_defaults(version).family)
 
 
-def model_problems(folder: Folder, part: str = "transformer", *, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the ``transformer`` or the ``vae`` of a folder from loading, by its config and headers."""
-    component = getattr(loading.read_family(folder, part), part)
+def model_problems(
+    folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
+) -> list[str]:
+    """Problems that keep the ``transformer`` or the ``vae`` of a folder from loading, by its config and headers.
+
+    ``family`` is the one that it must be of; by default its config says of which it is.
+    """
+    component = getattr(family or loading.read_family(folder, part), part)
     model, is_original = loading.build_without_memory(component, folder)
     if not weights_needed:
         return []

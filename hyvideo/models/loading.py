@@ -179,17 +179,13 @@ def read_family(folder: Folder, part: str = "transformer") -> Family:
 
 
 def check_family(root: str | Path, version: str) -> None:
-    """Raise ValueError where the models in a folder are not all of the family of the version, as config.json says."""
-    folders = {"transformer": transformer_folder(root, version), "vae": vae_folder(root)}
-    listed = version_defaults(version).family if is_listed(version) else None
-    for part, folder in folders.items():
-        found = read_family(folder, part).name
-        listed = listed or found
-        if found != listed:
-            raise ValueError(
-                f"transformer_version {version} is of the family {listed}, but {folder.path} has a {part} of {found}; "
-                "set transformer_version and pretrained_model_root to one family"
-            )
+    """Raise ValueError where the transformer in a folder is not of the family of its version."""
+    found, folder = read_family(transformer_folder(root, version)).name, transformer_folder(root, version).path
+    if is_listed(version) and found != (listed := version_defaults(version).family):
+        raise ValueError(
+            f"transformer_version {version} is of the family {listed}, but {folder} has a transformer of {found}; "
+            "set transformer_version and pretrained_model_root to one family"
+        )
 
 
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:

@@ -16,7 +16,7 @@ import yaml
 from hyvideo.models.family import Family, families
 from hyvideo.models.loading import read_family, read_num_heads, read_task
 from hyvideo.models.sizes import sizes_module
-from hyvideo.models.versions import RELEASED
+from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.models.weight_files import Folder
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
@@ -64,12 +64,18 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
 
 
 def _family(root: Path) -> Family:
-    """Family of the folder's transformer, or of the version that the folder is named after; else the first one."""
+    """Family of the folder's transformer, of the version that the folder is named after, or of its VAE.
+
+    The first one where there is none of them.
+    """
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
-    named = RELEASED.get(root.resolve().name)
-    return next((family for family in families() if named and family.name == named.family), families()[0])
+    if named := RELEASED.get(root.resolve().name):
+        return next(family for family in families() if family.name == named.family)
+    with suppress(ValueError):
+        return read_family(Folder(root / "vae", "VAE"), "vae")
+    return families()[0]
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:
@@ -98,9 +104,11 @@ def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
 
 
 def _task(root: Path, version: str | None) -> str:
-    """Task of a transformer: as its files say, or as its name suggests."""
+    """Task of a transformer: as its files say, the table of versions, or its name."""
     try:
         task = read_task(root, version)
     except ValueError:  # reported with its part
         task = None
-    return task if task in ("t2v", "i2v") else "i2v" if "i2v" in (version or "") else "t2v"
+    if task not in ("t2v", "i2v"):
+        task = version_defaults(version).task
+    return task or ("i2v" if "i2v" in (version or "") else "t2v")

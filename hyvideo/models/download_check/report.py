@@ -90,7 +90,7 @@ def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
             problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    check = CHECKS.get(part.check) or (lambda root, _: condition_problems(root, family, part.check, parts))
+    check = CHECKS.get(part.check) or (lambda root, _: family_problems(root, family, part.check, parts))
     misfits = problems_of(lambda: check(root, part.folder)) if part.check else []
     return Row(part, "does not fit" if misfits else "ok", size, tuple(misfits))
 
@@ -150,8 +150,13 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     return class_problems(CLIPModel, Folder(root / folder, "CLIP"))
 
 
-def condition_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
-    """Problems of the encoder of a kind of condition. Its tokenizer is a download of its own and may be missing."""
+def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
+    """Problems of the VAE, or of the encoder of a kind of condition.
+
+    An encoder's tokenizer is a download of its own and may be missing.
+    """
+    if kind == "vae":
+        return fit_checks.model_problems(loading.vae_folder(root), "vae", family=family)
     of_kind = next(part for part in family.parts if part.kind == kind)
     tokenizers = [p.folder for p in parts if p.folder in of_kind.folders and "tokenizer_config.json" in p.files]
     has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in tokenizers)
@@ -159,10 +164,9 @@ def condition_problems(root: Path, family: Family, kind: str, parts: list[Part])
 
 
 # What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there
-# are some, so that this report and the start of a run agree. The others are the family's, by kind of condition.
+# are some, so that this report and the start of a run agree. The others are the family's: `family_problems`.
 CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
-    "vae": lambda root, _: fit_checks.model_problems(loading.vae_folder(root), "vae"),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, WholeSequence
-from hyvideo.models.conditions import Condition
+from hyvideo.models.conditions import Condition, to_device
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
 
@@ -137,4 +137,4 @@ def rotary_tables(grid: Size, head_dim: int, num_positions: int, device: torch.d
         cos, sin = WanRotaryPosEmbed(head_dim, (1, 1, 1), num_positions)(torch.empty(1, 1, *grid))
         cos, sin = cos[0, :, 0], sin[0, :, 0]
         sin[:, ::2].neg_()  # the first of a pair is x cos - y sin
-        return cos.to(device), sin.to(device)
+        return to_device(cos, device), to_device(sin, device)

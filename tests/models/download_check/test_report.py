@@ -283,6 +283,16 @@ def test_a_folder_of_wan_is_complete_and_what_is_lost_is_named(tmp_path):
         assert any(f"{folder} has no {lost}" in line for line in lines(checkpoints))
 
 
+@pytest.mark.parametrize("name", ["WanVAE_", "AutoencoderKLHunyuanVideo15"])
+def test_a_vae_that_is_not_diffusers_wan_names_the_repository_to_download(tmp_path, name):
+    root = write_wan(tmp_path)
+    (root / "vae" / "config.json").write_text(json.dumps({"_class_name": name, "z_dim": 16}))
+    row = row_of(report(root), "vae")
+    assert row.state == "does not fit"
+    assert f"got _class_name '{name}'; download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in row.problems[0]
+    assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
+
+
 def test_the_name_of_a_folder_of_wan_decides_the_repository_where_nothing_is_there(tmp_path):
     told = "\n".join(lines(report(tmp_path / "wan2.1_t2v_14b")))
     assert "hf download Wan-AI/Wan2.1-T2V-14B-Diffusers" in told

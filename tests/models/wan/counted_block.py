@@ -1,6 +1,7 @@
-"""Bytes of a block of each size on a GPU that does not exist, as JSON: ``python -m tests.models.wan.counted_block``.
+"""A block of each size on a GPU that does not exist, as JSON: ``python -m tests.models.wan.counted_block``.
 
-Of one sample and branch of 81 frames of 480 x 832: what its forward holds and keeps, and what its backward holds.
+Of one sample and branch of 81 frames of 480 x 832: bytes that its forward holds and keeps, and that its backward holds.
+And how often a forward and backward pass of a whole transformer with one block would wait for the GPU.
 """
 
 import tests.fake_cuda.device as fake  # isort: skip - before torch looks for CUDA
@@ -14,8 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.attention import Layout
+from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install, new_model
 from hyvideo.models.lora import start_lora, training_config
+from hyvideo.models.wan import transformer
 from tests.models.wan.tiny import FAMILY
 
 TOKENS = 21 * 30 * 52
@@ -57,6 +60,21 @@ def counted(version: str, lora_rank: int, *, with_gradient: bool, recompute: boo
     return found
 
 
+def waits() -> dict[str, int]:
+    """Operators of a training step that wait for the GPU, by name, but for the tables that are made once."""
+    transformer.rotary_tables = lambda *_given: (torch.empty(TOKENS, 128, device="cuda"),) * 2
+    with torch.device("meta"):
+        model = new_model(FAMILY.transformer, {"num_layers": 1, "num_attention_heads": 12, "ffn_dim": 8960})
+        install(model)
+    with fake.fake_mode():
+        fake.on_device(model, torch.bfloat16)
+        texts = [Condition(torch.empty(length, 4096, dtype=torch.bfloat16, device="cuda")) for length in (7, 200)]
+        latents, timestep = torch.empty(2, 16, 21, 60, 104, device="cuda"), torch.empty(2, device="cuda")
+        with fake.Count() as count, torch.autocast("cuda", torch.bfloat16):
+            model(latents, timestep=timestep, conditions=texts).float().square().mean().backward()
+    return dict(count.waits)
+
+
 if __name__ == "__main__":
     ways = {
         "sampled": {"with_gradient": False},
@@ -69,6 +87,6 @@ if __name__ == "__main__":
         for kind, rank in {"all": 0, "lora": 32}.items()
         for way, how in ways.items()
     }
-    print(json.dumps(found))
+    print(json.dumps(found | {"waits": waits()}))
     sys.stdout.flush()
     os._exit(0)  # torch's threads would look for the device's end

@@ -156,6 +156,10 @@ def test_a_backward_holds_what_is_recomputed_and_gradients_of_activations(counte
     assert activations.block_bytes(run) == pytest.approx(held, rel=0.04)
 
 
+def test_a_training_step_waits_for_nothing(counted):
+    assert counted["waits"] == {}
+
+
 def test_selective_recomputation_keeps_the_results_of_both_attentions():
     full, selective = (
         one_block("wan2.1_t2v_1.3b", "all", activation_checkpointing=kind) for kind in ("full", "selective")

@@ -2,12 +2,13 @@
 # Downloads the checkpoints into the layout that post_train.py reads; run it again to go on after an interruption:
 #   bash download_weights.sh --version 480p_t2v --with quoted_text,reward --out ./ckpts
 #
-#   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled
-#   --with PARTS      what beside transformer, VAE and language model (quoted_text,reward), any of
+#   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled;
+#                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b
+#   --with PARTS      what beside transformer, VAE and language model (quoted_text,reward; of Wan reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
 #                     reward (VideoAlign), metrics (CLIP, PickScore); "none" for nothing
 #   --source NAME     huggingface or modelscope (huggingface); HF_ENDPOINT names a mirror of the first
-#   --out FOLDER      where to (./ckpts)
+#   --out FOLDER      where to (./ckpts; of Wan ./ckpts/<version>)
 #   --dry_run         only print the commands
 # Licences, sizes and what is unverified: checkpoints-download.md
 set -euo pipefail
@@ -20,7 +21,7 @@ fail() {
     exit 2
 }
 
-versions=() parts=quoted_text,reward source=huggingface out=./ckpts dry_run=false
+versions=() parts= source=huggingface out= dry_run=false
 while [ $# -gt 0 ]; do
     flag="${1%%=*}"
     case "$flag" in
@@ -42,21 +43,36 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ ${#versions[@]} -gt 0 ] || versions=(480p_t2v)
+case "${versions[*]}" in wan*) parts="${parts:-reward}" ;; *) parts="${parts:-quoted_text,reward}" ;; esac
 case "$source" in huggingface | modelscope) ;; *) fail "--source must be huggingface or modelscope, got $source" ;; esac
 
+wan= # its repository
 for version in "${versions[@]}"; do
     case "$version" in
+        wan2.1_t2v_1.3b) wan=Wan-AI/Wan2.1-T2V-1.3B-Diffusers ;;
+        wan2.1_t2v_14b) wan=Wan-AI/Wan2.1-T2V-14B-Diffusers ;;
+        wan2.2_ti2v_5b) wan=Wan-AI/Wan2.2-TI2V-5B-Diffusers ;;
+        wan*_i2v_*) fail "version $version is not supported: of Wan only text-to-video models can be used" ;;
+        wan*_a14b) fail "version $version is not supported: it has two transformers" ;;
         480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
         720p_i2v_distilled | 480p_i2v_step_distilled) ;;
         720p_t2v_distilled) echo "download_weights.sh: $version was announced; it may not be on the hub yet" >&2 ;;
         *_sparse | *_sr_distilled) fail "version $version is not supported: no sparse attention, no super-resolution" ;;
         *) fail "unknown version $version; see --help" ;;
     esac
+    if [ -n "$wan" ] && [ ${#versions[@]} -gt 1 ]; then
+        fail "a version of Wan is a folder of its own, in another layout than HunyuanVideo-1.5: download one at a time"
+    fi
     case "$version" in *_i2v*) case ",$parts," in *,i2v,*) ;; *) parts="$parts,i2v" ;; esac ;; esac
 done
+out="${out:-./ckpts${wan:+/${versions[0]}}}"
 IFS=, read -r -a chosen <<< "$parts"
 for part in "${chosen[@]}"; do
     case "$part" in i2v | quoted_text | reward | metrics | none) ;; *) fail "--with knows no $part; see --help" ;; esac
+    case "$wan,$part" in
+        ,*) ;;
+        *,i2v | *,quoted_text) fail "--with $part is for HunyuanVideo-1.5: Wan has no such part" ;;
+    esac
 done
 wants() { case ",$parts," in *,"$1",*) return 0 ;; *) return 1 ;; esac; }
 
@@ -114,9 +130,16 @@ hunyuan=(tencent/HunyuanVideo-1.5 Tencent-Hunyuan/HunyuanVideo-1.5)
 clip_files=(config.json model.safetensors preprocessor_config.json tokenizer.json vocab.json merges.txt
     tokenizer_config.json special_tokens_map.json)
 
-from_either "${hunyuan[@]}" "" --include "scheduler/*"
-from_either "${hunyuan[@]}" "" --include "vae/*"
-from_either Qwen/Qwen2.5-VL-7B-Instruct Qwen/Qwen2.5-VL-7B-Instruct text_encoder/llm
+if [ -n "$wan" ]; then
+    from_either "$wan" "$wan" "" model_index.json scheduler/scheduler_config.json
+    for part in vae tokenizer text_encoder transformer; do
+        from_either "$wan" "$wan" "" --include "$part/*"
+    done
+else
+    from_either "${hunyuan[@]}" "" --include "scheduler/*"
+    from_either "${hunyuan[@]}" "" --include "vae/*"
+    from_either Qwen/Qwen2.5-VL-7B-Instruct Qwen/Qwen2.5-VL-7B-Instruct text_encoder/llm
+fi
 if wants quoted_text; then
     from_huggingface google/byt5-small text_encoder/byt5-small config.json tokenizer_config.json special_tokens_map.json
     from_modelscope AI-ModelScope/Glyph-SDXL-v2 text_encoder/Glyph-SDXL-v2
@@ -131,7 +154,7 @@ if wants metrics; then
     from_huggingface yuvalkirstain/PickScore_v1 clip/PickScore_v1 "${clip_files[@]}"
 fi
 for version in "${versions[@]}"; do
-    from_either "${hunyuan[@]}" "" --include "transformer/$version/*"
+    [ -n "$wan" ] || from_either "${hunyuan[@]}" "" --include "transformer/$version/*"
 done
 
 if ! $dry_run && ! python -c "import diffusers, torch, transformers" 2> /dev/null; then

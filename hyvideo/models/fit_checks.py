@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
-from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, tensor_problems
+from hyvideo.models.family import Family
+from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, read_json, tensor_problems
 
 
 def check_checkpoint(
@@ -23,20 +24,34 @@ def check_checkpoint(
     kinds = family.kinds(requests)
     checks = [
         lambda: model_problems(folder, weights_needed=weights_needed),
-        lambda: model_problems(loading.vae_folder(root), "vae", weights_needed=weights_needed),
+        lambda: pipeline_problems(root),
+        lambda: model_problems(loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed),
         *(lambda part=part: part.problems(root, weights_needed) for part in family.parts if part.kind in kinds),
     ]
     return [problem for check in checks for problem in problems_of(check)]
 
 
-def model_problems(folder: Folder, part: str = "transformer", *, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the ``transformer`` or the ``vae`` of a folder from loading, by its config and headers."""
-    component = getattr(loading.read_family(folder, part), part)
+def model_problems(
+    folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
+) -> list[str]:
+    """Problems that keep the ``transformer`` or the ``vae`` of a folder from loading, by its config and headers.
+
+    ``family`` is the one that it must be of; by default its config says of which it is.
+    """
+    component = getattr(family or loading.read_family(folder, part), part)
     model, is_original = loading.build_without_memory(component, folder)
     if not weights_needed:
         return []
     expected = loading.expected_shapes(component, model.state_dict(), is_original)
     return labelled(folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM)))
+
+
+def pipeline_problems(root: Path) -> list[str]:
+    """Problems of the pipeline that a model_index.json describes: the program trains a single transformer."""
+    path = root / "model_index.json"
+    parts = read_json(path, "pipeline") if path.is_file() else {}
+    others = sorted(name for name, of in parts.items() if name.startswith("transformer_") and of and any(of))
+    return [f"{path} has {', '.join(others)} beside the transformer: such models cannot be used"] if others else []
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:

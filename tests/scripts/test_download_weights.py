@@ -11,6 +11,7 @@ from hyvideo.models.download_check.parts import parts_of
 from hyvideo.models.versions import ANNOUNCED, RELEASED, UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
+WAN = [name for name, version in RELEASED.items() if version.family == "wan"]
 
 
 def download(*flags, **environment):
@@ -46,8 +47,30 @@ def test_by_default_the_480p_model_its_glyphs_and_the_reward_are_fetched_and_che
 def test_the_script_and_the_report_name_the_same_downloads(tmp_path):
     root = tmp_path / "my ckpts"
     commands = planned("--out", root, "--version", "480p_t2v,480p_i2v", "--with=quoted_text,reward,metrics")
-    reported = [shlex.split(part.download) for part in parts_of(root)]
+    reported = [shlex.split(part.download) for part in parts_of(root)[1]]
     assert sorted(commands[:-1]) == sorted(reported)
+
+
+@pytest.mark.parametrize("version", WAN)
+def test_the_script_and_the_report_name_the_same_downloads_of_a_version_of_wan(version, tmp_path):
+    root = tmp_path / version
+    commands = planned("--version", version, "--out", root, "--with", "reward,metrics")
+    family, parts = parts_of(root)
+    assert family.name == "wan"
+    assert sorted(commands[:-1]) == sorted(shlex.split(part.download) for part in parts)
+    repository = commands[0][2]
+    assert repository.endswith("-Diffusers")
+    assert version == "wan" + repository.removeprefix("Wan-AI/Wan").removesuffix("-Diffusers").lower().replace("-", "_")
+
+
+def test_a_version_of_wan_has_a_folder_of_its_own_and_no_glyphs_by_default():
+    commands = planned("--version", WAN[0])
+    assert {command[2] for command in commands[:-1]} == {"Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "KlingTeam/VideoReward"}
+    out = f"./ckpts/{WAN[0]}"
+    assert commands[-1][-1] == out
+    assert all(command[command.index("--local-dir") + 1].startswith(out) for command in commands[:-1])
+    from_modelscope = planned("--version", WAN[0], "--source", "modelscope", "--with", "none")
+    assert {command[0] for command in from_modelscope[:-1]} == {"modelscope"}
 
 
 def test_versions_can_be_listed_or_repeated_and_i2v_brings_its_encoder():
@@ -65,7 +88,8 @@ def test_modelscope_is_the_other_source():
 
 @pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
 def test_it_knows_every_version(name):
-    assert any(f"transformer/{name}/*" in command for command in planned("--version", name))
+    folder = "transformer" if name in WAN else f"transformer/{name}"
+    assert any(f"{folder}/*" in command for command in planned("--version", name))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +97,11 @@ def test_it_knows_every_version(name):
     [
         (["--version", "480p"], "unknown version 480p"),
         *((["--version", name], "not supported") for name in UNSUPPORTED),
+        (["--version", f"480p_t2v,{WAN[0]}"], "in another layout than HunyuanVideo-1.5: download one at a time"),
+        (["--version", WAN[0], "--version", "480p_t2v"], "download one at a time"),
+        (["--version", ",".join(WAN[:2])], "download one at a time"),
+        (["--version", WAN[0], "--with", "reward,quoted_text"], "--with quoted_text is for HunyuanVideo-1.5"),
+        (["--version", WAN[0], "--with", "i2v"], "--with i2v is for HunyuanVideo-1.5"),
         (["--with", "sound"], "--with knows no sound"),
         (["--source", "disk"], "--source must be"),
         (["--out"], "--out needs a value"),

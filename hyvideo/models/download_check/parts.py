@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
 from hyvideo.models.family import Family, families
-from hyvideo.models.loading import read_family, read_task
+from hyvideo.models.loading import read_family, read_num_heads, read_task
+from hyvideo.models.sizes import sizes_module
 from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.models.weight_files import Folder
 
@@ -41,11 +42,15 @@ class Part:
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
     """The family of models in a folder and its parts to look for, after the layout that is there.
 
-    Where nothing tells, they are those of the first family's original layout.
+    Where nothing tells, not the name of the folder either, they are those of the first family's original layout.
     """
     family = _family(root)
-    if (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file():
-        return family, _parts(root, family, "diffusers", task=_task(root, None)) + _parts(root)
+    table = _table(Path(__file__).parents[1] / family.name)
+    common = _parts(root, _table(Path(__file__).parent))
+    is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
+    if is_diffusers or "original" not in table:
+        repository = _repository(root, table.get("repositories", {}))
+        return family, _parts(root, table["diffusers"], task=_task(root, None), repository=repository) + common
     # Of some versions nothing is there but an unfinished download.
     folders = (root / "transformer", root / ".cache/huggingface/download/transformer")
     tasks = {p.name: _task(root, p.name) for folder in folders for p in sorted(folder.glob("*")) if p.is_dir()}
@@ -53,27 +58,49 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     for version in (one for one in RELEASED.values() if one.family == family.name):
         if version.task not in tasks.values():
             tasks[version.name] = version.task
-    group = "original transformer"
-    transformers = [_parts(root, family, group, version=name, task=task)[0] for name, task in tasks.items()]
-    return family, transformers + _parts(root, family, "original") + _parts(root)
+    rows = table["original transformer"]
+    transformers = [_parts(root, rows, version=name, task=task)[0] for name, task in tasks.items()]
+    return family, transformers + _parts(root, table["original"]) + common
 
 
 def _family(root: Path) -> Family:
-    """Family of the folder's transformer; the first one where there is none that can be read."""
+    """Family of the folder's transformer, of the version that the folder is named after, or of its VAE.
+
+    The first one where there is none of them.
+    """
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
+    if named := RELEASED.get(root.resolve().name):
+        return next(family for family in families() if family.name == named.family)
+    with suppress(ValueError):
+        return read_family(Folder(root / "vae", "VAE"), "vae")
     return families()[0]
 
 
-def _parts(root: Path, family: Family | None = None, group: str = "", **names: str) -> list[Part]:
-    """The parts of a family's group, or those for all families, with names for {version}, {task} and {root}."""
-    folder = Path(__file__).parents[1] / family.name if family else Path(__file__).parent
-    table = yaml.safe_load((folder / "parts.yaml").read_text())
-    rows = json.dumps(table[group] if family else table)
+def _repository(root: Path, repositories: dict[str, str]) -> str:
+    """Repository of the version that the folder is named after, or whose transformer is as large; else the first one.
+
+    Empty where the versions have none of their own.
+    """
+    with suppress(ValueError):
+        heads = read_num_heads(root, None)
+        for version, repository in repositories.items():
+            if sizes_module(RELEASED[version].family).released(version).num_attention_heads == heads:
+                return repository
+    return repositories.get(root.resolve().name) or next(iter(repositories.values()), "")
+
+
+def _table(folder: Path) -> Any:
+    return yaml.safe_load((folder / "parts.yaml").read_text(encoding="utf-8"))
+
+
+def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
+    """The parts of rows, with names for {version}, {task}, {repository} and {root}."""
+    text = json.dumps(rows)
     for name, value in (names | {"root": shlex.quote(str(root))}).items():
-        rows = rows.replace(f"{{{name}}}", json.dumps(value)[1:-1])
-    return [Part(**row) for row in json.loads(rows)]
+        text = text.replace(f"{{{name}}}", json.dumps(value)[1:-1])
+    return [Part(**row) for row in json.loads(text)]
 
 
 def _task(root: Path, version: str | None) -> str:

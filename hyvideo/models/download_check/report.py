@@ -66,7 +66,9 @@ class CheckpointReport:
     @property
     def has_a_model(self) -> bool:
         """Claims that a transformer of either task, the VAE and the text encoder are complete."""
-        core = [row for row in self.rows if {"t2v", "i2v"} <= set(row.part.uses)]
+        others = [row for row in self.rows if not row.part.is_transformer]
+        tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in others if "t2v" in row.part.uses])
+        core = [row for row in others if tasks <= set(row.part.uses)]
         return any(row.is_ok for row in self.rows if row.part.is_transformer) and all(row.is_ok for row in core)
 
 
@@ -88,7 +90,7 @@ def _examine(part: Part, root: Path, family: Family) -> Row:
             problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
-    check = CHECKS.get(part.check) or (lambda root, _: condition_problems(root, family, part.check))
+    check = CHECKS.get(part.check) or (lambda root, _: family_problems(root, family, part.check))
     misfits = problems_of(lambda: check(root, part.folder)) if part.check else []
     return Row(part, "does not fit" if misfits else "ok", size, tuple(misfits))
 
@@ -115,7 +117,8 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
     version = folder.partition("/")[2] or None
     if version in UNSUPPORTED:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
-    return fit_checks.model_problems(loading.transformer_folder(root, version))
+    problems = fit_checks.model_problems(loading.transformer_folder(root, version))
+    return problems + fit_checks.pipeline_problems(root)
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
@@ -147,18 +150,22 @@ def clip_problems(root: Path, folder: str) -> list[str]:
     return class_problems(CLIPModel, Folder(root / folder, "CLIP"))
 
 
-def condition_problems(root: Path, family: Family, kind: str) -> list[str]:
-    """Problems of the encoder of a kind of condition. Its tokenizer is a download of its own and may be missing."""
+def family_problems(root: Path, family: Family, kind: str) -> list[str]:
+    """Problems of the VAE, or of the encoder of a kind of condition.
+
+    An encoder's tokenizer is a download of its own and may be missing.
+    """
+    if kind == "vae":
+        return fit_checks.model_problems(loading.vae_folder(root), "vae", family=family)
     part = next(part for part in family.parts if part.kind == kind)
     has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in part.folders)
     return part.problems(root, True) if has_tokenizer or part.is_file else []
 
 
 # What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there
-# are some, so that this report and the start of a run agree. The others are the family's, by kind of condition.
+# are some, so that this report and the start of a run agree. The others are the family's: `family_problems`.
 CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
-    "vae": lambda root, _: fit_checks.model_problems(loading.vae_folder(root), "vae"),
     "videoalign": videoalign_problems,
     "clip": clip_problems,
 }
@@ -181,7 +188,8 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
     for part in needed:
         size = f", {part.size}" if part.size else ""
         text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.download}"]
-    lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in _NAMES.items()}
+    uses = {use: name for use, name in _NAMES.items() if any(use in row.part.uses for row in rows)}
+    lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in uses.items()}
     can = ", ".join(name for name, parts in lacking.items() if not parts)
     cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)
     return [*text, "", f"Can be run: {can or 'nothing'}." + (f" Not: {cannot}." if cannot else "")]

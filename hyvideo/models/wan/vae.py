@@ -37,10 +37,10 @@ VAE = Component(
 
 
 def prepare(vae: nn.Module) -> None:
-    """Replace the norm, for which torch takes a vector norm over channels, by a sum of squares.
+    """Replace the norm, for which torch takes a vector norm over channels, by a sum of squares; warn of float16.
 
-    In float16 an overflow before the last layer is seen in the video: the norms make NaN of it, which the clamp at the
-    end of decoding keeps.
+    The clamp at the end of decoding does not hide an overflow: the norms before the last layer make NaN of it, and the
+    clamp keeps NaN.
     """
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
@@ -49,13 +49,16 @@ def prepare(vae: nn.Module) -> None:
             assert module.channel_first and isinstance(module.bias, float), "the VAE's norms have channels and no bias"
             module.forward = functools.partial(channels_normalised, module)
     if vae.dtype == torch.float16:
-        warnings.warn("Wan's VAE is published in float32; vae_dtype fp32 or bf16 cannot overflow", stacklevel=2)
+        warnings.warn(
+            "vae_dtype is fp16, in which Wan's VAE may overflow: it was published for float32. Set vae_dtype to fp32",
+            stacklevel=2,
+        )
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
     """Have videos larger than a tile of ``tile_size`` pixels decoded in tiles; smaller ones are not touched.
 
-    Tiles and the distance between them are cut to whole latents, as diffusers does not.
+    The distance between tiles is a number of whole latents: with any other diffusers shifts what it decodes.
     """
     side = vae.spatial_compression_ratio
     latents = tile_size // side

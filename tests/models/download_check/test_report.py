@@ -8,10 +8,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from hyvideo.data.prompts import Request
 from hyvideo.models.download_check.integrity import flaw_of
 from hyvideo.models.download_check.report import lines, report
+from hyvideo.models.fit_checks import check_checkpoint
 from scripts import check_checkpoints
 from tests.forked import ROOT
+from tests.tiny_wan import write_wan
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:71f9affa1115\nsize 33306432640\n"
 TRANSFORMER = "transformer/480p_t2v/diffusion_pytorch_model.safetensors"
@@ -255,6 +258,65 @@ def test_the_diffusers_layout_is_told_by_its_folders(complete, tmp_path):
     assert lacks(checkpoints, "t2v") == ["tokenizer"]
     shutil.copytree(complete / "text_encoder/llm", tmp_path / "tokenizer")
     assert report(tmp_path).has_a_model
+
+
+def test_a_folder_of_wan_is_complete_and_what_is_lost_is_named(tmp_path):
+    root = write_wan(tmp_path / "wan")
+    checkpoints = report(root)
+    assert checkpoints.has_a_model
+    own = [row.part.folder for row in checkpoints.rows if row.is_ok]
+    assert own == ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"]
+    told = lines(checkpoints)
+    assert told[-1] == (
+        "Can be run: text-to-video. Not: VideoAlign reward (lacks VideoAlign); "
+        "CLIPScore and PickScore (lacks CLIP, PickScore)."
+    )
+    for folder, lost in [
+        ("tokenizer", "tokenizer.json"),
+        ("vae", "config.json"),
+        ("text_encoder", "model.safetensors"),
+    ]:
+        (root / folder / lost).unlink()
+        checkpoints = report(root)
+        assert not checkpoints.has_a_model
+        assert folder in lacks(checkpoints, "t2v")
+        assert any(f"{folder} has no {lost}" in line for line in lines(checkpoints))
+
+
+@pytest.mark.parametrize("name", ["WanVAE_", "AutoencoderKLHunyuanVideo15"])
+def test_a_vae_that_is_not_diffusers_wan_names_the_repository_to_download(tmp_path, name):
+    root = write_wan(tmp_path)
+    (root / "vae" / "config.json").write_text(json.dumps({"_class_name": name, "z_dim": 16}))
+    row = row_of(report(root), "vae")
+    assert row.state == "does not fit"
+    assert f"got _class_name '{name}'; download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in row.problems[0]
+    assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
+
+
+def test_the_name_of_a_folder_of_wan_decides_the_repository_where_nothing_is_there(tmp_path):
+    told = "\n".join(lines(report(tmp_path / "wan2.1_t2v_14b")))
+    assert "hf download Wan-AI/Wan2.1-T2V-14B-Diffusers" in told
+    assert "tencent" not in told and "quoted text" not in told
+
+
+def test_the_size_of_the_transformer_decides_the_repository(tmp_path):
+    write_wan(tmp_path, heads=24, head_dim=6)
+    (tmp_path / "vae" / "config.json").unlink()
+    assert 'hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --include "vae/*"' in "\n".join(lines(report(tmp_path)))
+
+
+def test_a_pipeline_of_two_transformers_cannot_be_used(tmp_path):
+    root = write_wan(tmp_path)
+    index = json.loads((root / "model_index.json").read_text())
+    for absent in (None, [None, None]):
+        (root / "model_index.json").write_text(json.dumps(index | {"transformer_2": absent}))
+        assert states(report(root))["transformer"] == "ok"
+    experts = index | {"transformer_2": ["diffusers", "WanTransformer3DModel"], "boundary_ratio": 0.875}
+    (root / "model_index.json").write_text(json.dumps(experts))
+    row = row_of(report(root), "transformer")
+    assert row.state == "does not fit"
+    assert "has transformer_2 beside the transformer" in row.problems[0]
+    assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
 
 
 def test_flaws_of_single_files(tmp_path):

@@ -147,7 +147,7 @@ def test_float16_is_warned_of(recwarn):
     for dtype in (torch.float32, torch.bfloat16):
         prepare(vae.to(dtype))
     assert not recwarn
-    with pytest.warns(UserWarning, match="vae_dtype fp32 or bf16"):
+    with pytest.warns(UserWarning, match="Set vae_dtype to fp32"):
         prepare(vae.to(torch.float16))
 
 

@@ -106,7 +106,7 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
     own, modules = family_of(transformer), dict(transformer.named_modules())
     for family in families():
         if family is not own and any(re.match(family.matrices, module) for module in lora):
-            raise ValueError(f"the LoRA is for a transformer of family {family.name}, and this one is of {own.name}")
+            raise ValueError(f"the LoRA must be for a transformer of family {own.name}, got one for {family.name}")
     problems = []
     for name, pair in lora.items():
         module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])

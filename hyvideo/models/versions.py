@@ -31,7 +31,7 @@ class Version(NamedTuple):
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _VERSIONS = {
-    name: Version(name, family, **settings)
+    name: Version(name, family, **settings | {"sizes": [tuple(size) for size in settings.get("sizes", [])]})
     for family, versions in _TABLE["versions"].items()
     for name, settings in versions.items()
 }

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
 from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
@@ -17,24 +17,22 @@ from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffus
 #   1  cross-attention's output, as the output projection reads it
 #   5  residual stream after either attention, normalised before cross-attention and the MLP, and after the block
 #   1  output of the MLP, for the gradient of its gate
-# and keys and values of the text, a tenth at 81 frames; and the MLP's hidden layer twice, before and after GELU.
+# and keys and values of the text, a tenth of a width at 81 frames; and the MLP's hidden layer twice, before and after
+# GELU.
 _FIXED_WIDTHS = 17.1
 # What exists together without gradient: in self-attention, or in the MLP with the hidden layer twice. Calibrated, as
 # `backward_widths`, on the operators of a block on a GPU that does not exist (tests/models/wan/counted_block.py).
 _ATTENTION_WIDTHS, _MLP_WIDTHS = 9, 3
-_UMT5 = 5_680_910_336
-
-
-class _Vae(NamedTuple):
-    """Measures of a released VAE, which grow with the channels of its decoder."""
-
-    channels: int  # of the decoder's first width
-    parameters: float
-    decode_flops: float  # for each pixel and frame, counted by torch for 81 frames
-    maps: float  # of these channels at full size, for each of 4 frames, at most: simulated with fake tensors
-
-
-_VAE_21, _VAE_22 = _Vae(96, 126_892_531, 8.5e6, 13.1), _Vae(256, 704_688_668, 18.5e6, 5.3)
+_UMT5 = 5_680_910_336  # parameters of the encoder
+# The VAE of Wan2.2. Feature maps are of the decoder's first width at full size, for each of the 4 frames that are
+# decoded together, at most: simulated with fake tensors. FLOPs were counted by torch for 81 frames.
+_VAE_22 = {
+    "spatial_compression_ratio": 16,
+    "vae_channels": 256,
+    "vae_parameters": 704_688_668,
+    "decode_flops": 18.5e6,
+    "decoder_maps": 5.3,
+}
 
 
 @dataclass(frozen=True)
@@ -50,12 +48,13 @@ class Architecture(Sizes):
     out_channels: int = 16
     text_dim: int = 4096
     freq_dim: int = 256
-    # of the VAE
-    base_dim: int = 96
-    decoder_base_dim: int | None = None
-    is_residual: bool = False  # the VAE of Wan2.2
+    # of the VAE, as `_VAE_22`; that of Wan2.1
     spatial_compression_ratio: int = 8
     temporal_compression_ratio: int = 4
+    vae_channels: int = 96
+    vae_parameters: float = 126_892_531
+    decode_flops: float = 8.5e6
+    decoder_maps: float = 13.1
 
     num_attentions, fixed_widths = 2, _FIXED_WIDTHS
 
@@ -123,38 +122,17 @@ class Architecture(Sizes):
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
         return _UMT5 * size
 
-    @property
-    def _vae(self) -> _Vae:
-        """Measures of the VAE; a convolution grows with the product of its channels."""
-        released = _VAE_22 if self.is_residual else _VAE_21
-        channels = self.decoder_base_dim or self.base_dim
-        scale = (channels / released.channels) ** 2
-        return _Vae(channels, released.parameters * scale, released.decode_flops * scale, released.maps)
-
-    @property
-    def vae_parameters(self) -> float:
-        return self._vae.parameters
-
-    @property
-    def decode_flops(self) -> float:
-        return self._vae.decode_flops
-
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Feature maps of the frames of one latent frame: they are decoded one after another."""
         pixels = min(frames, self.temporal_compression_ratio) * height * width
-        return videos * pixels * self._vae.maps * self._vae.channels
+        return videos * pixels * self.decoder_maps * self.vae_channels
 
 
-_WAN22_VAE = {"base_dim": 160, "decoder_base_dim": 256, "is_residual": True, "spatial_compression_ratio": 16}
-_RATIOS = {
-    "scale_factor_spatial": "spatial_compression_ratio",
-    "scale_factor_temporal": "temporal_compression_ratio",
-}
 _RELEASED = {
     "wan2.1_t2v_1.3b": Architecture(num_layers=30, num_attention_heads=12, ffn_dim=8960),
     "wan2.1_t2v_14b": Architecture(),
     "wan2.2_ti2v_5b": Architecture(
-        num_layers=30, num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, **_WAN22_VAE
+        num_layers=30, num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, **_VAE_22
     ),
 }
 
@@ -163,9 +141,19 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
-    vae = {_RATIOS.get(name, name): value for name, value in vae.items() if name not in ("in_channels", "out_channels")}
-    of_vae = fields_of(Architecture, vae) or (_WAN22_VAE if transformer["out_channels"] == 48 else {})
-    return Architecture(**(of_vae | fields_of(Architecture, transformer)))
+    sizes = fields_of(Architecture, transformer)
+    is_wan22 = vae.get("is_residual", sizes.get("out_channels") == 48)
+    released = Architecture(**(sizes | (_VAE_22 if is_wan22 else {})))
+    channels = vae.get("decoder_base_dim") or vae.get("base_dim") or released.vae_channels
+    scale = (channels / released.vae_channels) ** 2  # a convolution grows with the product of its channels
+    return replace(
+        released,
+        spatial_compression_ratio=vae.get("scale_factor_spatial", released.spatial_compression_ratio),
+        temporal_compression_ratio=vae.get("scale_factor_temporal", released.temporal_compression_ratio),
+        vae_channels=channels,
+        vae_parameters=released.vae_parameters * scale,
+        decode_flops=released.decode_flops * scale,
+    )
 
 
 def released(version: str) -> Architecture:

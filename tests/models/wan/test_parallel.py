@@ -41,20 +41,20 @@ def test_three_heads_on_two_and_three_ranks_give_velocity_and_gradient_of_one_pr
             assert velocity <= 2e-6 and gradient <= 2e-6, (case, velocity, gradient)
 
 
-def compare_sharded():
+def compare_sharded(sp_size=1, **ways):
     """Rows of this rank's shard of the table of one row, and the deviation of the gradient of both ranks' samples."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import local, whole
 
-    mesh = ranks.start(1, torch.device("cpu"), timeout=60)
+    mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
     plain, sharded = installed(), installed()
-    parallelize(sharded, mesh, shard=True)
+    parallelize(sharded, mesh, shard=True, **ways)
     rows = len(local(sharded.blocks[0].scale_shift_table))
-    plain.zero_grad()
-    for seed in range(2):
+    seeds = [rank // sp_size for rank in range(2)]  # ranks of a sequence-parallel group share their sample
+    for seed in seeds:
         plain(**inputs(1, seed=seed)).square().mean().div(2).backward()
-    sharded(**inputs(1, seed=mesh.rank)).square().mean().backward()
+    sharded(**inputs(1, seed=seeds[mesh.rank])).square().mean().backward()
     found = {name: whole(parameter.grad) for name, parameter in sharded.named_parameters()}
     return rows, distance(found, {name: parameter.grad for name, parameter in plain.named_parameters()})
 
@@ -63,6 +63,17 @@ def test_shards_of_two_ranks_of_which_one_has_no_row_of_the_tables_give_the_grad
     results = launch(f"{MODULE}:compare_sharded", 2)
     assert [rows for rows, _ in results] == [1, 0]
     assert all(deviation <= 2e-6 for _, deviation in results)
+
+
+def compare_all_together(sp_size):
+    return compare_sharded(sp_size, recompute="selective", compile=True, compile_backend="aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sp_size", [1, 2])
+def test_compiled_and_recomputed_blocks_in_shards_give_the_gradient_of_one(sp_size):
+    for _, deviation in launch(f"{MODULE}:compare_all_together", 2, sp_size, timeout=600):
+        assert deviation <= 2e-6
 
 
 def bf16_time():

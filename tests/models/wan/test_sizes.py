@@ -24,6 +24,14 @@ from tests.models.wan.tiny import SIZES, inputs, tiny
 
 ROOT = Path(__file__).parents[3]
 VERSIONS = {"wan2.1_t2v_1.3b": 1_418_996_800, "wan2.1_t2v_14b": 14_288_491_584, "wan2.2_ti2v_5b": 4_999_787_712}
+WAN22_VAE = {
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "is_residual": True,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+    "scale_factor_temporal": 4,
+}
 VERSION = pytest.mark.parametrize("version", VERSIONS)
 KIND = pytest.mark.parametrize("kind", ["all", "lora"])
 
@@ -99,6 +107,9 @@ def test_the_vae_of_a_folder_gives_its_measures(tmp_path):
     assert ours.vae_parameters == full.vae_parameters / 4 and ours.decode_flops == full.decode_flops / 4
     assert ours.decoding_values(2, 81, 480, 832) == full.decoding_values(1, 81, 480, 832)
     assert not ours.is_released
+    for version, config in (("wan2.1_t2v_1.3b", {}), ("wan2.2_ti2v_5b", WAN22_VAE)):
+        described = read(vars(released(version)) | {"_class_name": "WanTransformer3DModel"}, config)
+        assert described == released(version)
 
 
 def test_a_configuration_of_the_original_is_read(tmp_path):
@@ -127,7 +138,7 @@ def one_block(version, kind, **settings):
     counts = {"batch_size": 1, "num_generations": 1, "enable_gradient_checkpointing": True}
     recompute = {"activation_checkpointing": "full", "lora_rank": 32 if kind == "lora" else 0}
     config = Config().with_settings(**(sizes | counts | recompute | settings))
-    return PlannedRun(config, 1, replace(released(version), num_layers=1, scale_factor_spatial=8))
+    return PlannedRun(config, 1, replace(released(version), num_layers=1, spatial_compression_ratio=8))
 
 
 def bytes_of_input(version):

@@ -96,7 +96,8 @@ def test_one_rank_by_nccl(gpu):
         dist.all_reduce(number)
         assert number.tolist() == [1, 1, 1]
         work = Workload(device, torch.float32, TINY_MODEL, (2, 4, 4), 8)
-        inputs, shards = work.inputs()["ours"], init_device_mesh(gpu.type, (1,), mesh_dim_names=("shard",))
+        inputs = work.inputs(work.transformer())["ours"]
+        shards = init_device_mesh(gpu.type, (1,), mesh_dim_names=("shard",))
         norms = []
         for is_sharded in (False, True):
             model = work.transformer()

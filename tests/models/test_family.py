@@ -1,0 +1,83 @@
+"""What the rest of the program knows of a family, on the small checkpoint of HunyuanVideo-1.5."""
+
+import pytest
+import torch
+from torch import nn
+
+from hyvideo.data.prompts import Request
+from hyvideo.models.family import Latents, blocks, families, family_of, install, prepare, stock_twin
+from hyvideo.models.loading import load_vae
+from hyvideo.models.sizes import packages, sizes_module
+
+CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]
+
+
+def test_a_model_and_both_names_of_its_class_have_one_family(root, transformer):
+    (family,) = {id(one): one for one in map(family_of, (transformer, load_vae(root), *CLASS_NAMES))}.values()
+    assert family.name == "hunyuan_video15" and family in families()
+
+
+@pytest.mark.parametrize("model", [nn.Linear(1, 1), "Linear"])
+def test_a_class_of_no_family_is_refused(model):
+    with pytest.raises(ValueError, match="one of the classes .*HunyuanVideo15Transformer3DModel.*, got Linear"):
+        family_of(model)
+
+
+def test_every_family_has_sizes_and_names_classes_of_diffusers():
+    import diffusers
+
+    for family in families():
+        assert {"read", "released"} <= vars(sizes_module(family.name)).keys()
+        for component in (family.transformer, family.vae):
+            assert hasattr(diffusers, component.class_name) and packages()[component.class_name] == family.name
+
+
+def test_a_request_has_the_kinds_of_conditions_that_it_names(transformer):
+    kinds = family_of(transformer).kinds
+    assert kinds([]) == set() and kinds([Request("")]) == {"text"}
+    assert kinds([Request("a cat"), Request('a "cat"')]) == {"text", "glyph"}
+    assert kinds([Request("a cat", "image.png")]) == {"text", "image"}
+
+
+@pytest.mark.parametrize(
+    "kinds, frozen",
+    [
+        ({"text"}, {"context_embedder_2", "image_embedder"}),
+        ({"text", "glyph"}, {"image_embedder"}),
+        ({"text", "image"}, {"context_embedder_2"}),
+        ({"text", "glyph", "image"}, set()),
+    ],
+)
+def test_what_no_condition_of_the_run_reaches_is_frozen(transformer, kinds, frozen):
+    prepare(transformer, kinds)
+    for name, module in transformer.named_children():
+        if name != family_of(transformer).blocks:
+            assert all(parameter.requires_grad == (name not in frozen) for parameter in module.parameters()), name
+    assert [name for name, p in blocks(transformer)[-1].named_parameters() if not p.requires_grad]
+    assert all(parameter.requires_grad for parameter in blocks(transformer)[0].parameters())
+
+
+def test_the_twin_of_diffusers_shares_the_weights_and_has_its_own_forward(transformer):
+    install(transformer)
+    twin = stock_twin(transformer)
+    assert type(twin) is type(transformer) and "forward" not in vars(twin) and not twin.training
+    state = transformer.state_dict()
+    assert all(tensor.data_ptr() == state[name].data_ptr() for name, tensor in twin.state_dict().items())
+    assert {parameter.dtype for parameter in stock_twin(transformer, torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_latents_are_shifted_and_scaled_by_channel_and_back():
+    latents = torch.randn(2, 3, 2, 4, 5)
+    scale = Latents(channels=3, temporal=4, spatial=8, mean=(0.5, -1.0, 0.0), divisor=(2.0, 0.5, 1.0))
+    scaled = scale.scaled(latents)
+    for channel in range(3):
+        expected = (latents[:, channel] - scale.mean[channel]) * scale.divisor[channel]
+        torch.testing.assert_close(scaled[:, channel], expected)
+    torch.testing.assert_close(scale.unscaled(scaled), latents)
+
+
+def test_latents_of_one_factor_are_multiplied_by_it_alone():
+    latents = torch.randn(2, 3, 2, 4, 5)
+    scale = Latents(channels=3, temporal=4, spatial=8, mean=(0.0,), divisor=(1.03682,))
+    assert torch.equal(scale.scaled(latents), latents * 1.03682)
+    assert torch.equal(scale.unscaled(latents), latents / 1.03682)

@@ -114,10 +114,7 @@ def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
 
 
 def _settled(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings by their names of today.
-
-    Raises ValueError for a task that is not the version's, and for a scorer whose name is another's now.
-    """
+    """Settings by today's names. Raises ValueError for another version's task and an ambiguous scorer name."""
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
     its_task = known.task or task

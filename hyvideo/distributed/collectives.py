@@ -25,10 +25,7 @@ def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
-    """A tensor of every data-parallel replica, in their order. Shape: (...) to (replicas, ...).
-
-    Ranks of one sequence-parallel group hold the same values; the first of each speaks for it.
-    """
+    """A tensor of every data-parallel replica, from its first rank. Shape: (...) to (replicas, ...)."""
     return gather_ranks(values, mesh)[:: mesh.sp_size]
 
 
@@ -38,10 +35,7 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
-    """The rows of a table that the ranks hold among them, on every rank; NaN where nobody has one.
-
-    A row that several ranks hold is taken from the first. Shape: (num_rows, width), float64.
-    """
+    """Rows of all ranks, the first rank's where several hold one, else NaN. Shape: (num_rows, width), float64."""
     table = torch.full((num_rows, width), math.nan, dtype=torch.float64)
     for rows in reversed(all_objects(dict(local), mesh)):
         for row, values in rows.items():

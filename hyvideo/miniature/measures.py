@@ -41,10 +41,7 @@ class _Object:
 
 
 def measure(videos: Tensor, labels: Tensor) -> Measures:
-    """Scores clips against what their captions say: colour, shape and direction.
-
-    Shapes: uint8 (batch, frames, channels, height, width), and labels (batch, 3).
-    """
+    """Scores of uint8 clips (batch, frames, 3, height, width) by their captions' labels (batch, 3)."""
     pixels = videos.float() / 255
     thing = _find_object(pixels)
     shape_overlap, templates = _shape_overlap(thing)
@@ -78,10 +75,7 @@ def _find_object(pixels: Tensor) -> _Object:
 
 
 def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
-    """Soft intersection over union with each shape of the same area and centre, mean over frames.
-
-    Shape: (batch, shapes), and the templates (shapes, batch, frames, height, width).
-    """
+    """Soft IoU with each shape of equal area and centre (batch, shapes), and the templates (shapes, batch, ...)."""
     x, y = pixel_grid(*thing.cover.shape[-2:])
     dx, dy = x - thing.path[..., 0, None, None], y - thing.path[..., 1, None, None]
     radius = (thing.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
@@ -116,10 +110,7 @@ def _background_spread(pixels: Tensor, templates: Tensor) -> Tensor:
 
 
 def features(videos: Tensor) -> Tensor:
-    """Held-out features for a Frechet distance: means and spreads of a fixed random convolution net.
-
-    They are never part of the reward. Shape: (batch, 64), float64.
-    """
+    """Held-out features for a Frechet distance, by a fixed random convolution net. Shape: (batch, 64), float64."""
     hidden = videos.float().transpose(1, 2) / 127.5 - 1  # (batch, channels, frames, height, width)
     for layer, (inputs, outputs) in enumerate([(3, 16), (16, 32), (32, 32)]):
         weight = normal((outputs, inputs, 3, 3, 3), "frechet features", layer) / math.sqrt(27 * inputs)

@@ -35,10 +35,7 @@ class Transitions:
 
 
 def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: float, rank: int, iteration: int) -> str:
-    """The message that stops the run: the deviation, the suspects that change it, the first module that differs.
-
-    Every rank must call: the passes are made together.
-    """
+    """The message that stops the run: the deviation, its causes, the first module that differs. All ranks call."""
     measured = transitions.deviation()
     lines = [
         f"iteration {iteration} trains another policy than the one it sampled from: on rank {rank} the log-ratio of "
@@ -94,10 +91,7 @@ def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, Abst
 
 
 def first_difference(transitions: Transitions, transformer: nn.Module) -> str | None:
-    """Name and class of the first module whose output on the last row is another in the two paths.
-
-    One that is off by more than rounding goes before those that are not.
-    """
+    """The first module that differs on the last row: by more than rounding if any does, else at all."""
     with torch.no_grad():
         in_rollout = _outputs(transformer, transitions.replay_as_rollout)
     in_training = _outputs(transformer, transitions.replay)

@@ -57,14 +57,7 @@ class UpdateWork(NamedTuple):
 
 
 class PolicyUpdate:
-    """Trains the policy on the rollouts of an iteration.
-
-    Args:
-        num_updates: Optimizer updates of an iteration.
-        cost: Counts the transformer evaluations.
-        on_stage: Is called with ``anchor`` or ``update`` and the number of the pass before each of their passes.
-        check: Is called with it, on every rank, until the first optimizer step; raises where the run shall stop.
-    """
+    """Trains the policy on the rollouts of an iteration."""
 
     def __init__(
         self,
@@ -73,10 +66,10 @@ class PolicyUpdate:
         pipeline: GRPOPipeline,
         policy: Policy,
         *,
-        num_updates: int,
-        cost: Cost,
-        on_stage: Callable[..., None] = lambda *stage: None,
-        check: Callable[[], None] = lambda: None,
+        num_updates: int,  # optimizer updates of an iteration
+        cost: Cost,  # counts the transformer evaluations
+        on_stage: Callable[..., None] = lambda *stage: None,  # hears ``anchor`` or ``update``, and each pass
+        check: Callable[[], None] = lambda: None,  # on every rank until the first step; raises where the run shall stop
     ):
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
         self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
@@ -255,10 +248,7 @@ class PolicyUpdate:
         )
 
     def _step(self, rate: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
-        """Averages, clips and applies the gradients; gives their norm before clipping.
-
-        None where loss or gradient is not finite, on whatever rank: no rank then applies its own.
-        """
+        """Averages, clips and applies the gradients; gives their norm before, None if not finite on some rank."""
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
         if math.isfinite(grad_norm) and sums.isfinite().all():

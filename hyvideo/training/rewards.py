@@ -47,10 +47,7 @@ class GroupRewards:
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
     ) -> tuple[Tensor, dict[str, float]]:
-        """Advantages of this replica's rollouts (rollouts,), normalised over whole groups, and reward metrics.
-
-        ``rewards`` are of the rollouts that this rank has scored, by row of ``indices``.
-        """
+        """Advantages within groups of this replica's rollouts (rollouts,) and metrics; ``rewards`` are by row."""
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
@@ -92,10 +89,7 @@ def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tup
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
-    """The scorer of a run; its models are loaded on ``device``, or are services, unless they are given.
-
-    Raises: ValueError for scorers or options that cannot be used.
-    """
+    """The scorer of a run: the given ``scorers``, or services, or models on ``device``. ValueError for bad options."""
     settings = config.reward
     return AsyncScorer(
         _make_scorers(settings, config.model.pretrained_model_root, device) if scorers is None else scorers,
@@ -123,10 +117,7 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Scores one clip of the run's size a few times: complete, finite, repeatable, a batch like a clip alone.
-
-    Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
-    """
+    """Checks the scorers on one clip of the run's size. ValueError for a failure; possible rounding is a warning."""
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     # One scorer must have every dimension that counts; of several each must have what it promises.
     needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None

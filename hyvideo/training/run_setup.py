@@ -39,11 +39,7 @@ UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 class RunParts:
     """Parts of a run, on which the trainer plays: checks what it needs, loads its models and joins them.
 
-    Args:
-        owner: Says that the folder of the run is this life's.
-        scorers: The rewards by name; by default those that the settings name.
-
-    Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
+    Raises ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
     """
 
     def __init__(
@@ -52,8 +48,8 @@ class RunParts:
         mesh: Mesh,
         device: torch.device,
         progress: Progress,
-        owner: Ownership,
-        scorers: dict[str, Scorer] | None = None,
+        owner: Ownership,  # says that the folder of the run is this life's
+        scorers: dict[str, Scorer] | None = None,  # the rewards by name; by default those that the settings name
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
         requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())

@@ -44,10 +44,7 @@ class Progress:
 
 
 class RunState:
-    """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and taken up from them.
-
-    ``contents`` are hashes of the files that settings name, as of the run's start.
-    """
+    """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and read from them."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class RunState:
         progress: Progress,
         *,
         num_rollouts: int,  # of an iteration, over all replicas
-        contents: Mapping[str, str],
+        contents: Mapping[str, str],  # hashes, at the start, of the files that settings name
     ):
         self.config, self.policy, self.update = config, policy, update
         self.checkpoints, self.progress = checkpoints, progress

@@ -21,10 +21,7 @@ SURE = 4  # of the worst and of the best videos, whose clips are taken before a 
 
 
 def write_report(folders: Iterable[Path], out: Path) -> None:
-    """Writes the page of one run, or of several beside each other: at most 15 MB.
-
-    Raises ValueError for a folder without a run, or with damaged records.
-    """
+    """Writes the page of one run or several: at most 15 MB. Raises ValueError for no run or damaged records."""
     places = [folder.resolve() for folder in folders]
     try:
         page = _page(places)

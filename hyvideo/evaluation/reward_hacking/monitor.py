@@ -21,12 +21,10 @@ MEASURES_FILE = "measures.json"
 
 
 class HackingWatch:
-    """Judges every validation of a run, and ends the run if the settings say so.
+    """Judges every validation of a run, and ends the run if ``action`` is ``stop`` and 16 videos or more show it.
 
-    Args:
-        action: ``warn`` or ``stop``; a shift that is seen in fewer than 16 videos ends no run.
-        threshold: Spreads of the base that a measure may move.
-        made_with: What the videos are made with: validations of other prompts or steps are no history.
+    ``threshold`` are the spreads of the base that a measure may move. Validations that were not ``made_with`` the same
+    prompts or steps are no history.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):

@@ -143,10 +143,7 @@ def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
 
 
 def student_quantile(deviate: float, freedom: float) -> float:
-    """The value that Student's t exceeds as rarely as a normal variable ``deviate``, or, of few degrees, more rarely.
-
-    Wallace's approximation (1959).
-    """
+    """The value that Student's t exceeds at most as often as a normal variable ``deviate`` (Wallace, 1959)."""
     scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
 

@@ -44,15 +44,11 @@ def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, 
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
-    """Mean of the gradients over the ranks, in place, as one message; sharded ones are averaged already.
-
-    What got none in this update, on this rank or on all, has a gradient of zero: the optimizer then does the same on
-    any number of ranks.
-    """
+    """Mean of the gradients over the ranks, in place, unless they are sharded; a missing gradient is zero."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter)  # the optimizer then does the same on any number of ranks
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return

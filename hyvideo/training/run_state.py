@@ -98,10 +98,7 @@ class RunState:
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
     def save_unfinished(self) -> None:
-        """Saves the run as after its last finished iteration, where that is not saved yet; every rank calls it.
-
-        The iteration that was begun is made again by the run that goes on: its noise is derived, not remembered.
-        """
+        """Saves the last finished iteration, if need be; one that was begun is made again. Every rank calls it."""
         self.policy.optimizers.drop_gradients()
         self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()

@@ -57,10 +57,7 @@ def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
 
 
 def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
-    """Validation videos before and after, the least gain first; their ``clips`` are added in base64, by digest.
-
-    Clips are taken as long as there is ``room``, in bytes: of the worst and the best videos, then of a random sample.
-    """
+    """Validation videos, the least gain first; adds ``clips`` in base64, by digest, while there is ``room`` (bytes)."""
     numbers = sorted(run.after or run.before, key=lambda number: run.gains.get(number, 0.0))
     drawn = random.Random(0).sample(numbers, len(numbers))
     for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):

@@ -87,11 +87,7 @@ def read_history(samples: Path, made_with: dict, *, before: int) -> list[Validat
 
 
 def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
-    """Numbers of the validation recorded in a folder; NaN where nothing could be measured.
-
-    None without a record, for one that was made otherwise, and, with a warning, for a file that is broken: a run does
-    not end for a record.
-    """
+    """Numbers of a recorded validation, NaN if not measured; None without a sound record that was made so."""
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(path.read_text(encoding="utf-8"))

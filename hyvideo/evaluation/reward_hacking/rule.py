@@ -102,10 +102,7 @@ def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
 
 
 def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
-    """Measures that left the base's range in the last validation while the reward rose; none without the base's.
-
-    ``threshold`` are the spreads of the base that a measure may move.
-    """
+    """Measures that left the base's range, ``threshold`` spreads, in the last validation while the reward rose."""
     base, now = base_stats(history), history[-1]
     if base is None or base is now:
         return []

@@ -19,7 +19,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, check_options, make_scorer, overall
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, make_scorer, overall
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 from hyvideo.training.rollout_batch import RolloutIndex
@@ -110,10 +110,8 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
         urls = [url.strip() for url in settings.remote_reward_url.split(",")]
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
-    options = reward_options(settings)
-    for given in options.values():
-        check_options(given)
-    return {name: make_scorer(name, root, device=device, **given) for name, given in options.items()}
+    options = reward_options(settings).items()
+    return {name: make_scorer(name, root, device=device, **given) for name, given in options}
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:

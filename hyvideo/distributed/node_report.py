@@ -38,7 +38,7 @@ class NodeReport:
 def inspect_node(
     settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device, problem: str = ""
 ) -> NodeReport:
-    """What this rank finds of ``settings`` and ``files``, both by flag; the caller's ``problem`` stands first."""
+    """Findings of this rank on ``settings`` and ``files``, both by flag; the caller's ``problem`` stands first."""
     problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     folder = find_transformer(root, version) or root / "transformer" / version

@@ -87,7 +87,7 @@ def read_history(samples: Path, made_with: dict, *, before: int) -> list[Validat
 
 
 def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
-    """Numbers of a recorded validation, NaN if not measured; None without a sound record that was made so."""
+    """Numbers of a recorded validation, NaN where not measured; None without a sound record made alike."""
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(path.read_text(encoding="utf-8"))

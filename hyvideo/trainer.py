@@ -42,25 +42,19 @@ from hyvideo.training.run_state import Progress
 class Trainer(RunParts):
     """Trains the policy on this process's share of the rollouts.
 
-    Args:
-        config: Checked settings (``config.rules.check``).
-        scorers: The rewards by name; by default those that the settings name.
-        on_stage: Is called with every stage that the run comes to, and every part of a long one, and the iteration.
-
-    It has the folder of the run from here on, to the end of `train` or of the process.
-
-    Raises: ValueError for checkpoints or prompts that cannot be used, before any weights are read; NotOwner where
-        another life has the folder.
+    It has the folder of the run from here on, to the end of `train` or of the process. Raises ValueError for
+    checkpoints or prompts that cannot be used, before any weights are read, and NotOwner where another life has the
+    folder.
     """
 
     def __init__(
         self,
-        config: Config,
+        config: Config,  # checked by ``config.rules.check``
         mesh: Mesh,
         device: torch.device,
         *,
-        scorers: dict[str, Scorer] | None = None,
-        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,
+        scorers: dict[str, Scorer] | None = None,  # the rewards by name; by default those that the settings name
+        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # hears stages, parts and iteration
     ):
         config = settled(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
@@ -96,10 +90,9 @@ class Trainer(RunParts):
     def train(self) -> None:
         """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``.
 
-        A run that ends before, for a signal or for its rewards, is saved as after its last finished iteration.
-
-        Raises: RewardHacking where a validation shows it and ``on_reward_hacking`` ends the run; Stopped after a
-            signal; NotOwner where another life has the folder; TooManyMissingRewards; OffPolicyError.
+        A run that ends before, for a signal or for its rewards, is saved as after its last finished iteration. Raises
+        RewardHacking where ``on_reward_hacking`` ends the run, Stopped after a signal, NotOwner where another life has
+        the folder, TooManyMissingRewards and OffPolicyError.
         """
         with self.owner, self.bar.begin(self.iteration):  # whose folder it is, is asked again before any write
             self._train()

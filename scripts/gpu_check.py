@@ -14,35 +14,13 @@ every test. Ends with 1 if a check failed. docs/performance.md has what is expec
 import sys
 from pathlib import Path
 
+import yaml
+
 from hyvideo.data.outside import Parser, make_folder, refusals
 from tests.isolated_checks import Check, run_checks
 
-ON_GPU, PARITY, RATIOS, RUNS, SPEED = (
-    f"tests/cuda/test_{name}.py" for name in ("on_gpu", "parity", "ratios", "runs", "speed")
-)
-DETERMINISTIC = {"CHECK_DETERMINISTIC": "1"}  # for a whole process, from before it uses the GPU
-SECONDS = {"right": 480, "fast": 540, "weights": 3600}
-CHECKS = {
-    "right": {
-        "machine": Check([f"{SPEED}::test_machine"], 60),
-        "tests": Check([ON_GPU], 120),
-        "on_policy_eager": Check([RATIOS, "-k", "eager"], 120),
-        "on_policy_compiled": Check([RATIOS, "-k", "compiled"], 180),
-        "attention": Check([f"{SPEED}::test_attention"], 60),
-        "runs": Check([RUNS], 180),
-        "deterministic": Check([f"{RUNS}::test_resume", f"{SPEED}::test_attention[default]"], 90, DETERMINISTIC),
-    },
-    "fast": {
-        "machine": Check([f"{SPEED}::test_machine"], 60),
-        "forward": Check([f"{SPEED}::test_forward", f"{SPEED}::test_diffusers_forward"], 170),
-        "training": Check([f"{SPEED}::test_training"], 200),
-        "deterministic_training": Check([f"{SPEED}::test_training[eager-selective]"], 60, DETERMINISTIC),
-        "lora": Check([f"{SPEED}::test_lora"], 120),
-        "decode": Check([f"{SPEED}::test_decode"], 60),
-        "profile": Check([f"{SPEED}::test_profile"], 100),
-    },
-    "weights": {"parity": Check([PARITY], 3600)},
-}
+CALLS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+CHECKS = {call: {name: Check(**row) for name, row in rows["checks"].items()} for call, rows in CALLS.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
             if name in (options.only or checks)
         },
         Path(options.out),
-        seconds=sum(SECONDS[call] for call in options.call),
+        seconds=sum(CALLS[call]["seconds"] for call in options.call),
         title=f"gpu_check {' '.join(options.call)}{' --tiny' * options.tiny} on {options.device}",
         on_row=lambda check, row: print(f"{check}: {row}", flush=True),
     )

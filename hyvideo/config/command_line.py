@@ -114,10 +114,7 @@ def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
 
 
 def _settled(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings by their names of today.
-
-    Raises ValueError for a task that is not the version's, and for a scorer whose name is another's now.
-    """
+    """Settings by today's names. Raises ValueError for another version's task and an ambiguous scorer name."""
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
     its_task = known.task or task
@@ -196,19 +193,14 @@ def value_of(name: str, text: str) -> Any:
         said = f"invalid choice: {shown(text)} (choose from {', '.join(choices)}{others})"
         raise argparse.ArgumentTypeError(f"{said}; {hint}" if hint else said)
     if kind is bool:
-        return truth(text)
+        if text.lower() not in TRUTHS:
+            raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
+        return TRUTHS[text.lower()]
     number = int if kind is int else float if float in (kind, *get_args(kind)) else str
     try:
         return number(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {shown(text)}") from error
-
-
-def truth(text: str) -> bool:
-    """The truth value of ``true``, ``off`` and their like. Raises argparse.ArgumentTypeError for other text."""
-    if text.lower() not in TRUTHS:
-        raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
-    return TRUTHS[text.lower()]
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from hyvideo.config.sections import RolloutSettings
 from hyvideo.config.settings import Config
+from hyvideo.data.templates import fill
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import Transition, sampler_of, schedule, shifted_levels
 
@@ -109,37 +111,23 @@ def labelled(label: str, lines: Iterable[str]) -> list[str]:
 
 def describe(config: Config, plan: Plan) -> str:
     """The arithmetic in words, a line each."""
-    loss = config.loss
+    rollout = config.rollout
+    variances = [step.std**2 for step in stochastic_transitions(rollout)]
+    window = parse_window(rollout.sde_window, len(variances)) if variances else None
+    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
     by_ratio = config.measures_velocity and config.trust_region.kl_velocity == "log_ratio" and plan.clip_can_bind
-    ratio, active = "1 in the first update of an iteration", "active after the first update"
-    of_loss = [
-        f"ratios                 {ratio if plan.clip_can_bind else 'always 1'}",
-        f"clip range             {loss.clip_range:g}, {active if plan.clip_can_bind else 'never active'}",
-    ]
-    if loss.objective == "nft":
-        of_loss = [f"objective              nft, {loss.nft_levels} noise levels of each rollout"]
-    return "\n".join(
-        [
-            f"replicas               {plan.replicas} (sp_size {config.distributed.sp_size})",
-            f"rollouts per iteration {plan.rollouts} = {plan.groups} prompts x {config.rollout.num_generations}",
-            f"updates per iteration  {plan.updates}, each on {plan.groups / plan.updates:g} groups"
-            + _uneven_passes(plan.rollouts // (plan.replicas * plan.updates), config.rows_per_pass),
-            f"steps per rollout      {config.rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
-            + (f", {plan.num_trained_steps} trained" if loss.objective == "grpo" else ""),
-            f"exploration            {_exploration(config.rollout)}",
-            *labelled("WARNING", _too_much_noise(config.rollout)),
-            f"trust region           {config.kl_strategy}, {config.trust_region.kl_schedule} coefficient"
-            f"{_part_of_the_kl(config.rollout) if by_ratio else ''}",
-            *of_loss,
-        ]
+    return fill(
+        Path(__file__).with_suffix(".txt.jinja"),
+        config=config,
+        plan=plan,
+        own=plan.rollouts // (plan.replicas * plan.updates),  # rollouts of a replica in an update
+        size=config.rows_per_pass,
+        variances=variances,
+        inside=window.sums(variances) if window else [],
+        noise=max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0),
+        most_noise=MOST_NOISE,
+        part_of_the_kl=_part_of_the_kl(rollout) if by_ratio else "",
     )
-
-
-def _uneven_passes(rollouts: int, size: int) -> str:
-    """Words for passes that are not all of ``size`` rollouts of a replica's; none where it divides them."""
-    whole, rest = divmod(rollouts, size)
-    passes = f"passes of {size} and a last one of {rest}" if whole else f"one pass of {rest}"
-    return f"; mini_batch_size_per_update {size} does not divide a replica's {rollouts}: {passes}" if rest else ""
 
 
 def _part_of_the_kl(rollout: RolloutSettings) -> str:
@@ -152,25 +140,3 @@ def _part_of_the_kl(rollout: RolloutSettings) -> str:
         f"; the log_ratio of {rollout.sde_type} is 2 std^2 times the KL, {parts[0]:.2g} at the first and "
         f"{parts[-1]:.2g} at the last stochastic step: kl_velocity gaussian is the KL"
     )
-
-
-def _too_much_noise(rollout: RolloutSettings) -> list[str]:
-    levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
-    most = max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0)
-    words = f"eta {rollout.eta:.4g} adds noise of up to {most:.3g} times the level that a step leads to; above"
-    return [f"{words} {MOST_NOISE:g} videos become noise: lower eta"] if most > MOST_NOISE else []
-
-
-def _exploration(rollout: RolloutSettings) -> str:
-    variances = [step.std**2 for step in stochastic_transitions(rollout)]
-    if not variances:
-        return "none after the initial noise: rollouts are those of the ODE"
-    matched = f", matched with {rollout.match_noise}" if rollout.match_noise else ""
-    words = f"{rollout.sde_type} at eta {rollout.eta:.4g}{matched}: noise variance {sum(variances):.4g} over the steps"
-    window = parse_window(rollout.sde_window, len(variances))
-    if window is None:
-        return words
-    inside = window.sums(variances)
-    ends = dict.fromkeys(f"{end:.4g}" for end in (min(inside), max(inside)))
-    mean = f", mean {fmean(inside):.4g} over its positions" if len(ends) > 1 else ""
-    return f"{words} without a window, {' to '.join(ends)} in sde_window {rollout.sde_window}{mean}"

@@ -108,10 +108,7 @@ def nearest_size(height: float, width: float, sizes: list[tuple[int, int]]) -> t
 
 
 def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    """The size (height, width) for an aspect ratio written width:height, such as ``16:9`` or ``2.39:1``.
-
-    Raises ValueError for another form and for ratios beyond 4:1, which have no bucket.
-    """
+    """The size (height, width) for a ratio such as ``16:9``; ValueError for another form, and beyond 4:1."""
     match = _ASPECT_RATIO.fullmatch(aspect_ratio)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):

@@ -24,10 +24,7 @@ GIF_SIDES = (128, 320)  # pixels: least shorter side, greatest longer side
 
 
 def to_uint8(video: Tensor) -> Tensor:
-    """Pixels of a decoded clip, [-1, 1] -> 0..255, rounded; what lies outside is clamped. Shape: as given.
-
-    Raises ValueError for integers and for NaN or inf, which have no colour.
-    """
+    """Pixels of a decoded clip: [-1, 1] to 0..255, rounded and clamped. ValueError for integers, NaN and inf."""
     if not video.is_floating_point():
         raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}")
     if not video.isfinite().all():

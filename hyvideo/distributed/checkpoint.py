@@ -50,10 +50,8 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     """Fills ``targets``, sharded in whatever way, with the tensors of those names. With several ranks all must call.
 
     What several ranks hold alike, as the replicas of a model do, is read once: each of them reads some of the tensors,
-    and sends them to the others.
-
-    Raises: ValueError for a name or a shape that the checkpoint has not, and for files that cannot be read; on every
-        rank, where it is so on one.
+    and sends them to the others. Raises ValueError on every rank where, on one, the checkpoint lacks a name or a shape
+    or cannot be read.
     """
     mesh = mesh or Mesh(0, 1, 1)
     names = sorted(targets)
@@ -83,10 +81,7 @@ def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:
-    """The checkpoint that ``resume_from_checkpoint`` names, or None where ``latest`` finds none yet. Reads no tensors.
-
-    Raises: ValueError for a folder that is not a checkpoint, or not a whole one.
-    """
+    """The checkpoint that ``resume_from`` names, None where ``latest`` finds none. ValueError for one not whole."""
     if resume_from in (LATEST, AUTO):
         return next((path for path in candidates(output_dir) if manifest.size_problem(path) is None), None)
     folder = Path(resume_from)
@@ -102,9 +97,8 @@ def find_undamaged(
 ) -> Path | None:
     """The checkpoint of `find` whose contents are what was written; a damaged one is named and ``passed_over``.
 
-    The main rank chooses, as a listing of another node may be stale. All ranks must call.
-
-    Raises: ValueError for a named checkpoint that is damaged, where all of a run's are, or one cannot be read now.
+    The main rank chooses, as a listing of another node may be stale; all ranks must call. Raises ValueError where a
+    named checkpoint is damaged, where all of a run's are, or where one cannot be read now.
     """
     is_named, folders = resume_from not in (LATEST, AUTO), []
     with failing_together(mesh, errors=(ValueError, OSError)):
@@ -160,11 +154,7 @@ def _bring_back(output_dir: Path) -> None:
 
 
 def drop_after(output_dir: Path, iteration: int, damaged: Collection[Path] = ()) -> None:
-    """Removes what a run left after ``iteration``, which is being resumed, and what a kill left half done.
-
-    Checkpoints that were passed over as ``damaged`` stay under another name: 000004-damaged. What cannot be removed
-    is reported, and is no end.
-    """
+    """Removes what a run left half done or after the resumed ``iteration``; ``damaged`` stay as 000004-damaged."""
     for hidden in (output_dir / FOLDER).glob(".[0-9]*"):
         shutil.rmtree(hidden, ignore_errors=True)
     for partial in (*output_dir.glob(".*.partial"), *(output_dir / FOLDER).glob(".*.partial")):
@@ -191,10 +181,7 @@ def delete(path: Path, how: Callable[[Path], object]) -> None:
 
 
 def complete(output_dir: Path) -> list[Path]:
-    """Complete checkpoints, oldest first. What is incomplete has not been renamed, and is not seen.
-
-    Nor is what somebody has put aside under another name, as 000010-good: it is neither taken up nor removed.
-    """
+    """Complete checkpoints, oldest first; neither unfinished ones nor those put aside by hand, as 000010-good."""
     found: list[Path] = []
     with suppress(FileNotFoundError):  # a glob would take a folder that cannot be read for an empty one
         found = list((output_dir / FOLDER).iterdir())

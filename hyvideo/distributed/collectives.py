@@ -25,10 +25,7 @@ def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
-    """A tensor of every data-parallel replica, in their order. Shape: (...) to (replicas, ...).
-
-    Ranks of one sequence-parallel group hold the same values; the first of each speaks for it.
-    """
+    """A tensor of every data-parallel replica, from its first rank. Shape: (...) to (replicas, ...)."""
     return gather_ranks(values, mesh)[:: mesh.sp_size]
 
 
@@ -38,10 +35,7 @@ def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
-    """The rows of a table that the ranks hold among them, on every rank; NaN where nobody has one.
-
-    A row that several ranks hold is taken from the first. Shape: (num_rows, width), float64.
-    """
+    """Rows of all ranks, the first rank's where several hold one, else NaN. Shape: (num_rows, width), float64."""
     table = torch.full((num_rows, width), math.nan, dtype=torch.float64)
     for rows in reversed(all_objects(dict(local), mesh)):
         for row, values in rows.items():
@@ -50,15 +44,11 @@ def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, 
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
-    """Mean of the gradients over the ranks, in place, as one message; sharded ones are averaged already.
-
-    What got none in this update, on this rank or on all, has a gradient of zero: the optimizer then does the same on
-    any number of ranks.
-    """
+    """Mean of the gradients over the ranks, in place, unless they are sharded; a missing gradient is zero."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter)  # the optimizer then does the same on any number of ranks
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return

@@ -35,10 +35,7 @@ def own_hash(folder: Path) -> str:
 
 
 def size_problem(folder: Path) -> str | None:
-    """Reason why a checkpoint cannot be whole, by names and sizes alone; None if nothing says so.
-
-    Raises: ValueError for a file that is there and cannot be read now, which is no damage.
-    """
+    """Reason why a checkpoint cannot be whole, by names and sizes. ValueError for a file that cannot be read now."""
     name = NAME
     try:
         files = json.loads((folder / NAME).read_text())

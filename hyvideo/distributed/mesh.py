@@ -44,10 +44,7 @@ class Mesh:
 
 
 def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:
-    """Joins the process group, if torchrun started several processes, and gives the place of this one.
-
-    A collective that some rank does not join ends the run after ``timeout`` seconds.
-    """
+    """Joins the processes of torchrun and gives the place of this one. Collectives fail after ``timeout`` seconds."""
     join(device, timeout=timeout)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     assert world_size % (sp_size * dp_replicate) == 0, f"unchecked sizes: {world_size}, {sp_size}, {dp_replicate}"

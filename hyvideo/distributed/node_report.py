@@ -38,10 +38,7 @@ class NodeReport:
 def inspect_node(
     settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device, problem: str = ""
 ) -> NodeReport:
-    """The report of this rank on what a run needs; a ``problem`` of the caller stands first.
-
-    Settings are by flag, and ``files`` by the flag that names them: a prompt more would give a rank other prompts.
-    """
+    """Findings of this rank on ``settings`` and ``files``, both by flag; the caller's ``problem`` stands first."""
     problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     folder = find_transformer(root, version) or root / "transformer" / version

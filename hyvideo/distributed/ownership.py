@@ -34,9 +34,8 @@ class NotOwner(ValueError):
 class Ownership:
     """Context in which this life of a run has its folder. Every rank makes it and enters it; the main rank acts.
 
-    It is taken by `take`, or as it is entered, and given back as it is left, at the latest when the process ends.
-
-    There are ``beat_s`` seconds between two heartbeats; after ``silence_s`` without one a life is over.
+    It is taken by `take`, or as it is entered, and given back as it is left, at the latest when the process ends. A
+    heartbeat comes every ``beat_s`` seconds; after ``silence_s`` without one a life is over.
     """
 
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):

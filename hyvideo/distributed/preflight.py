@@ -86,10 +86,7 @@ def table(reports: list[NodeReport]) -> str:
 
 
 def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collective_timeout: float = 1800.0) -> str:
-    """Joins the process group and adds the ranks' numbers up on ``device``: empty where that works, else what happened.
-
-    In a thread: a collective that hangs, or the first one's setting up of connections, does not come back.
-    """
+    """Joins the process group and sums up the ranks, in a thread as that may hang: empty, or what went wrong."""
     outcome = [f"did not end within {timeout_s:g} s"]
 
     def run() -> None:

@@ -17,10 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 
 
 def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
-    """The store of torchrun's addresses, which the main rank serves unless torchrun does; its own for one process.
-
-    Raises: DistError where nobody serves it.
-    """
+    """The store at torchrun's address, which it or the main rank serves. Raises DistError where nobody does."""
     if mesh.world_size == 1:
         return dist.HashStore()
     served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -43,11 +40,8 @@ def agree(
 ) -> None:
     """Raises ValueError on every rank where the main rank finds problems in the answers, with them on the main rank.
 
-    Args:
-        stage: Name of this agreement; each may be used once.
-        judge: Gives the problems in the answers, each as JSON can say it, in the order of the ranks; on the main rank.
-
-    Raises: DistError where the main rank does not answer.
+    Each ``stage`` may be used once. On the main rank ``judge`` gives the problems in the answers, which are as JSON can
+    say them and in the order of the ranks. Raises DistError where the main rank does not answer.
     """
     keys = [f"{stage}/{rank}" for rank in range(mesh.world_size)]
     verdict, read = f"{stage}/verdict", [f"{key}/read" for key in keys]

@@ -52,10 +52,7 @@ class Heartbeat:
 
 
 class Watchdog:
-    """Context in which hangs of this rank, and on the main rank of any rank, are reported on stderr.
-
-    ``limit_s`` seconds in one stage are too many; 0 watches nothing.
-    """
+    """Context that reports on stderr a rank that stays ``limit_s`` seconds in one stage; 0 watches nothing."""
 
     def __init__(self, mesh: Mesh, limit_s: float):
         self.mesh, self.limit_s = mesh, limit_s

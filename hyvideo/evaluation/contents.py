@@ -29,9 +29,7 @@ from hyvideo.models.weight_files import Folder
 def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
     """Settings and contents that evaluations of several policies have in common, from all settings by flag.
 
-    Without a model, where videos are given, its weights do not count and are not read.
-
-    Raises: ValueError for prompts or options that cannot be read.
+    Where videos are given the model's weights do not count. Raises ValueError for unreadable prompts or options.
     """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
     base = named_files(settings).get("pretrained_lora_path", [])

@@ -27,10 +27,7 @@ from hyvideo.training.rewards import make_async_scorer
 
 
 class Evaluator:
-    """Scores policies and videos in one process; scorers and encoders are loaded once, when they are needed.
-
-    Raises: ValueError for prompts that cannot be used.
-    """
+    """Scores policies and videos in one process; loads each model once, when needed. ValueError for bad prompts."""
 
     def __init__(self, config: Config):
         if config.model.num_threads:
@@ -60,10 +57,7 @@ class Evaluator:
         return needs
 
     def policy(self, source: Source) -> Evaluation:
-        """Evaluation of the base model, a checkpoint of a run, a LoRA, or a LoRA on a checkpoint.
-
-        Raises: ValueError as `check` and for scorers that cannot be used, before any weights of the policy are read.
-        """
+        """Evaluation of a policy. Raises ValueError as `check`, and for scorers, before reading its weights."""
         config, needs, scorer = self.config, self.check(source), self.scorer
         source = source.or_start(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae

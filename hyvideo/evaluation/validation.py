@@ -35,10 +35,7 @@ FOLDER = "samples"
 
 
 class Validation:
-    """Samples, scores and records the validation set, which the replicas share; tells ``on_stage`` of each batch.
-
-    ``may_end`` is asked before each batch, and ends the wait for rewards; it raises where the run shall stop.
-    """
+    """Samples, scores and records the validation set, which the replicas share."""
 
     def __init__(
         self,
@@ -47,8 +44,8 @@ class Validation:
         pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
-        on_stage: Callable[..., None] = lambda *stage: None,
-        may_end: Callable[[bool], bool] = bool,
+        on_stage: Callable[..., None] = lambda *stage: None,  # hears of each batch
+        may_end: Callable[[bool], bool] = bool,  # before each batch and in the wait for rewards; raises to stop the run
     ):
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end

@@ -23,9 +23,8 @@ class Clip:
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     """The mp4 files of a folder by name, with the prompts of the JSON files beside them or of a run's scores.json.
 
-    Without either the prompts are ``requests`` in order, each for as many files in a row as all have.
-
-    Raises: ValueError for a folder without videos, and where it cannot be said which prompt a file belongs to.
+    Without either the prompts are ``requests`` in order, each for as many files in a row as all have. Raises ValueError
+    where there are no videos, or where it cannot be said which prompt a file belongs to.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
@@ -53,10 +52,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
 
 
 def read_clips(clips: list[Clip], height: int, width: int) -> tuple[list[Tensor], float]:
-    """Frames of the clips, and the frames per second that all have.
-
-    A clip that was stored enlarged, as small ones are, is given in its own size ``height`` x ``width``.
-    """
+    """Frames of the clips, enlarged ones at their own size ``height`` x ``width``, and the frame rate of all."""
     read = [read_video(clip.path) for clip in clips]
     rates = sorted({fps for _, fps in read})
     if len(rates) > 1:

@@ -18,23 +18,16 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class Measures:
-    """Scores of a batch of clips against their captions. Shape of every field: (batch,)."""
+    """Scores of a batch of clips against their captions."""
 
-    visual_quality: Tensor  # a crisp shape on a clean background
-    motion_quality: Tensor  # a straight path at constant size and good speed
-    text_alignment: Tensor  # mean probability of the caption's colour, shape and direction
-    color_correct: Tensor  # 1.0 where the likeliest colour is the caption's
-    shape_correct: Tensor
-    direction_correct: Tensor
-
-    @property
-    def scores(self) -> Tensor:
-        """VQ, MQ and TA. Shape: (batch, 3)."""
-        return torch.stack([self.visual_quality, self.motion_quality, self.text_alignment], dim=1)
+    # VQ: a crisp shape on a clean background. MQ: a straight path at constant size and good speed. TA: mean probability
+    # of the caption's colour, shape and direction.
+    scores: Tensor  # (batch, 3)
+    correct: Tensor  # 1.0 where the likeliest colour, shape and direction is the caption's (batch, 3)
 
     @property
     def all_correct(self) -> Tensor:
-        return self.color_correct * self.shape_correct * self.direction_correct
+        return self.correct.prod(1)
 
 
 @dataclass(frozen=True)
@@ -43,16 +36,12 @@ class _Object:
 
     cover: Tensor  # (batch, frames, height, width), in [0, 1]
     area: Tensor  # (batch, frames), pixels
-    centre_x: Tensor  # (batch, frames), pixels
-    centre_y: Tensor  # (batch, frames), pixels
+    path: Tensor  # x and y of its centre (batch, frames, 2), pixels
     visible: Tensor  # (batch,), in [0, 1]
 
 
 def measure(videos: Tensor, labels: Tensor) -> Measures:
-    """Scores clips against what their captions say: colour, shape and direction.
-
-    Shapes: uint8 (batch, frames, channels, height, width), and labels (batch, 3).
-    """
+    """Scores of uint8 clips (batch, frames, 3, height, width) by their captions' labels (batch, 3)."""
     pixels = videos.float() / 255
     thing = _find_object(pixels)
     shape_overlap, templates = _shape_overlap(thing)
@@ -71,37 +60,24 @@ def measure(videos: Tensor, labels: Tensor) -> Measures:
     speed = (velocity.norm(dim=1) / 9).clamp(0, 1)
     alignment = torch.stack([belief[index, labels[:, k]] for k, belief in enumerate(beliefs)]).mean(0)
     correct = [(b.argmax(1) == labels[:, k]).float() * (thing.visible > 0.5) for k, b in enumerate(beliefs)]
-    return Measures(
-        visual_quality=thing.visible * (crispness + cleanness) / 2,
-        motion_quality=thing.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3,
-        text_alignment=thing.visible * alignment,
-        color_correct=correct[0],
-        shape_correct=correct[1],
-        direction_correct=correct[2],
-    )
+    visual_quality = thing.visible * (crispness + cleanness) / 2
+    motion_quality = thing.visible * (steadiness + torch.exp(-area_change / 0.25) + speed) / 3
+    scores = torch.stack([visual_quality, motion_quality, thing.visible * alignment], dim=1)
+    return Measures(scores, torch.stack(correct, dim=1))
 
 
 def _find_object(pixels: Tensor) -> _Object:
     saturation = pixels.amax(2) - pixels.amin(2)
     cover = ((saturation - 0.2) / 0.35).clamp(0, 1)
-    x, y = pixel_grid(*cover.shape[-2:])
     area = cover.sum((2, 3))
-    return _Object(
-        cover=cover,
-        area=area,
-        centre_x=(cover * x).sum((2, 3)) / (area + EPSILON),
-        centre_y=(cover * y).sum((2, 3)) / (area + EPSILON),
-        visible=torch.sigmoid((area - 20) / 5).mean(1),
-    )
+    centre = [(cover * axis).sum((2, 3)) / (area + EPSILON) for axis in pixel_grid(*cover.shape[-2:])]
+    return _Object(cover, area, torch.stack(centre, dim=-1), torch.sigmoid((area - 20) / 5).mean(1))
 
 
 def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
-    """Soft intersection over union with each shape of the same area and centre, mean over frames.
-
-    Shape: (batch, shapes), and the templates (shapes, batch, frames, height, width).
-    """
+    """Soft IoU with each shape of equal area and centre (batch, shapes), and the templates (shapes, batch, ...)."""
     x, y = pixel_grid(*thing.cover.shape[-2:])
-    dx, dy = x - thing.centre_x[..., None, None], y - thing.centre_y[..., None, None]
+    dx, dy = x - thing.path[..., 0, None, None], y - thing.path[..., 1, None, None]
     radius = (thing.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
     templates = torch.sigmoid(-signed_distances(dx, dy, radius) / 0.5)
     intersection = torch.minimum(thing.cover, templates).sum((3, 4))
@@ -112,9 +88,8 @@ def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
 def _motion(thing: _Object) -> tuple[Tensor, Tensor]:
     """Displacement over the clip by a line fit (batch, 2), and rms distance from that line (batch,). Pixels."""
     time = torch.linspace(-0.5, 0.5, thing.area.shape[1])
-    path = torch.stack([thing.centre_x, thing.centre_y], dim=-1)  # (batch, frames, 2)
-    velocity = (path * time[:, None]).sum(1) / (time**2).sum()
-    residual = path - path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
+    velocity = (thing.path * time[:, None]).sum(1) / (time**2).sum()
+    residual = thing.path - thing.path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
     return velocity, (residual**2).sum(-1).mean(1).sqrt()
 
 
@@ -135,10 +110,7 @@ def _background_spread(pixels: Tensor, templates: Tensor) -> Tensor:
 
 
 def features(videos: Tensor) -> Tensor:
-    """Held-out features for a Frechet distance: means and spreads of a fixed random convolution net.
-
-    They are never part of the reward. Shape: (batch, 64), float64.
-    """
+    """Held-out features for a Frechet distance, by a fixed random convolution net. Shape: (batch, 64), float64."""
     hidden = videos.float().transpose(1, 2) / 127.5 - 1  # (batch, channels, frames, height, width)
     for layer, (inputs, outputs) in enumerate([(3, 16), (16, 32), (32, 32)]):
         weight = normal((outputs, inputs, 3, 3, 3), "frechet features", layer) / math.sqrt(27 * inputs)

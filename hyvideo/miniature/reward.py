@@ -52,7 +52,8 @@ class MiniatureScorer:
         """Marks of whether colour, shape and direction are those of the caption, 1 or 0."""
         measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
         names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
-        return [dict(zip(names, row)) for row in zip(*(getattr(measured, name).tolist() for name in names))]
+        rows = torch.cat([measured.correct, measured.all_correct[:, None]], dim=1).tolist()
+        return [dict(zip(names, row)) for row in rows]
 
 
 class LearnedMiniatureScorer(MiniatureScorer):

@@ -44,10 +44,7 @@ _LABEL_OF = dict(zip(CAPTIONS, LABELS))
 
 
 def labels_of(captions: list[str]) -> Tensor:
-    """Colour, shape and direction index of each caption. Shape: (batch, 3).
-
-    Raises ValueError for a sentence that the world cannot show.
-    """
+    """Colour, shape and direction of each caption (batch, 3). ValueError for what the world cannot show."""
     unknown = [text for text in captions if text.strip().lower() not in _LABEL_OF]
     if unknown:
         raise ValueError(

@@ -17,13 +17,6 @@ from hyvideo.records.run_files import or_none
 from hyvideo.records.trackers import REPORTS
 
 
-def as_json_line(metrics: dict[str, float | list], iteration: int) -> str:
-    """One line of strict JSON, the iteration first; NaN and inf, which JSON cannot say, become null."""
-    known = {name: value if isinstance(value, (int, list)) else float(value) for name, value in metrics.items()}
-    finite = {name: value if isinstance(value, list) else or_none(value) for name, value in known.items()}
-    return json.dumps({"iteration": iteration} | finite, allow_nan=False)
-
-
 class MetricsWriter(AbstractContextManager):
     """Writes the metrics of a run to ``output_dir``: metrics.jsonl, and what ``report_to`` names, with its settings.
 
@@ -42,10 +35,11 @@ class MetricsWriter(AbstractContextManager):
         ]
 
     def log(self, metrics: dict[str, float | list], iteration: int) -> None:
-        """Writes the metrics of one iteration; the lists among them to metrics.jsonl alone."""
-        self.lines.write(as_json_line(metrics, iteration))
-        single = [(name, value) for name, value in metrics.items() if not isinstance(value, list)]
-        numbers = {name: float(value) for name, value in single if name != "iteration"}
+        """Writes the metrics of one iteration, in JSON with null for NaN and inf; lists to metrics.jsonl alone."""
+        single = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+        known = {name: value if isinstance(value, int) else or_none(float(value)) for name, value in single.items()}
+        self.lines.write(json.dumps({"iteration": iteration} | metrics | known, allow_nan=False))
+        numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:

@@ -17,11 +17,7 @@ def iteration_of(line: bytes) -> int | None:
 
 
 def whole_lines(path: Path) -> list[tuple[int, bytes]]:
-    """Iteration and text of each line, without a last line torn by a crash.
-
-    Raises ValueError for a broken line that is not the last, since no crash of ours leaves one, and for a file that
-    cannot be read.
-    """
+    """Iteration and text of each line but a torn last one. ValueError for another broken line or an unreadable file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:

@@ -9,10 +9,7 @@ import torch
 
 
 class StageTimer:
-    """Seconds spent in each stage of an iteration, as ``time/<stage>``.
-
-    ``on_stage`` hears ``<stage>`` and the part of it where it begins, and ``after <stage>`` where it ends.
-    """
+    """Seconds in each stage of an iteration, as ``time/<stage>``; tells ``on_stage`` where each begins and ends."""
 
     def __init__(self, device: torch.device, on_stage: Callable[..., None] = lambda *stage: None):
         self.device, self.on_stage = device, on_stage

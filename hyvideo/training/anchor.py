@@ -14,10 +14,7 @@ from hyvideo.distributed.sharded_tensors import like, local, reshard
 
 
 class WeightCopy:
-    """A copy of the model's ``trained`` parameters as they are now, exchanged in place with them to compute as it.
-
-    ``offload`` keeps it in the CPU's memory.
-    """
+    """A copy of the ``trained`` parameters, exchanged in place with them; ``offload`` keeps it on the CPU."""
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter], *, offload: bool = False):
         self.model, self.trained, self._parts = model, dict(trained), {}

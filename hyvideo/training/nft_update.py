@@ -16,7 +16,7 @@ from hyvideo.grpo.nft import NFTInputs, mean_square, nft_terms
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.scheduling_flow_match_discrete import filled
 from hyvideo.training.on_policy_check import OffPolicyError
-from hyvideo.training.policy_update import Pass, PolicyUpdate
+from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork
 from hyvideo.training.rollout_batch import RolloutBatch, select
 
 # Bounds of what rounding does to a step, relative to it: in the order of additions alone, and in bf16 in other shapes.
@@ -56,9 +56,9 @@ class NFTUpdate(PolicyUpdate):
             kl_coefficient=self.kl_coefficient.value,
         )
 
-    def _one_update(self, rollouts: RolloutBatch, *others, is_fresh: bool) -> UpdateResult | None:
-        result = super()._one_update(rollouts, *others, is_fresh=is_fresh)
-        if not is_fresh and self._has_moved and result:
+    def _one_update(self, work: UpdateWork) -> UpdateResult | None:
+        result = super()._one_update(work)
+        if not work.is_fresh and self._has_moved and result:
             assert result.metrics["policy/ratio_max_deviation"] > 0, (
                 "after an update the old policy still equals the policy, and branches have no contrast; where it is "
                 "that of the rollouts, the update was too small to change any velocity"
@@ -66,21 +66,19 @@ class NFTUpdate(PolicyUpdate):
         self._has_moved = result is not None and result.metrics["grad/norm"] * result.metrics["lr"] > 0
         return result
 
-    def _check_fresh(
-        self, rollouts: RolloutBatch, passes: list[Pass], deviations: list[Tensor], iteration: int
-    ) -> None:
+    def _check_fresh(self, work: UpdateWork, deviations: list[Tensor]) -> None:
         """Raises OffPolicyError, on all ranks alike, where the policy is not that of the rollouts, where it differs
         from the old one, where its velocities say less of a rollout's noise than zeros do, or where what is good and
         what is bad has no contrast. What needs forwards is asked once, after the first pass."""
-        rows = [row for a_pass in passes for row in a_pass.rows]
-        found = self._findings(rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
+        rows = [row for a_pass in work.passes for row in a_pass.rows]
+        found = self._findings(work.rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
         found["the distance to the old policy, before any update, is"] = torch.stack(deviations).amax(), self._tolerance
         values = torch.stack([value.flatten()[0] for value, _ in found.values()])
         # What a rollout without a reward holds may not be finite.
         largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
         for (words, (_, bound)), value in zip(found.items(), largest):
             if not value <= bound:
-                raise OffPolicyError(f"iteration {iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
+                raise OffPolicyError(f"iteration {work.iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
 
     def _findings(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
         """Quantities that show a fault at a rollout, by their words, each with its bound."""

@@ -37,10 +37,7 @@ def tolerances_of(loss: LossSettings, dtype: str) -> tuple[float, float]:
 
 
 class OnPolicyCheck:
-    """Stops the run where fresh rollouts have a ratio other than 1, and says why.
-
-    The transformer computes in ``dtype``, and ``batch_size`` rollouts were sampled together.
-    """
+    """Stops the run where fresh rollouts, sampled ``batch_size`` together in ``dtype``, have ratios other than 1."""
 
     def __init__(self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int):
         self.mesh, self.pipeline, self.batch_size = mesh, pipeline, batch_size
@@ -53,10 +50,7 @@ class OnPolicyCheck:
     def __call__(
         self, rollouts: RolloutBatch, passes: list[tuple[list[int], int]], deviations: list[Tensor], iteration: int
     ) -> None:
-        """Raises OffPolicyError, on all ranks alike, where passes over fresh rollouts are off their policy on any.
-
-        Of the passes, each its rows and its turn, those made so far have the largest ``deviations`` of a ratio from 1.
-        """
+        """Raises OffPolicyError, on all ranks alike, where a pass made so far has a ratio too far from 1."""
         shapes = [self._shapes(rollouts, *a_pass) for a_pass in passes[: len(deviations)]]
         bounds = [self.tolerances[differ is not None] for differ in shapes]
         local = torch.stack(deviations) / filled(bounds, deviations[0].device)

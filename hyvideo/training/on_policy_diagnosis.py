@@ -7,10 +7,12 @@ whose output is another one in training than in the rollout.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from hyvideo.data.templates import fill
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.family import blocks, family_of, install
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -35,39 +37,25 @@ class Transitions:
 
 
 def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: float, rank: int, iteration: int) -> str:
-    """The message that stops the run: the deviation, the suspects that change it, the first module that differs.
-
-    Every rank must call: the passes are made together.
-    """
+    """The message that stops the run: the deviation, its causes, the first module that differs. All ranks call."""
     measured = transitions.deviation()
-    lines = [
-        f"iteration {iteration} trains another policy than the one it sampled from: on rank {rank} the log-ratio of "
-        f"fresh rollouts is {measured:.3g}, above the tolerance of {tolerance:g}. The policy was not changed."
-    ]
-    if transitions.shapes:
-        lines.append(
-            f"  the transformer's calls differ (samples x branches x tokens): {transitions.shapes}; in bf16 another "
-            "shape rounds otherwise; give --batched_forward false, or equal batch_size and mini_batch_size_per_update"
-        )
-    else:
-        lines.append(
-            "  the transformer's calls have equal shapes; if only kernels differ, try --enable_compile false, or raise "
-            "--gate_tolerance"
-        )
-    causes = []
     with torch.no_grad():
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
-    if same_batch <= tolerance < measured:
-        causes.append(f"batch shape or gradient: in the rollout's batch without gradient it is {same_batch:.3g}")
+    switched = {}
     for name, in_other_state in suspects(transitions, pipeline).items():
         with in_other_state:
-            switched = transitions.deviation()
-        if switched <= tolerance:
-            causes.append(f"{name}: with that switched the log-ratio is {switched:.3g}")
-    lines += [f"  cause: {cause}" for cause in causes] or ["  no single suspect explains it"]
-    where = first_difference(transitions, pipeline.transformer)
-    lines.append(f"  first module that differs: {where or 'none; look at what surrounds the transformer'}")
-    return "\n".join(lines)
+            switched[name] = transitions.deviation()
+    return fill(
+        Path(__file__).with_suffix(".txt.jinja"),
+        iteration=iteration,
+        rank=rank,
+        measured=measured,
+        tolerance=tolerance,
+        shapes=transitions.shapes,
+        same_batch=same_batch,
+        causes={name: ratio for name, ratio in switched.items() if ratio <= tolerance},
+        where=first_difference(transitions, pipeline.transformer),
+    )
 
 
 def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, AbstractContextManager]:
@@ -94,10 +82,7 @@ def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, Abst
 
 
 def first_difference(transitions: Transitions, transformer: nn.Module) -> str | None:
-    """Name and class of the first module whose output on the last row is another in the two paths.
-
-    One that is off by more than rounding goes before those that are not.
-    """
+    """The first module that differs on the last row: by more than rounding if any does, else at all."""
     with torch.no_grad():
         in_rollout = _outputs(transformer, transitions.replay_as_rollout)
     in_training = _outputs(transformer, transitions.replay)

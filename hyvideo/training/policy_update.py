@@ -45,15 +45,19 @@ class Pass(NamedTuple):
     turn: int
 
 
-class PolicyUpdate:
-    """Trains the policy on the rollouts of an iteration.
+class UpdateWork(NamedTuple):
+    """Work of one optimizer update on the rollouts of an iteration."""
 
-    Args:
-        num_updates: Optimizer updates of an iteration.
-        cost: Counts the transformer evaluations.
-        on_stage: Is called with ``anchor`` or ``update`` and the number of the pass before each of their passes.
-        check: Is called with it, on every rank, until the first optimizer step; raises where the run shall stop.
-    """
+    rollouts: RolloutBatch
+    passes: list[Pass]
+    num_terms: int  # of all replicas together
+    anchor_means: Tensor | None  # as of `PolicyUpdate.anchor_means`
+    iteration: int
+    is_fresh: bool  # the policy still is the one that made the rollouts
+
+
+class PolicyUpdate:
+    """Trains the policy on the rollouts of an iteration."""
 
     def __init__(
         self,
@@ -62,10 +66,10 @@ class PolicyUpdate:
         pipeline: GRPOPipeline,
         policy: Policy,
         *,
-        num_updates: int,
-        cost: Cost,
-        on_stage: Callable[..., None] = lambda *stage: None,
-        check: Callable[[], None] = lambda: None,
+        num_updates: int,  # optimizer updates of an iteration
+        cost: Cost,  # counts the transformer evaluations
+        on_stage: Callable[..., None] = lambda *stage: None,  # hears ``anchor`` or ``update``, and each pass
+        check: Callable[[], None] = lambda: None,  # on every rank until the first step; raises where the run shall stop
     ):
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
         self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
@@ -138,59 +142,39 @@ class PolicyUpdate:
             batches = batches + [[]] * (num_batches - len(batches))
             passes = [Pass(rows, turn) for rows in batches for turn in rollouts.turns]
             num_terms = count * len(rollouts.turns)
-            is_fresh = not results  # the policy still is the one that made the rollouts
-            results.append(self._one_update(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh))
+            work = UpdateWork(rollouts, passes, num_terms, anchor_means, iteration, is_fresh=not results)
+            results.append(self._one_update(work))
         if self.policy.anchor:
             self.policy.anchor.after_iteration()
         applied = [result for result in results if result is not None]
         return average(applied) | {"update/skipped": float(len(results) - len(applied))}
 
-    def _one_update(
-        self,
-        rollouts: RolloutBatch,
-        passes: list[Pass],
-        num_terms: int,
-        anchor_means: Tensor | None,
-        iteration: int,
-        *,
-        is_fresh: bool,
-    ) -> UpdateResult | None:
+    def _one_update(self, work: UpdateWork) -> UpdateResult | None:
         """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
-        sums, deviations, each = self._accumulate(
-            rollouts, passes, num_terms, anchor_means, iteration, is_fresh=is_fresh
-        )
-        if is_fresh and self.num_updates > 1:  # a round of one update is done with the step
+        sums, deviations, each = self._accumulate(work)
+        if work.is_fresh and self.num_updates > 1:  # a round of one update is done with the step
             self.check()
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
         # On the CPU before the step is made: read later they would wait for it.
-        sums = sum_over_replicas(sums, self.mesh).cpu() / num_terms
+        sums = sum_over_replicas(sums, self.mesh).cpu() / work.num_terms
         largest = gather_ranks(deviations.amax(), self.mesh).cpu()
-        by_step = self._by_step(rollouts, passes, each.cpu())
-        grad_norm = self._step(used["lr"], sums, largest, rollouts, iteration)
+        by_step = self._by_step(work, each.cpu())
+        grad_norm = self._step(used["lr"], sums, largest, work)
         if grad_norm is None:
             return None
         metrics = dict(zip(LossTerms.SUMMED, sums.tolist())) | used
         metrics |= {
             "policy/ratio_max_deviation": largest.amax().item(),
             "grad/norm": grad_norm,
-            "grad/spike": self.nonfinite.spike(grad_norm, iteration),
+            "grad/spike": self.nonfinite.spike(grad_norm, work.iteration),
         }
         if self.policy.anchor is None:
             metrics["kl/position"] = math.nan  # not measured
         self.kl_coefficient.observe(metrics.pop("kl/total"))
         self.policy.after_update()
-        return UpdateResult(metrics, num_terms, by_step)
+        return UpdateResult(metrics, work.num_terms, by_step)
 
-    def _accumulate(
-        self,
-        rollouts: RolloutBatch,
-        passes: list[Pass],
-        num_terms: int,
-        anchor_means: Tensor | None,
-        iteration: int,
-        *,
-        is_fresh: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _accumulate(self, work: UpdateWork) -> tuple[Tensor, Tensor, Tensor]:
         """Adds up the gradients of all passes; gives the sums of the terms, each pass's largest ratio deviation, and
         ratio and KL of each term, (2, terms).
 
@@ -201,42 +185,43 @@ class PolicyUpdate:
         sums = torch.zeros(len(LossTerms.SUMMED), dtype=torch.float64, device=self.pipeline.device)
         deviations: list[Tensor] = []
         pairs = [sums.new_empty(2, 0)]
-        is_checked = is_fresh and self.on_policy_check.is_due(iteration)
-        turns = self._anchor_turns(rollouts, anchor_means)
+        rollouts, passes = work.rollouts, work.passes
+        is_checked = work.is_fresh and self.on_policy_check.is_due(work.iteration)
+        turns = self._anchor_turns(rollouts, work.anchor_means)
         for number, (rows, turn) in enumerate(passes):
             self.on_stage("update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}")
-            if is_fresh:
+            if work.is_fresh:
                 self.check()
-            anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), anchor_means) if turn in turns else None
+            anchor_mean = self._anchor_mean(rollouts, Pass(rows, turn), work.anchor_means) if turn in turns else None
             self.policy.gradient_sync.before_backward(is_last=number == len(passes) - 1)
             if rows:
                 terms = self.terms(rollouts, rows, turn, anchor_mean, len(rollouts.turns) / len(turns))
-                (terms.loss.sum() * self.mesh.num_replicas / num_terms).backward()
+                (terms.loss.sum() * self.mesh.num_replicas / work.num_terms).backward()
                 sums += terms.sums()
                 deviations.append(terms.largest_deviation())
                 pairs.append(torch.stack([terms.ratio, terms.kl.detach()]))
             else:
-                self._empty_pass(rollouts, turn)
+                if self.policy.is_sharded:  # beside ranks whose passes add something: sharded ones are made together
+                    (self._velocity_of_nothing(rollouts, turn).sum() * 0.0).backward()
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
             if is_checked and number in (0, len(passes) - 1):  # soon, and before anything is changed
-                self._check_fresh(rollouts, passes, deviations, iteration)
+                self._check_fresh(work, deviations)
         num_forwards = sum(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)) for a_pass in passes)
         self.cost.forwards += num_forwards * self.cost.of_training
         return sums, torch.stack(deviations), torch.cat(pairs, dim=1)
 
-    def _by_step(self, rollouts: RolloutBatch, passes: list[Pass], pairs: Tensor) -> Tensor | None:
+    def _by_step(self, work: UpdateWork, pairs: Tensor) -> Tensor | None:
         """Sums and largest deviations of all replicas by denoising step; None for the noise levels of nft."""
-        if rollouts.trained_steps.is_floating_point():
+        trained_steps = work.rollouts.trained_steps
+        if trained_steps.is_floating_point():
             return None
-        steps = torch.cat([rollouts.trained_steps[rows, turn] for rows, turn in passes])
+        steps = torch.cat([trained_steps[rows, turn] for rows, turn in work.passes])
         mine = sums_by_step(*pairs, steps, len(self.pipeline.scheduler.timesteps))
         every = gather_replicas(mine, self.mesh)  # (replicas, 4, steps)
         return torch.cat([every[:, :3].sum(0), every[:, 3:].amax(0)])
 
-    def _check_fresh(
-        self, rollouts: RolloutBatch, passes: list[Pass], deviations: list[Tensor], iteration: int
-    ) -> None:
-        self.on_policy_check(rollouts, passes, deviations, iteration)
+    def _check_fresh(self, work: UpdateWork, deviations: list[Tensor]) -> None:
+        self.on_policy_check(work.rollouts, work.passes, deviations, work.iteration)
 
     def terms(
         self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None, anchor_weight: float = 1.0
@@ -262,13 +247,8 @@ class PolicyUpdate:
             kl_coefficient=self.kl_coefficient.value,
         )
 
-    def _step(
-        self, rate: float, sums: Tensor, deviations: Tensor, rollouts: RolloutBatch, iteration: int
-    ) -> float | None:
-        """Averages, clips and applies the gradients; gives their norm before clipping.
-
-        None where loss or gradient is not finite, on whatever rank: no rank then applies its own.
-        """
+    def _step(self, rate: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
+        """Averages, clips and applies the gradients; gives their norm before, None if not finite on some rank."""
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
         if math.isfinite(grad_norm) and sums.isfinite().all():
@@ -278,7 +258,7 @@ class PolicyUpdate:
             return grad_norm
         self.policy.optimizers.drop_gradients()
         ranks = (~deviations.isfinite()).nonzero().flatten().tolist()
-        self.nonfinite.bad(rollouts, ranks=ranks, iteration=iteration)
+        self.nonfinite.bad(work.rollouts, ranks=ranks, iteration=work.iteration)
         return None
 
     def _anchor_turns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:
@@ -310,11 +290,6 @@ class PolicyUpdate:
     def _timesteps(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> Tensor:
         """Timesteps that the rows of a pass are at. On the CPU. Shape: (rows,)."""
         return self.pipeline.scheduler.timesteps[rollouts.trained_steps[rows, turn]]
-
-    def _empty_pass(self, rollouts: RolloutBatch, turn: int) -> None:
-        """A forward and a backward pass that add nothing, beside ranks whose passes do, if they are made together."""
-        if self.policy.is_sharded:
-            (self._velocity_of_nothing(rollouts, turn).sum() * 0.0).backward()
 
     def _velocity_of_nothing(self, rollouts: RolloutBatch, turn: int) -> Tensor:
         """Velocity of zeros, in the branches of that turn: what a rollout without a reward holds may not be finite."""

@@ -19,7 +19,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.models.reward_models.async_scorer import NOT_FINITE, AsyncScorer
-from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, check_options, make_scorer, overall
+from hyvideo.models.reward_models.rewards import DIMENSIONS, Reward, Scorer, make_scorer, overall
 from hyvideo.models.reward_models.scorer_check import check_scorer, has_failed, lines
 from hyvideo.models.reward_models.trial_clips import Trial, synthetic_trial
 from hyvideo.training.rollout_batch import RolloutIndex
@@ -47,10 +47,7 @@ class GroupRewards:
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
     ) -> tuple[Tensor, dict[str, float]]:
-        """Advantages of this replica's rollouts (rollouts,), normalised over whole groups, and reward metrics.
-
-        ``rewards`` are of the rollouts that this rank has scored, by row of ``indices``.
-        """
+        """Advantages within groups of this replica's rollouts (rollouts,) and metrics; ``rewards`` are by row."""
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
@@ -92,10 +89,7 @@ def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tup
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
-    """The scorer of a run; its models are loaded on ``device``, or are services, unless they are given.
-
-    Raises: ValueError for scorers or options that cannot be used.
-    """
+    """The scorer of a run: the given ``scorers``, or services, or models on ``device``. ValueError for bad options."""
     settings = config.reward
     return AsyncScorer(
         _make_scorers(settings, config.model.pretrained_model_root, device) if scorers is None else scorers,
@@ -116,17 +110,12 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
         urls = [url.strip() for url in settings.remote_reward_url.split(",")]
         token = os.environ.get("REWARD_SERVER_TOKEN")
         return {"remote": RemoteScorer(urls, token=token, timeout=settings.remote_reward_timeout)}
-    options = reward_options(settings)
-    for given in options.values():
-        check_options(given)
-    return {name: make_scorer(name, root, device=device, **given) for name, given in options.items()}
+    options = reward_options(settings).items()
+    return {name: make_scorer(name, root, device=device, **given) for name, given in options}
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Scores one clip of the run's size a few times: complete, finite, repeatable, a batch like a clip alone.
-
-    Raises: ValueError with what a scorer got wrong. Differences that rounding may explain are warnings.
-    """
+    """Checks the scorers on one clip of the run's size. ValueError for a failure; possible rounding is a warning."""
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     # One scorer must have every dimension that counts; of several each must have what it promises.
     needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None

@@ -58,10 +58,7 @@ class RolloutBatch:
         return replace(self, rewards=rewards, advantages=advantages)
 
     def rows_of_update(self, update: int, num_updates: int, iteration: int) -> list[int]:
-        """Rows of the scored rollouts that the ``update``-th optimizer update of the iteration trains on.
-
-        Groups take turns, so that every replica that holds several has work in each update.
-        """
+        """Scored rows that the ``update``-th update trains on; groups take turns, so that all replicas have work."""
         is_scored = self.advantages.isfinite().tolist()
         return [
             row
@@ -70,10 +67,7 @@ class RolloutBatch:
         ]
 
     def replay(self, pipeline: GRPOPipeline, rows: list[int], steps: Tensor) -> SdeStepOutput:
-        """The stored transition of each row at its step, under the model as it is now.
-
-        ``steps`` are places in the schedule, on the CPU. Shape: (rows,).
-        """
+        """The transition of each row at its step, of ``steps`` (rows,) on the CPU, under the model as it is now."""
         latents = self.trajectories.latents
         return pipeline.replay(
             select(latents, rows, steps),

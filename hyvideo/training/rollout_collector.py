@@ -45,14 +45,7 @@ class PendingRewards:
 
 
 class RolloutCollector:
-    """Samples the rollouts of an iteration on this replica.
-
-    Args:
-        requests: Of the whole data set.
-        plan: How many prompts an iteration has, and trained steps a rollout.
-        cost: Counts the transformer evaluations.
-        check: Is called before each batch, on every rank; raises where the run shall stop.
-    """
+    """Samples the rollouts of an iteration on this replica."""
 
     def __init__(
         self,
@@ -61,11 +54,11 @@ class RolloutCollector:
         pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
-        requests: list[Request],
+        requests: list[Request],  # of the whole data set
         *,
-        plan: Plan,
-        cost: Cost,
-        check: Callable[[], None] = lambda: None,
+        plan: Plan,  # how many prompts an iteration has, and trained steps a rollout
+        cost: Cost,  # counts the transformer evaluations
+        check: Callable[[], None] = lambda: None,  # before each batch, on every rank; raises where the run shall stop
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
@@ -150,10 +143,7 @@ class RolloutCollector:
         mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
-        """Rollouts and their pending rewards.
-
-        Ranks that share a batch by sequence parallelism share its videos too: each decodes and scores some.
-        """
+        """Rollouts and pending rewards; ranks that share a batch each decode and score some of its videos."""
         rollout = self.config.rollout
         parts, pending = [], PendingRewards()
         starts = range(0, len(indices), rollout.batch_size)

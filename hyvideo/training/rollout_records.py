@@ -32,13 +32,10 @@ class RolloutRecorder:
         videos: dict[int, Tensor | None],
         iteration: int,
         *,
-        num_missing: float,
+        num_missing: float,  # rewards that are missing, over all ranks
         writer: MetricsWriter | None,  # the main rank's, which shows the videos too
     ) -> None:
-        """Writes this rank's part of what is due, if anything is; every rank calls it, with its ``videos`` by row.
-
-        ``num_missing`` counts the rewards that are missing over all ranks.
-        """
+        """Writes what is due of this rank's ``videos`` by row; every rank calls it."""
         is_due = self.interval and iteration % self.interval == 0
         if not self.interval or not (is_due or num_missing):
             return

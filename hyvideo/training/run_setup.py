@@ -8,7 +8,6 @@ from hyvideo.config.memory.cost import training_forwards
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -40,11 +39,7 @@ UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 class RunParts:
     """Parts of a run, on which the trainer plays: checks what it needs, loads its models and joins them.
 
-    Args:
-        owner: Says that the folder of the run is this life's.
-        scorers: The rewards by name; by default those that the settings name.
-
-    Raises: ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
+    Raises ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
     """
 
     def __init__(
@@ -53,8 +48,8 @@ class RunParts:
         mesh: Mesh,
         device: torch.device,
         progress: Progress,
-        owner: Ownership,
-        scorers: dict[str, Scorer] | None = None,
+        owner: Ownership,  # says that the folder of the run is this life's
+        scorers: dict[str, Scorer] | None = None,  # the rewards by name; by default those that the settings name
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
         requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
@@ -94,19 +89,15 @@ class RunParts:
         self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes)
         how = common | {"num_updates": plan.updates, "on_stage": progress.enter}
         self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **how)
-        self.checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
+        self.checkpoints = CheckpointWriter(
+            Path(config.record.output_dir),
+            mesh,
+            keep=config.record.save_total_limit,
+            keep_every=config.record.keep_every,
+            is_asynchronous=config.record.save_asynchronously,
+            timeout=config.distributed.collective_timeout,
+            owner=owner,
+        )
         self.state = RunState(
             config, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
         )
-
-
-def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
-    return CheckpointWriter(
-        Path(settings.output_dir),
-        mesh,
-        keep=settings.save_total_limit,
-        keep_every=settings.keep_every,
-        is_asynchronous=settings.save_asynchronously,
-        timeout=timeout,
-        owner=owner,
-    )

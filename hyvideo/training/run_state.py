@@ -44,10 +44,7 @@ class Progress:
 
 
 class RunState:
-    """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and taken up from them.
-
-    ``contents`` are hashes of the files that settings name, as of the run's start.
-    """
+    """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and read from them."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class RunState:
         progress: Progress,
         *,
         num_rollouts: int,  # of an iteration, over all replicas
-        contents: Mapping[str, str],
+        contents: Mapping[str, str],  # hashes, at the start, of the files that settings name
     ):
         self.config, self.policy, self.update = config, policy, update
         self.checkpoints, self.progress = checkpoints, progress
@@ -101,10 +98,7 @@ class RunState:
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
     def save_unfinished(self) -> None:
-        """Saves the run as after its last finished iteration, where that is not saved yet; every rank calls it.
-
-        The iteration that was begun is made again by the run that goes on: its noise is derived, not remembered.
-        """
+        """Saves the last finished iteration, if need be; one that was begun is made again. Every rank calls it."""
         self.policy.optimizers.drop_gradients()
         self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()

@@ -7,8 +7,8 @@ from hyvideo.data.randomness import generator, normal
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import LABELS, render
 
-SCORES = ("visual_quality", "motion_quality", "text_alignment")
-CORRECT = ("color_correct", "shape_correct", "direction_correct")
+VISUAL_QUALITY, MOTION_QUALITY, TEXT_ALIGNMENT = range(3)
+COLOR, SHAPE, DIRECTION = range(3)
 
 
 def to_clips(videos):
@@ -35,82 +35,87 @@ def clean(clips):
 
 
 def test_clean_clips_score_as_documented(clean):
-    means = [getattr(clean, name).mean().item() for name in SCORES]
-    assert means == pytest.approx([0.81, 0.99, 0.98], abs=0.01)
+    assert clean.scores.mean(0).tolist() == pytest.approx([0.81, 0.99, 0.98], abs=0.01)
     assert clean.all_correct.mean() == 1
 
 
-@pytest.mark.parametrize("column, name", list(enumerate(CORRECT)))
-def test_a_lying_caption_lowers_alignment_by_a_third_and_its_attribute_is_wrong(clips, clean, column, name):
+@pytest.mark.parametrize("column", [COLOR, SHAPE, DIRECTION])
+def test_a_lying_caption_lowers_alignment_by_a_third_and_its_attribute_is_wrong(clips, clean, column):
     lies = LABELS.clone()
     lies[:, column] = (lies[:, column] + 1) % (lies[:, column].max() + 1)
     shown = measure(clips, lies)
-    assert getattr(shown, name).sum() == 0 and shown.all_correct.sum() == 0
-    for other in set(CORRECT) - {name}:
-        assert getattr(shown, other).mean() == 1
-    assert (clean.text_alignment - shown.text_alignment).mean().item() == pytest.approx(1 / 3, abs=0.03)
-    assert torch.equal(shown.visual_quality, clean.visual_quality)
-    assert torch.equal(shown.motion_quality, clean.motion_quality)
+    assert shown.correct[:, column].sum() == 0 and shown.all_correct.sum() == 0
+    for other in {COLOR, SHAPE, DIRECTION} - {column}:
+        assert shown.correct[:, other].mean() == 1
+    assert (clean.scores[:, TEXT_ALIGNMENT] - shown.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
+        1 / 3, abs=0.03
+    )
+    assert torch.equal(shown.scores[:, VISUAL_QUALITY], clean.scores[:, VISUAL_QUALITY])
+    assert torch.equal(shown.scores[:, MOTION_QUALITY], clean.scores[:, MOTION_QUALITY])
 
 
 def test_a_clip_played_backwards_moves_the_other_way(clips):
     opposite = LABELS.clone()
     opposite[:, 2] = torch.tensor([1, 0, 3, 2])[LABELS[:, 2]]
-    assert measure(clips.flip(1), opposite).direction_correct.mean() == 1
-    assert measure(clips.flip(1), LABELS).direction_correct.sum() == 0
+    assert measure(clips.flip(1), opposite).correct[:, DIRECTION].mean() == 1
+    assert measure(clips.flip(1), LABELS).correct[:, DIRECTION].sum() == 0
 
 
 @pytest.mark.parametrize("value", [0, 20, 128, 255])
 def test_an_empty_clip_scores_nothing(value):
     shown = measure(torch.full((48, 9, 3, 32, 32), value, dtype=torch.uint8), LABELS)
-    for name in SCORES:
-        assert getattr(shown, name).max() < 0.05
+    assert shown.scores.max() < 0.05
     assert shown.all_correct.sum() == 0
 
 
 def test_noise_lowers_visual_quality(videos, clean):
     noisy = videos + 0.2 * normal(videos.shape, 0, "test noise")
-    assert (measure(to_clips(noisy), LABELS).visual_quality < clean.visual_quality - 0.1).all()
+    assert (measure(to_clips(noisy), LABELS).scores[:, VISUAL_QUALITY] < clean.scores[:, VISUAL_QUALITY] - 0.1).all()
 
 
 def test_blur_lowers_visual_quality(videos, clean):
     blurred = torch.nn.functional.avg_pool3d(videos, (1, 9, 9), stride=1, padding=(0, 4, 4), count_include_pad=False)
-    assert (measure(to_clips(blurred), LABELS).visual_quality < clean.visual_quality).float().mean() > 0.9
+    assert (
+        measure(to_clips(blurred), LABELS).scores[:, VISUAL_QUALITY] < clean.scores[:, VISUAL_QUALITY]
+    ).float().mean() > 0.9
 
 
 def test_a_jumping_path_lowers_motion_quality_alone(clips, clean):
     jumping = clips.clone()
     jumping[:, 1::2] = jumping[:, 1::2].roll((2, 2), dims=(3, 4))
     shown = measure(jumping, LABELS)
-    assert (shown.motion_quality < clean.motion_quality - 0.1).all()
-    assert (shown.visual_quality - clean.visual_quality).abs().mean() < 0.05
+    assert (shown.scores[:, MOTION_QUALITY] < clean.scores[:, MOTION_QUALITY] - 0.1).all()
+    assert (shown.scores[:, VISUAL_QUALITY] - clean.scores[:, VISUAL_QUALITY]).abs().mean() < 0.05
 
 
 def test_a_still_clip_has_little_motion_quality_and_no_sure_direction(clips, clean):
     shown = measure(clips[:, 4:5].expand(-1, 9, -1, -1, -1), LABELS)
-    assert (clean.motion_quality - shown.motion_quality).mean().item() == pytest.approx(1 / 3, abs=0.03)
-    assert (clean.text_alignment - shown.text_alignment).mean().item() == pytest.approx(0.25, abs=0.02)
+    assert (clean.scores[:, MOTION_QUALITY] - shown.scores[:, MOTION_QUALITY]).mean().item() == pytest.approx(
+        1 / 3, abs=0.03
+    )
+    assert (clean.scores[:, TEXT_ALIGNMENT] - shown.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
+        0.25, abs=0.02
+    )
 
 
 def test_corrupted_clips_score_less_on_average(clean):
     shown = measure(to_clips(render(LABELS, generator(0, "test measures"), torch.ones(48))), LABELS)
-    assert shown.visual_quality.mean() < clean.visual_quality.mean() - 0.05
-    assert shown.motion_quality.mean() < clean.motion_quality.mean() - 0.05
+    assert shown.scores[:, VISUAL_QUALITY].mean() < clean.scores[:, VISUAL_QUALITY].mean() - 0.05
+    assert shown.scores[:, MOTION_QUALITY].mean() < clean.scores[:, MOTION_QUALITY].mean() - 0.05
 
 
 def test_scores_lie_within_the_unit_interval_whatever_the_pixels(clips):
     random = torch.from_numpy(generator(0, "test pixels").integers(0, 256, size=clips.shape, dtype="uint8"))
     for shown in (measure(random, LABELS), measure(clips, LABELS)):
-        for name in (*SCORES, *CORRECT):
-            assert getattr(shown, name).shape == (48,)
-            assert getattr(shown, name).min() >= 0 and getattr(shown, name).max() <= 1
+        for values in (shown.scores, shown.correct):
+            assert values.shape == (48, 3)
+            assert values.min() >= 0 and values.max() <= 1
 
 
 def test_each_clip_is_scored_by_itself(clips, clean):
     for i in (0, 17, 47):
         alone = measure(clips[i : i + 1], LABELS[i : i + 1])
-        for name in SCORES:
-            torch.testing.assert_close(getattr(alone, name)[0], getattr(clean, name)[i])
+        torch.testing.assert_close(alone.scores[0], clean.scores[i])
 
 
 # --- held-out distance -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
 from hyvideo.training.nft_update import NFTUpdate
 from hyvideo.training.on_policy_check import OffPolicyError
-from hyvideo.training.policy_update import Pass
+from hyvideo.training.policy_update import Pass, UpdateWork
 
 CPU = torch.device("cpu")
 NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "random_weights": False, "num_updates_per_rollout": 2}
@@ -144,9 +144,10 @@ def test_a_replica_without_a_scored_rollout_is_not_asked_for_what_is_not_finite(
     rollouts = rollouts_of(trainer)
     trainer.update.anchor_means(rollouts)
     rollouts.trajectories.latents.fill_(torch.nan)
-    trainer.update._check_fresh(rollouts, [Pass([], 0)], [torch.zeros(())], 1)
+    work = UpdateWork(rollouts, [Pass([], 0)], 1, None, iteration=1, is_fresh=True)
+    trainer.update._check_fresh(work, [torch.zeros(())])
     with pytest.raises(OffPolicyError, match="nan"):
-        trainer.update._check_fresh(rollouts, [Pass([0], 0)], [torch.zeros(())], 1)
+        trainer.update._check_fresh(work._replace(passes=[Pass([0], 0)]), [torch.zeros(())])
 
 
 def metrics_of(folder):

@@ -86,10 +86,7 @@ def by_schedule(run: Run) -> Run:
 
 
 def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list[Comparison]:
-    """Runs that differ in the setting ``name`` alone, put together, where at least two differ.
-
-    A run without some of the settings ``may_lack`` takes part in the comparisons of all that have them.
-    """
+    """Runs that differ in ``name`` alone, put together; one without what it ``may_lack`` joins all that have it."""
     grouped: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # fixed, optional settings, variant
     for run in runs:
         if name not in run.settings:  # as the schedule of a run without a trust region

@@ -42,10 +42,9 @@ from hyvideo.training.rollout_batch import RolloutBatch
 def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
     """Settings of a run, changed so that rounds of ``rollouts`` measure its policy term and leave nothing.
 
-    All steps of the sampler have noise and are visited in order, also where the run has a window. A missing reward
-    stops the measurement: a gradient over fewer rollouts is longer.
-
-    Raises: ValueError for a number of rollouts that cannot be dealt to the replicas in equal batches.
+    All steps have noise and are visited in order, also where the run has a window. A missing reward stops the
+    measurement: a gradient over fewer rollouts is longer. Raises ValueError where ``replicas`` cannot share the
+    rollouts equally.
     """
     batch_size = min(config.rollout.batch_size, max(1, rollouts // replicas))
     if rollouts < 1 or rollouts % (batch_size * replicas):
@@ -78,10 +77,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
 
 
 def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:
-    """Norm of the gradient of each visit's term, with the weights of ``update``; changes no parameter.
-
-    Every rank must call, with as many rollouts as the others, all of them scored.
-    """
+    """Norm of each visit's gradient, weighted as ``update``. Every rank calls, with as many rollouts, all scored."""
     parameters, mesh = update.policy.parameters, update.mesh
     batches = chunks(range(len(rollouts)), update.config.rows_per_pass)
     norms = []
@@ -99,10 +95,7 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 def summarise(
     settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
 ) -> dict:
-    """Content of the JSON, but for ``rollouts``: of settings by flag, and each round's norms of the stochastic steps.
-
-    The norms have the equalizer's ``step_weights``. Shape: (steps,).
-    """
+    """Content of the JSON but ``rollouts``: settings by flag, each round's norms with ``step_weights`` (steps,)."""
     sampler = {name: settings[name] for name in ("eta", "sde_type")}
     theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()
     stds, weights, sigmas = scheduler.std_devs(**sampler).tolist(), step_weights.tolist(), scheduler.sigmas.tolist()
@@ -145,12 +138,10 @@ def table(result: dict) -> str:
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float | None:
-    """Spearman's correlation, that of the ranks, ties sharing theirs. None where one of the two does not vary."""
-    ranks = []
-    for values in torch.tensor([first, second], dtype=torch.float64):
-        below, equal = values[:, None] > values, values[:, None] == values
-        ranks.append((below.sum(1) + (equal.sum(1) - 1) / 2).double())
-    correlation = torch.corrcoef(torch.stack(ranks))[0, 1].item()
+    """Spearman's correlation, that of the ranks. None where one of the two does not vary."""
+    from scipy.stats import rankdata  # takes a while to import
+
+    correlation = torch.corrcoef(torch.from_numpy(rankdata([first, second], axis=1)))[0, 1].item()
     return None if math.isnan(correlation) else correlation
 
 

@@ -21,10 +21,7 @@ SURE = 4  # of the worst and of the best videos, whose clips are taken before a 
 
 
 def write_report(folders: Iterable[Path], out: Path) -> None:
-    """Writes the page of one run, or of several beside each other: at most 15 MB.
-
-    Raises ValueError for a folder without a run, or with damaged records.
-    """
+    """Writes the page of one run or several: at most 15 MB. Raises ValueError for no run or damaged records."""
     places = [folder.resolve() for folder in folders]
     try:
         page = _page(places)
@@ -60,10 +57,7 @@ def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
 
 
 def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
-    """Validation videos before and after, the least gain first; their ``clips`` are added in base64, by digest.
-
-    Clips are taken as long as there is ``room``, in bytes: of the worst and the best videos, then of a random sample.
-    """
+    """Validation videos, the least gain first; adds ``clips`` in base64, by digest, while there is ``room`` (bytes)."""
     numbers = sorted(run.after or run.before, key=lambda number: run.gains.get(number, 0.0))
     drawn = random.Random(0).sample(numbers, len(numbers))
     for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):

@@ -21,12 +21,10 @@ MEASURES_FILE = "measures.json"
 
 
 class HackingWatch:
-    """Judges every validation of a run, and ends the run if the settings say so.
+    """Judges every validation of a run, and ends the run if ``action`` is ``stop`` and 16 videos or more show it.
 
-    Args:
-        action: ``warn`` or ``stop``; a shift that is seen in fewer than 16 videos ends no run.
-        threshold: Spreads of the base that a measure may move.
-        made_with: What the videos are made with: validations of other prompts or steps are no history.
+    ``threshold`` are the spreads of the base that a measure may move. Validations that were not ``made_with`` the same
+    prompts or steps are no history.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
@@ -89,11 +87,7 @@ def read_history(samples: Path, made_with: dict, *, before: int) -> list[Validat
 
 
 def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
-    """Numbers of the validation recorded in a folder; NaN where nothing could be measured.
-
-    None without a record, for one that was made otherwise, and, with a warning, for a file that is broken: a run does
-    not end for a record.
-    """
+    """Numbers of a recorded validation, NaN where not measured; None without a sound record made alike."""
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(path.read_text(encoding="utf-8"))

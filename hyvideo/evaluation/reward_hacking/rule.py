@@ -102,10 +102,7 @@ def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
 
 
 def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
-    """Measures that left the base's range in the last validation while the reward rose; none without the base's.
-
-    ``threshold`` are the spreads of the base that a measure may move.
-    """
+    """Measures that left the base's range, ``threshold`` spreads, in the last validation while the reward rose."""
     base, now = base_stats(history), history[-1]
     if base is None or base is now:
         return []
@@ -143,10 +140,7 @@ def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
 
 
 def student_quantile(deviate: float, freedom: float) -> float:
-    """The value that Student's t exceeds as rarely as a normal variable ``deviate``, or, of few degrees, more rarely.
-
-    Wallace's approximation (1959).
-    """
+    """The value that Student's t exceeds at most as often as a normal variable ``deviate`` (Wallace, 1959)."""
     scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
 

@@ -69,10 +69,7 @@ def grid(
 
 
 def runs_of_figure(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[Run]:
-    """Runs of a figure, with the given ``methods``, ``kls`` or, in figure 7, ``schedules`` in place of its own.
-
-    Raises: ValueError for what the figure does not compare.
-    """
+    """Runs of a figure, with others in place of its own. Raises ValueError for what it does not compare."""
     others = {name: values for name, values in others.items() if values}
     if "schedules" in others and figure != 7:
         raise ValueError(f"--schedules are what figure 7 compares, and --figures has {figure}; leave one of them out")

@@ -55,10 +55,7 @@ def compare(
 
 
 def difference(first: Evaluation, second: Evaluation, question: str) -> Evaluation:
-    """Scores of the first less those of the second, by video; every column of a table is linear in them.
-
-    Raises ValueError where they have other videos, which cannot be paired.
-    """
+    """Scores of the first less the second, by video; columns are linear in them. ValueError for other videos."""
     videos = [[[entry.get(name) for name in VIDEO] for entry in of.videos] for of in (first, second)]
     if videos[0] != videos[1]:
         raise ValueError(

@@ -70,10 +70,7 @@ def _flags(settings: dict[str, Any], path: str) -> list[str]:
 
 
 def within(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
-    """The recipes with the iterations that the budget pays for.
-
-    Raises: ValueError for one that breaks a rule, is measured otherwise than the first, or costs more.
-    """
+    """The recipes with the iterations that the budget pays for. ValueError for an invalid or incomparable one."""
     found, measured = [], {}
     for recipe in recipes:
         own = OF_A_RUN if budget.axis == "seconds" else (*OF_A_RUN, "max_steps")

@@ -115,10 +115,7 @@ class Progress:
 
 
 def progress(folder: Path, config: Config) -> Progress:
-    """Progress of the run in a folder, by its metrics and checkpoints.
-
-    Raises: ValueError for a run that was begun with other settings, or that went further than ``max_steps``.
-    """
+    """Progress of the run in a folder. ValueError where it began with other settings or is past ``max_steps``."""
     metrics = folder / "metrics.jsonl"
     lines = whole_lines(metrics) if metrics.is_file() else []
     if not lines:

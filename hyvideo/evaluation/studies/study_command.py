@@ -69,10 +69,7 @@ def split_extra(text: str) -> list[str]:
 
 
 def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:
-    """Prints the plan and, if that is asked for, trains what is not finished. Gives the code of the program.
-
-    Raises: ValueError for flags of `study_parser` that cannot go together, and as `plan_run`.
-    """
+    """Prints the plan, trains what is not finished, gives the exit code. ValueError for bad flags and as `plan_run`."""
     jobs, num_gpus = options.jobs, study.num_gpus
     if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
         raise ValueError(f"--jobs must be at least 1, and 1 with --num_gpus above 0, got {jobs} and {num_gpus}")

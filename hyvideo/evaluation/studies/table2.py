@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from hyvideo.data.templates import fill
 from hyvideo.evaluation.contents import policy_identity, world_identity
 from hyvideo.evaluation.generation import Source
 from hyvideo.evaluation.policy_scores import Evaluator
@@ -108,18 +109,8 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
 
 def notes(settings: list[str], num_videos: int, seeds: set[int], unfinished: list[str]) -> list[str]:
     """Sentences on what the numbers are, and what is missing; ``seeds`` are the numbers of seeds of rows."""
-    trained = " to ".join(map(str, dict.fromkeys([min(seeds), max(seeds)]))) if seeds else "no"
-    lines = [
-        f"Reward settings: {', '.join(f'{s} = {SETTINGS[s]}' for s in settings)}. {num_videos} held-out videos a "
-        f"policy, same prompts and noise for all; means over {trained} training seed(s), 95 % interval of Student's t "
-        "over seeds and prompts. A prompt that lacks a score in one of a row's seeds is left out of the row. Measures "
-        "of a whole set (Frechet distance; lower is better): interval over seeds, none for one seed.",
-    ]
-    if 1 in seeds:
-        lines.append("One seed: the interval is over prompts alone; what another seed would change is not in it.")
-    if unfinished:
-        lines.append(f"Without a finished run, and not in the means: {', '.join(shortened(unfinished))}.")
-    return lines
+    template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"num_videos": num_videos, "seeds": seeds}
+    return fill(template, settings=settings, names=SETTINGS, unfinished=shortened(unfinished), **numbers).splitlines()
 
 
 def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:

@@ -42,29 +42,19 @@ class PendingBatch(NamedTuple):
 
 
 class AsyncScorer:
-    """The scorers of a run by name, in a thread.
-
-    Args:
-        weights: By dimension, in the reward; a dimension may come from any scorer.
-        retries: Times that a failed batch is tried again before its videos are scored one by one.
-        through_file: Score what an H.264 file keeps of a video, as published numbers were made.
-        num_threads: CPU threads of the background; 0 leaves the choice to torch.
-        offload: Keep scorers that can move on the CPU while they have nothing to do.
-        device: Of the scorers; on a GPU they get a stream beside that of the rollouts.
-        deadline: Seconds that `collect` waits; what is not there by then is missing. None waits for all.
-    """
+    """The scorers of a run by name, in a thread."""
 
     def __init__(
         self,
         scorers: Mapping[str, Scorer],
-        weights: Mapping[str, float],
+        weights: Mapping[str, float],  # in the reward, by dimension; one may come from any scorer
         *,
-        retries: int = 1,
-        through_file: bool = False,
-        num_threads: int = 0,
-        offload: bool = False,
-        device: torch.device | None = None,
-        deadline: float | None = None,
+        retries: int = 1,  # of a failed batch, before its videos are scored one by one
+        through_file: bool = False,  # score what an H.264 file keeps of a video, as published numbers were made
+        num_threads: int = 0,  # CPU threads of the background; 0 leaves the choice to torch
+        offload: bool = False,  # keep scorers that can move on the CPU while they have nothing to do
+        device: torch.device | None = None,  # of the scorers; on a GPU they get a stream beside that of the rollouts
+        deadline: float | None = None,  # seconds that `collect` waits, after which the rest is missing; None: for all
     ):
         self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload

@@ -31,11 +31,6 @@ class FrameTextScorer(Scorer):
     """Cosine of frames and prompt by a CLIP model; subclasses say how it is scaled.
 
     Raises ValueError for files that are missing, damaged or do not fit, naming them.
-
-    Args:
-        path: A local folder, from which alone is read, or a name on the hub ("owner/model").
-        batch_size: Clips in one forward pass, 8 frames each.
-        processor: Folder or hub name of the tokenizer, where it does not lie beside the weights.
     """
 
     label: str
@@ -44,11 +39,11 @@ class FrameTextScorer(Scorer):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path,  # a local folder, from which alone is read, or a name on the hub ("owner/model")
         *,
         device: str | torch.device = "cpu",
-        batch_size: int = 4,
-        processor: str | Path | None = None,
+        batch_size: int = 4,  # clips in one forward pass, 8 frames each
+        processor: str | Path | None = None,  # folder or hub name of the tokenizer, where it is not beside the weights
     ):
         from transformers import CLIPImageProcessorPil
 
@@ -87,10 +82,7 @@ class FrameTextScorer(Scorer):
 
     @torch.no_grad()
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
-        """The mean cosine of each clip and its scalings. Raises ValueError for what is no clip, and as `check_prompts`.
-
-        Shape of each clip: uint8 (frames, 3, height, width). ``fps`` is not used: frames are spread over the clip.
-        """
+        """Mean cosine of each clip and its scalings, for any ``fps``. ValueError for no clip and as `check_prompts`."""
         if len(videos) != len(prompts):
             raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
         for video in videos:

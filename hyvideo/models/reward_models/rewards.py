@@ -113,12 +113,6 @@ def overall(scores: Scores, name: str) -> Scores:
     return {name: sum(values)} if all(isinstance(value, int | float) for value in values) else {}
 
 
-def check_options(options: Mapping[str, object]) -> None:
-    """Raises ValueError for options that `make_scorer` takes as arguments of its own."""
-    if refused := sorted(set(options) & set(NOT_OPTIONS)):
-        raise ValueError(f"a scorer's options cannot have {', '.join(refused)}; its folder is the option path")
-
-
 def parse_options(text: str) -> dict:
     """The scorer's options of a flag --options. Raises ValueError for text that is no JSON object of options."""
     try:
@@ -127,7 +121,8 @@ def parse_options(text: str) -> dict:
         options = None
     if not isinstance(options, dict):
         raise ValueError(f"--options must be a JSON object, got {text:.200}")
-    check_options(options)
+    if refused := sorted(options.keys() & {*NOT_OPTIONS}):
+        raise ValueError(f"a scorer's options cannot have {', '.join(refused)}; its folder is the option path")
     return options
 
 

@@ -43,17 +43,11 @@ def check_scorer(
     scorer: Scorer,
     trial: Trial,
     *,
-    dimensions: Collection[str] | None = None,
-    tolerance: float = TOLERANCE,
-    quick: bool = False,
+    dimensions: Collection[str] | None = None,  # that the run weighs; by default those that the scorer promises
+    tolerance: float = TOLERANCE,  # in the scorer's units; rounding from 1e-4 up to it is a warning
+    quick: bool = False,  # a run's start, in five clips: complete, finite, repeatable, a batch like a clip alone
 ) -> list[Check]:
-    """Results of all rules; nothing is raised for what the scorer does.
-
-    Args:
-        dimensions: That the run weighs; by default those that the scorer promises.
-        tolerance: In the scorer's units. Differences from 1e-4 up to it are warnings where only rounding is right.
-        quick: The rules of a run's start, in five clips: complete, finite, repeatable, a batch like a clip alone.
-    """
+    """Results of all rules; nothing is raised for what the scorer does."""
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}; it is in the units of the scores")
     names = tuple(dimensions or getattr(scorer, "dimensions", DIMENSIONS))

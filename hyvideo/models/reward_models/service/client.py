@@ -35,12 +35,6 @@ class RemoteScorer(Scorer):
 
     A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; a
     busy one is asked again after the seconds that it names.
-
-    Args:
-        timeout: Seconds for one request, from the first byte sent to the last received.
-        retries: Times that all services are tried again.
-        backoff: Seconds before the first of them, or what a busy one asks for; each later one waits twice as long.
-        cooldown: Seconds for which a service that failed is left out.
     """
 
     def __init__(
@@ -48,10 +42,10 @@ class RemoteScorer(Scorer):
         urls: Sequence[str],
         *,
         token: str | None = None,
-        timeout: float = 120.0,
-        retries: int = SERVICE_ATTEMPTS - 1,
-        backoff: float = 1.0,
-        cooldown: float = 30.0,
+        timeout: float = 120.0,  # seconds for one request, from the first byte sent to the last received
+        retries: int = SERVICE_ATTEMPTS - 1,  # times that all services are tried again
+        backoff: float = 1.0,  # seconds before the first retry, unless a busy one asks for more; then it doubles
+        cooldown: float = 30.0,  # seconds for which a service that failed is left out
     ):
         if not urls or not all(map(is_address, urls)):
             raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)!r:.300}")

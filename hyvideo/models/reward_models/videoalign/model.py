@@ -14,13 +14,7 @@ from hyvideo.models.weight_files import shortened
 
 
 class RewardModel(nn.Module):
-    """The frozen model on one device; ``config`` is a ``Qwen2VLConfig``, its vocabulary cut to the weights'.
-
-    Args:
-        merge_lora: Add the LoRA to the weights: fewer small products, and one more rounding.
-        dtype: Precision of weights and arithmetic.
-        rope_dtype: Precision that the rotary frequencies are rounded to.
-    """
+    """The frozen model on one device; ``config`` is a ``Qwen2VLConfig``, its vocabulary cut to the weights'."""
 
     def __init__(
         self,
@@ -29,9 +23,9 @@ class RewardModel(nn.Module):
         settings: Settings,
         *,
         reward_token_ids: list[int],
-        merge_lora: bool,
-        dtype: torch.dtype,
-        rope_dtype: torch.dtype,
+        merge_lora: bool,  # add the LoRA to the weights: fewer small products, and one more rounding
+        dtype: torch.dtype,  # of weights and arithmetic
+        rope_dtype: torch.dtype,  # to which the rotary frequencies are rounded
         device: str | torch.device,
     ):
         from accelerate import init_empty_weights

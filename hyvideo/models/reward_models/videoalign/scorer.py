@@ -18,32 +18,25 @@ from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_
 class VideoAlignScorer(Scorer):
     """Scorer by the frozen reward model in the released layout.
 
-    Raises ValueError for files that are missing, damaged or do not fit, naming them.
-
-    Args:
-        root: Folder with model_config.json and checkpoint-*.
-        dtype: bfloat16 as published, float32 throughout, rotary frequencies included.
-        precision: ``fp32_math`` keeps the published rotary frequencies and computes in float32: the scores that bf16
-            scatters about, without its grid of 0.016 to 0.03, so that a group of near-equal clips has no ties.
-        merge_lora: Add the LoRA to the weights; a little faster, scores move by bf16's rounding.
-        batch_size: Clips in one forward pass.
-        base: Folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only.
+    Precision ``fp32_math`` keeps the published rotary frequencies and computes in float32: the scores that bf16
+    scatters about, without its grid of 0.016 to 0.03, so that a group of near-equal clips has no ties. Raises
+    ValueError for files that are missing, damaged or do not fit, naming them.
     """
 
     reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # texts in whose place the model answers or sees
 
     def __init__(
         self,
-        root: str | Path,
+        root: str | Path,  # folder with model_config.json and checkpoint-*
         *,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype = torch.bfloat16,  # as published, or float32 throughout, rotary frequencies too
         precision: Literal["bf16", "fp32_math"] | None = None,
-        merge_lora: bool = False,
-        batch_size: int = 4,
+        merge_lora: bool = False,  # add the LoRA to the weights; a little faster, scores move by bf16's rounding
+        batch_size: int = 4,  # clips in one forward pass
         mode: CheckpointMode = "auto",
         step: int | None = None,
-        base: str | Path | None = None,
+        base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only
     ):
         from transformers import AutoTokenizer, Qwen2VLConfig
 

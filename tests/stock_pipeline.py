@@ -4,15 +4,29 @@ Both sample without noise. diffusers' pipeline rounds timesteps and latents to t
 keeps both in float32: in float32 the two agree to rounding, in bf16 they differ by about what bf16 itself costs.
 """
 
+from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
 
 from hyvideo.config.sections import ModelSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
-from hyvideo.models.family import stock_twin
+from hyvideo.models.family import family_of, stock_twin
 from hyvideo.models.hunyuan_video15 import encoders
+from hyvideo.models.wan.encoders import load_text_encoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.training.model_setup import weights_seed
+
+
+class GivenSigmas(FlowMatchEulerDiscreteScheduler):
+    """diffusers' Euler steps over the noise levels of our schedule, which its own grid does not have."""
+
+    def __init__(self, sigmas):
+        super().__init__(shift=1.0)
+        self.given = sigmas[:-1].tolist()
+
+    def set_timesteps(self, num_inference_steps, device=None):
+        assert num_inference_steps == len(self.given)
+        super().set_timesteps(sigmas=self.given, device=device)
 
 
 def sample_diffusers(
@@ -27,6 +41,8 @@ def sample_diffusers(
 ) -> Tensor:
     """Latents of a `stock_pipeline`. Shape: that of the noise, (1, channels, frames, height, width)."""
     inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
+    if isinstance(stock, WanPipeline):
+        inputs |= {"guidance_scale": stock.scale}
     if request.image is None:
         inputs |= {"height": size[0], "width": size[1]}
     else:
@@ -39,6 +55,8 @@ def sample_diffusers(
 
 def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool):
     """diffusers' pipeline on the weights of ours, with its own forward pass and the encoders of the checkpoint."""
+    if family_of(pipeline.transformer).name == "wan":
+        return _wan_pipeline(model, pipeline)
     import diffusers
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # needs no torchvision
 
@@ -63,3 +81,18 @@ def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool
     return diffusers.HunyuanVideo15ImageToVideoPipeline(
         **parts, image_encoder=image_encoder, feature_extractor=processor
     )
+
+
+def _wan_pipeline(model: ModelSettings, pipeline: GRPOPipeline) -> WanPipeline:
+    common = {"device": pipeline.device, "random_weights_seed": weights_seed(model)}
+    dtype = DTYPES[model.encoder_dtype]
+    tokenizer, text_encoder = load_text_encoder(model.pretrained_model_root, dtype=dtype, **common)
+    stock = WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=text_encoder,
+        transformer=stock_twin(pipeline.transformer, DTYPES[model.dtype]),
+        vae=pipeline.vae,
+        scheduler=GivenSigmas(pipeline.scheduler.sigmas),
+    )
+    stock.scale = pipeline.sampling.guidance_scale
+    return stock

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from diffusers import UniPCMultistepScheduler, WanPipeline
 
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
@@ -13,6 +13,7 @@ from hyvideo.evaluation.speed import relative_difference
 from hyvideo.models.fit_checks import size_problems
 from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
 from scripts import export
+from tests.stock_pipeline import GivenSigmas
 from tests.tiny_checkpoint import write_image
 from tests.tiny_wan import wan_pipeline, write_wan
 
@@ -21,18 +22,6 @@ NEGATIVE = "色调艳丽，过曝，静态 “a” &amp;amp; b"
 STEPS = 12
 TILE_SETTINGS = ("min_height", "min_width", "stride_height", "stride_width")
 CPU = torch.device("cpu")
-
-
-class GivenSigmas(FlowMatchEulerDiscreteScheduler):
-    """diffusers' Euler steps over the noise levels of our schedule, which its own grid does not have."""
-
-    def __init__(self, sigmas):
-        super().__init__(shift=1.0)
-        self.given = sigmas[:-1].tolist()
-
-    def set_timesteps(self, num_inference_steps, device=None):
-        assert num_inference_steps == len(self.given)
-        super().set_timesteps(sigmas=self.given, device=device)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["wan2.1", "wan2.2-5b"])

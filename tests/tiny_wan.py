@@ -16,6 +16,7 @@ from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 from hyvideo.models.weight_files import draw_tensor
 
 TEXT_WIDTH = 32
+_T5_HEAD = 8  # width of a head
 VAE = {
     "base_dim": 8,
     "z_dim": 4,
@@ -83,7 +84,7 @@ def wan_parts(seed: int, num_layers: int, heads: int, head_dim: int, ffn_dim: in
     umt5 = UMT5Config(
         vocab_size=len(tokenizer),
         d_model=TEXT_WIDTH,
-        d_kv=8,
+        d_kv=_T5_HEAD,
         d_ff=48,
         num_layers=2,
         num_heads=4,
@@ -120,6 +121,8 @@ def drawn(model: nn.Module, seed: int) -> nn.Module:
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and not name.endswith(".gamma"):
                 weight.copy_(draw_tensor(seed, name, tuple(weight.shape)))
+                if name.endswith("SelfAttention.q.weight"):  # T5 does not divide its products by a width
+                    weight.mul_(_T5_HEAD**-0.5)
             else:
                 around = 0.0 if name.endswith("bias") else 1.0
                 weight.copy_(around + 0.1 * draw_tensor(seed, name + ".drawn", (weight.numel(), 1)).view_as(weight))

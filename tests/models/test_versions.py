@@ -20,7 +20,7 @@ def test_the_shift_grows_with_resolution_and_differs_by_task(name, shift):
     assert version_defaults(name).shift == shift
 
 
-@pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
+@pytest.mark.parametrize("name", [name for name in [*RELEASED, *ANNOUNCED] if name[0].isdigit()])
 def test_a_name_says_resolution_task_and_kind(name):
     version = version_defaults(name)
     suffix = {"base": "", "cfg_distilled": "_distilled", "step_distilled": "_step_distilled"}[version.kind]

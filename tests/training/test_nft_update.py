@@ -53,7 +53,8 @@ def test_an_iteration_trains_and_the_old_policy_stays_that_of_the_rollouts(train
     rollouts = rollouts_of(trainer)
     anchor = trainer.update.anchor_means(rollouts)
     metrics = trainer.update(rollouts, anchor, 1)
-    assert metrics["policy/ratio_first_deviation"] == 0 < metrics["policy/ratio_max_deviation"]
+    # Rollout and update have other batch shapes, which some processors round differently.
+    assert metrics["policy/ratio_first_deviation"] <= 1e-5 < metrics["policy/ratio_max_deviation"]
     assert metrics["kl/velocity"] > 0 and metrics["grad/norm"] > 0
     assert not [name for name in metrics if name.startswith("by_step/")]  # it trains levels, and no steps
     with torch.no_grad():  # the policy has moved away from the old one
@@ -135,6 +136,9 @@ def test_an_old_policy_that_goes_along_with_the_policy_stops_the_run_at_the_seco
 def test_rewards_that_are_all_equal_train_nothing_and_stop_nothing(trainer):
     trainer.iteration = 1
     trainer.rewards.wait = lambda pending: {row: Reward(1.0, {}) for row in range(8)}
+    for optimizer in trainer.policy.optimizers.optimizers:
+        for group in optimizer.param_groups:
+            group["eps"] = 1e-2  # Adam would make whole steps of a gradient that is rounding
     rollouts = rollouts_of(trainer)
     metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
     assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # of weight decay

@@ -17,7 +17,7 @@ from hyvideo.data.outside import ROOT
 from hyvideo.data.templates import fill
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
 from hyvideo.evaluation.studies.runs import Progress, Run, Study, progress
-from hyvideo.models.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture, sizes_module
 from hyvideo.models.versions import RELEASED
 
 POST_TRAIN = ROOT / "post_train.py"
@@ -47,7 +47,8 @@ def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
     except ValueError:  # a transformer that is not here and was never released: its hours are not predicted
-        architecture = replace(read_architecture("", next(iter(RELEASED))), is_released=False)
+        version = next(iter(RELEASED.values()))
+        architecture = replace(sizes_module(version.family).released(version.name), is_released=False)
     return PlannedRun(config, study.world_size, architecture)
 
 

@@ -1,4 +1,4 @@
-"""Post-trains HunyuanVideo-1.5, or the miniature, by SAGE-GRPO: ``post_train.py --config FILE.yaml [flags]``.
+"""Post-trains HunyuanVideo-1.5, Wan2.1 or a miniature by SAGE-GRPO: ``post_train.py --config FILE.yaml [flags]``.
 
 Run it with torchrun for several processes. ``--print_config`` shows the settings and the arithmetic of the run.
 What is slow to import, as torch, is imported when the settings are known to be sound.

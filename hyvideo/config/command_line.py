@@ -193,14 +193,19 @@ def value_of(name: str, text: str) -> Any:
         said = f"invalid choice: {shown(text)} (choose from {', '.join(choices)}{others})"
         raise argparse.ArgumentTypeError(f"{said}; {hint}" if hint else said)
     if kind is bool:
-        if text.lower() not in TRUTHS:
-            raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
-        return TRUTHS[text.lower()]
+        return truth(text)
     number = int if kind is int else float if float in (kind, *get_args(kind)) else str
     try:
         return number(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"invalid {number.__name__} value: {shown(text)}") from error
+
+
+def truth(text: str) -> bool:
+    """The truth value of ``true``, ``off`` and their like. Raises argparse.ArgumentTypeError for other text."""
+    if text.lower() not in TRUTHS:
+        raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
+    return TRUTHS[text.lower()]
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -169,8 +169,12 @@ PROGRAMS = "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1", "examples of a com
 MAY_NAME = {
     "hyvideo/models/conditions.py": ("glyph", "quoted text is a field of Condition"),
     "hyvideo/records/contact_sheet.py": ("Glyph \\.\\* missing", "a warning of matplotlib"),
-    "hyvideo/miniature/architecture.py": ("HunyuanVideo-1\\.5|hunyuan_video15", "the miniature is of one family"),
-    "hyvideo/miniature/build.py": ("hunyuan_video15|byt5_in|scaling_factor=", "the miniature is of one family"),
+    "hyvideo/miniature/architecture.py": (
+        "HunyuanVideo-1\\.5|hunyuan_video15|byt5_in|scaling_factor=|`wan`|Wan2\\.1",
+        "makes the models of one family",
+    ),
+    "hyvideo/miniature/build.py": ("hunyuan_video15|\\b[Ww]an\\b", "makes the miniature of either family"),
+    "hyvideo/miniature/wan.py": (".*", "makes the models of one family"),
     "generate.py": PROGRAMS,
     "post_train.py": PROGRAMS,
 } | {file.relative_to(ROOT).as_posix(): PROGRAMS for file in (ROOT / "scripts").rglob("*.py")}

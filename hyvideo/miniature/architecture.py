@@ -1,17 +1,30 @@
-"""The miniature world's models: the classes of HunyuanVideo-1.5 with small numbers, and a tokenizer of its own."""
+"""The miniature world's models: the classes of HunyuanVideo-1.5 with small numbers, and a tokenizer of its own.
+
+`wan` has the same names for Wan2.1.
+"""
 
 import json
 from pathlib import Path
 
 import torch
 import yaml
+from torch import Tensor, nn
 
 from hyvideo.data.randomness import normal
 from hyvideo.miniature.world import CAPTIONS
+from hyvideo.models import family
+from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import system_message
+from hyvideo.models.saving import save_original
 
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
+STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
+# Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
+# Names as in the original layout.
+DRAWN_PARTS = ("byt5_in.", "vision_in.")
+LOG_VARIANCES = "encoder.conv_out.conv.bias"  # of the VAE: makes means, then log variances
+RESIDUAL_ENDS = ("conv2.conv", "proj_out")  # in the names of the last layers of the VAE's residual branches
 
 
 def build_tokenizer():
@@ -34,20 +47,43 @@ def build_tokenizer():
     )
 
 
-def save_text_encoder(folder: Path, seed: int) -> None:
-    """Writes tokenizer and a random, frozen Qwen2.5-VL text model in float16.
-
-    The embeddings are unit normal and the layers small, so that a word stays recognisable in its hidden state.
-    """
+def save_text_encoder(out: Path, seed: int) -> None:
+    """Writes tokenizer and a random, frozen Qwen2.5-VL text model in float16."""
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    tokenizer = build_tokenizer()
+    folder, tokenizer = out / "text_encoder" / "llm", build_tokenizer()
     encoder = Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(vocab_size=len(tokenizer), **CONFIGS["text_encoder"]))
+    draw_encoder(encoder, "embed_tokens", seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:
+    """Draws the weights of a text encoder, whose embeddings have this word in their name, and returns it in float16.
+
+    The embeddings are unit normal and the layers small, so that a word stays recognisable in its hidden state.
+    """
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
             if weight.ndim > 1:
-                scale = 1.0 if "embed_tokens" in name else 0.08
+                scale = 1.0 if embeddings in name else 0.08
                 weight.copy_(scale * normal(tuple(weight.shape), seed, "text encoder", name))
-    encoder.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return encoder.half()
+
+
+def new_model(part: str) -> nn.Module:
+    """The ``transformer`` or the ``vae`` of models.yaml, as its class begins."""
+    component = getattr(FAMILY, part)
+    return family.new_model(component, component.config_to_diffusers(CONFIGS[part]))
+
+
+def save_vae(vae: nn.Module, latents: Tensor, out: Path) -> None:
+    """Writes the VAE with the scale that makes ``latents`` unit variance."""
+    vae.register_to_config(scaling_factor=1 / latents.std().item())
+    save_original(vae, out / "vae")
+
+
+def save_transformer(transformer: nn.Module, out: Path, seed: int) -> None:
+    """Writes the transformer without the parts that ``seed`` draws again."""
+    drawn = {part: seed for part in DRAWN_PARTS}
+    save_original(transformer, out / "transformer" / VERSION, drawn=drawn)

@@ -1,14 +1,15 @@
-"""Makes the miniature checkpoint from nothing: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
+"""Makes a miniature checkpoint from nothing: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
 
 Five stages: a random frozen text encoder, a VAE trained on rendered clips, the statistics of real clips that the
 held-out Frechet distance compares with, a base policy trained by flow matching on lying captions and corrupted clips,
-and a reward model trained on the measured truth about clips.
+and a reward model trained on the measured truth about clips, which the miniature of Wan does without.
 The folder has the layout of the released checkpoints. Everything is drawn from ``--seed``, so the same machine with
 the same number of threads builds the same files.
 """
 
 import argparse
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from safetensors.torch import save_file
@@ -19,36 +20,29 @@ from tqdm.std import EMA
 from hyvideo.config.command_line import load_config
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
-from hyvideo.miniature import world
-from hyvideo.miniature.architecture import CONFIGS, VERSION, save_text_encoder
+from hyvideo.miniature import architecture, wan, world
 from hyvideo.miniature.measures import features, measure, moments
 from hyvideo.miniature.optimizer import MuonAndAdamW, steps
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.miniature.reward_model import policy_clips
 from hyvideo.miniature.reward_model import train as train_reward_model
 from hyvideo.models.conditions import Condition, Conditions
-from hyvideo.models.family import family_of, family_of_config, new_model, prepare
-from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
-from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
+from hyvideo.models.family import family_of, prepare
 from hyvideo.models.loading import load_vae
 from hyvideo.models.reward_models.rewards import DIMENSIONS
-from hyvideo.models.saving import save_original
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 # Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.
 KL_WEIGHT = 5e-2
-# Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
-# Names as in the original layout.
-DRAWN_PARTS = ("byt5_in.", "vision_in.")
 REFERENCE_CLIPS = 8  # of every caption, for the statistics of real clips
-STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
+FAMILIES = {"hunyuan_video15": architecture, "wan": wan}
 
 
-def build_vae(out: Path, *, num_steps: int, seed: int) -> None:
+def build_vae(family: ModuleType, out: Path, *, num_steps: int, seed: int) -> None:
     """Trains the VAE and writes it with the scale that makes its latents unit variance."""
     torch.manual_seed(seed)
-    vae = _new_vae()
+    vae = _new_vae(family)
     optimizer = MuonAndAdamW(vae, num_steps=num_steps, warmup=20, decay_from=0.4, adamw_lr=3e-3)
     rng = generator(seed, "vae")
     bar = steps(num_steps, "VAE")
@@ -67,40 +61,33 @@ def build_vae(out: Path, *, num_steps: int, seed: int) -> None:
         bar.set_postfix(error=f"{squared.item():.4f}", refresh=False)
     with torch.no_grad():
         latents = vae.encode(world.render(world.LABELS, generator(seed, "scale"))).latent_dist.mode()
-    vae.register_to_config(scaling_factor=1 / latents.std().item())
-    save_original(vae, out / "vae")
+    family.save_vae(vae, latents, out)
 
 
-def _new_model(part: str) -> nn.Module:
-    """The ``transformer`` or the ``vae`` of models.yaml, as its class begins."""
-    component = getattr(family_of_config(CONFIGS[part], part), part)
-    return new_model(component, component.config_to_diffusers(CONFIGS[part]))
-
-
-def _new_vae() -> nn.Module:
-    vae = _new_model("vae")
+def _new_vae(family: ModuleType) -> nn.Module:
+    vae = family.new_model("vae")
     family_of(vae).prepare_vae(vae)
     with torch.no_grad():
         # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
         # of 3e-3 is unstable.
-        vae.encoder.conv_out.conv.bias[vae.config.latent_channels :] -= 5.0
+        vae.get_parameter(family.LOG_VARIANCES).chunk(2)[1].sub_(5.0)  # means come first
         for name, parameter in vae.named_parameters():
-            if "conv2.conv" in name or "proj_out" in name:
+            if any(end in name for end in family.RESIDUAL_ENDS):
                 parameter.zero_()
     return vae
 
 
-def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
+def build_base(family: ModuleType, out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
     """Trains the transformer by flow matching on web data and writes the average of its last weights."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
-    encode = TextEncoder(*load_text_encoder(out))
-    texts = encode([*world.CAPTIONS, ""])
+    encode = next(part for part in family_of(vae).parts if part.kind == "text").load(out, vae=vae)
+    texts = [encoded["states"] for encoded in encode([*world.CAPTIONS, ""])]
     conditions = Conditions(tuple(Condition(text) for text in texts))
     latents, captions = _web_data(vae, num_clips, seed)
 
     torch.manual_seed(seed)
-    transformer = _new_model("transformer")
-    _draw_unused_parts(transformer, seed)
+    transformer = family.new_model("transformer")
+    _draw_unused_parts(family, transformer, seed)
     prepare(transformer, {"text"})
     optimizer = MuonAndAdamW(transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3)
     average = [p.detach().clone() for p in optimizer.parameters]
@@ -119,16 +106,15 @@ def build_base(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
         bar.set_postfix(loss=f"{mean_loss(loss.item()):.4f}", refresh=False)
     with torch.no_grad():
         torch._foreach_copy_(optimizer.parameters, average)
-    drawn = {part: seed for part in DRAWN_PARTS}
-    save_original(transformer, out / "transformer" / VERSION, drawn=drawn)
+    family.save_transformer(transformer, out, seed)
 
 
-def _draw_unused_parts(transformer: nn.Module, seed: int) -> None:
+def _draw_unused_parts(family: ModuleType, transformer: nn.Module, seed: int) -> None:
     """Gives the parts that the file will leave out the weights that a loader draws for them."""
     component = family_of(transformer).transformer
     weights = component.to_original(transformer.state_dict())
     for name, tensor in weights.items():
-        if name.startswith(DRAWN_PARTS):
+        if name.startswith(family.DRAWN_PARTS):
             weights[name] = draw_tensor(seed, name, tuple(tensor.shape))
     transformer.load_state_dict(component.to_diffusers(weights))
 
@@ -186,6 +172,7 @@ def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="whose classes the models have")
     parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae_steps", type=int, default=1200)
@@ -193,19 +180,20 @@ def main() -> None:
     parser.add_argument("--num_clips", type=int, default=48 * 400, help="web clips; a multiple of the 48 captions")
     parser.add_argument("--reward_steps", type=int, default=2600)
     parser.add_argument("--reward_clips", type=int, default=1920, help="of the base policy, to learn the reward on")
-    parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES, help="which parts to make")
+    parser.add_argument("--stages", nargs="+", choices=architecture.STAGES, help="which parts to make; all by default")
     options = parser.parse_args()
-    out, seed = options.out, options.seed
+    out, seed, family = options.out, options.seed, FAMILIES[options.family]
+    stages = options.stages or family.STAGES
     out.mkdir(parents=True, exist_ok=True)
-    if "text_encoder" in options.stages:
-        save_text_encoder(out / "text_encoder" / "llm", seed)
-    if "vae" in options.stages:
-        build_vae(out, num_steps=options.vae_steps, seed=seed)
-    if "statistics" in options.stages:
+    if "text_encoder" in stages:
+        family.save_text_encoder(out, seed)
+    if "vae" in stages:
+        build_vae(family, out, num_steps=options.vae_steps, seed=seed)
+    if "statistics" in stages:
         build_reference_statistics(out, seed)
-    if "base" in options.stages:
-        build_base(out, num_steps=options.base_steps, num_clips=options.num_clips, seed=seed)
-    if "reward_model" in options.stages:
+    if "base" in stages:
+        build_base(family, out, num_steps=options.base_steps, num_clips=options.num_clips, seed=seed)
+    if "reward_model" in stages:
         build_reward_model(out, num_steps=options.reward_steps, num_clips=options.reward_clips, seed=seed)
     print(f"wrote {out}")
 

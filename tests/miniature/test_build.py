@@ -7,37 +7,58 @@ import torch
 from safetensors.torch import load_file
 
 from hyvideo.data.prompts import Request
-from hyvideo.miniature import build
-from hyvideo.miniature.architecture import VERSION
+from hyvideo.data.randomness import generator
+from hyvideo.data.videos import to_uint8
+from hyvideo.miniature import build, world
+from hyvideo.miniature.architecture import DRAWN_PARTS, VERSION
+from hyvideo.miniature.measures import measure
+from hyvideo.models.family import family_of
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.loading import load_transformer
+from hyvideo.models.loading import load_transformer, load_vae
+from hyvideo.models.wan.encoders import TextEncoder, load_text_encoder
 
 SHIPPED = Path("assets/miniature")
 REQUESTS = [Request("a red circle moves up")]
-WEIGHTS = ("transformer/miniature", "vae")
+SHIPPED_WAN = Path("assets/miniature_wan")
+WEIGHTS = {"hunyuan_video15": ("transformer/miniature", "vae"), "wan": ("transformer", "vae", "text_encoder")}
 
 
 @pytest.fixture
 def small_build(monkeypatch):
-    def run(out):
-        flags = ["--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
+    def run(out, family):
+        flags = ["--family", family, "--out", str(out), "--vae_steps", "2", "--base_steps", "2", "--num_clips", "48"]
         flags += ["--reward_steps", "2", "--reward_clips", "48"]
         monkeypatch.setattr("sys.argv", ["build", *flags])
         monkeypatch.setattr(build, "REFERENCE_CLIPS", 1)
         build.main()
-        return [load_file(out / part / "diffusion_pytorch_model.safetensors") for part in WEIGHTS]
+        return [load_file(next((out / part).glob("*.safetensors"))) for part in WEIGHTS[family]]
 
     return run
 
 
 def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
-    first, second = small_build(tmp_path / "a"), small_build(tmp_path / "b")
+    first, second = (small_build(tmp_path / name, "hunyuan_video15") for name in "ab")
     assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []
     for one, other in zip(first, second):
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
     models = [torch.load(tmp_path / name / "VideoReward/checkpoint-1/model.pth", weights_only=True) for name in "ab"]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_a_build_of_wan_is_a_pipeline_and_repeats_bit_for_bit(small_build, tmp_path):
+    from diffusers import WanPipeline
+
+    first, second = (small_build(tmp_path / name, "wan") for name in "ab")
+    assert check_checkpoint(tmp_path / "a", "miniature_wan", REQUESTS) == []
+    for one, other in zip(first, second):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+    pipeline = WanPipeline.from_pretrained(tmp_path / "a", torch_dtype=torch.float32)
+    states, _ = pipeline.encode_prompt(world.CAPTIONS[0], do_classifier_free_guidance=False, max_sequence_length=512)
+    (ours,) = TextEncoder(*load_text_encoder(tmp_path / "a"))(world.CAPTIONS[:1])
+    torch.testing.assert_close(states[0, : len(ours)], ours)
+    assert not states[0, len(ours) :].any()
 
 
 def test_the_shipped_checkpoint_is_small_and_sound():
@@ -47,6 +68,30 @@ def test_the_shipped_checkpoint_is_small_and_sound():
 
 def test_parts_that_were_left_out_are_drawn_again():
     stored = load_file(SHIPPED / "transformer" / VERSION / "diffusion_pytorch_model.safetensors")
-    assert not any(name.startswith(build.DRAWN_PARTS) for name in stored)
+    assert not any(name.startswith(DRAWN_PARTS) for name in stored)
     transformer = load_transformer(SHIPPED, VERSION)
     assert transformer.context_embedder_2.linear_1.weight.std() > 0
+
+
+def test_the_shipped_miniature_of_wan_is_small_and_sound():
+    assert sum(path.stat().st_size for path in SHIPPED_WAN.rglob("*") if path.is_file()) < 3.5e6
+    assert check_checkpoint(SHIPPED_WAN, "miniature_wan", REQUESTS) == []
+
+
+@torch.no_grad()
+def test_the_shipped_vae_of_wan_keeps_what_a_clip_shows_and_its_latents_are_standardised():
+    vae = load_vae(SHIPPED_WAN)
+    latents = vae.encode(world.render(world.LABELS, generator(0, "test"))).latent_dist.mode()
+    scaled = family_of(vae).latents(vae.config).scaled(latents)
+    assert scaled.mean((0, 2, 3, 4)).abs().max() < 0.15 and (scaled.std((0, 2, 3, 4)) - 1).abs().max() < 0.1
+    measured = measure(to_uint8(vae.decode(latents).sample).transpose(1, 2), world.LABELS)
+    assert measured.all_correct.mean() > 0.97
+
+
+@pytest.mark.parametrize("place, column", [(1, 0), (2, 1), (4, 2)], ids=["colour", "shape", "direction"])
+def test_a_word_is_recognisable_in_its_hidden_state(place, column):
+    encode = TextEncoder(*load_text_encoder(SHIPPED_WAN))
+    states = torch.stack(encode(world.CAPTIONS))[:, place]
+    words = world.LABELS[:, column]
+    same, distances = words[:, None] == words[None], torch.cdist(states, states)
+    assert distances[same].max() < 0.5 * distances[~same].min()

@@ -148,6 +148,7 @@ def _config_of_version(of_file: dict, settings: dict) -> Config:
         "validation_steps": version.num_steps,
         "fps": version.fps,
         "negative_prompt": version.negative_prompt,
+        "vae_dtype": version.vae_dtype,
     }
     return Config().with_settings(**(defaults | settings)).resolved()
 

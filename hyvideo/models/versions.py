@@ -26,6 +26,7 @@ class Version(NamedTuple):
     fps: float = 24.0
     sizes: list[tuple[int, int]] = []  # height and width that it is meant for, where they are few
     negative_prompt: str = ""
+    vae_dtype: Literal["fp16", "bf16", "fp32"] = "fp16"
     kind: Literal["base", "cfg_distilled", "step_distilled"] = "base"
 
 

@@ -73,7 +73,7 @@ def _broadcast(values: tuple[float, ...], latents: Tensor) -> float | Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models; ``docs/add_a_model.md`` explains each field."""
+    """A family of models. ``docs/add_a_model.md`` shows how to write one."""
 
     name: str  # of its package
     transformer: Component

@@ -7,17 +7,18 @@ A table (``<family>/names.yaml``) has these keys:
       modules      names of modules; "leaves" may follow them
       tensors      whole names of tensors
       settings     of config.json that only have other names, by kind
+      only_values  settings of the original that have no other value here
 """
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the planner reads settings without torch
     from torch import Tensor
 
-# Patterns of names and what becomes of them: a template, filled in with the match's groups.
-Renamings = list[tuple[re.Pattern[str], str]]
+Rename = Callable[["Mapping[str, Tensor]"], "dict[str, Tensor]"]
 
 # Kinds of settings in the tables: what they must be, whether a value is, and the type of diffusers' argument.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
@@ -33,15 +34,17 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
 }
 
 
-def both_directions(table: Mapping[str, Any], model: str) -> tuple[Renamings, Renamings]:
-    """Return the renamings of a model's tensors to diffusers and to the original."""
+def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
+    """Return functions that give a model's tensors diffusers' names and the original's.
+
+    They raise ValueError, which names the ``kind`` of model, for a tensor that no row knows.
+    """
     rows = [(*row, rf"\.(?P<leaf>{table[model]['leaves']})", ".{leaf}") for row in table[model]["modules"].items()]
     rows += [(*row, "", "") for row in table[model].get("tensors", {}).items()]
     placeholders = table["placeholders"]
-    return (
-        [(_pattern(original, leaf, placeholders), ours + end) for original, ours, leaf, end in rows],
-        [(_pattern(ours, leaf, placeholders), original + end) for original, ours, leaf, end in rows],
-    )
+    to_diffusers = [(_pattern(original, leaf, placeholders), ours + end) for original, ours, leaf, end in rows]
+    to_original = [(_pattern(ours, leaf, placeholders), original + end) for original, ours, leaf, end in rows]
+    return partial(_rename, to_diffusers, f"an original {kind}"), partial(_rename, to_original, f"a diffusers {kind}")
 
 
 def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Pattern[str]:
@@ -51,8 +54,10 @@ def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Patter
     return re.compile(pattern + leaf)
 
 
-def rename(state_dict: "Mapping[str, Tensor]", renamings: Renamings, kind: str) -> "dict[str, Tensor]":
-    """Return the tensors under their new names. Raises ValueError for a name that no row knows."""
+def _rename(
+    renamings: list[tuple[re.Pattern[str], str]], kind: str, state_dict: "Mapping[str, Tensor]"
+) -> "dict[str, Tensor]":
+    """Return tensors under new names: each pattern has a template, filled in with the match's groups."""
     renamed = {}
     for name, tensor in state_dict.items():
         matches = ((pattern.fullmatch(name), template) for pattern, template in renamings)
@@ -61,6 +66,13 @@ def rename(state_dict: "Mapping[str, Tensor]", renamings: Renamings, kind: str) 
             raise ValueError(f"tensor {name!r} with shape {tuple(tensor.shape)} is no tensor of {kind} checkpoint")
         renamed[new_name] = tensor
     return renamed
+
+
+def check_only_values(only_values: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise ValueError where the original's config has another value than the only supported one."""
+    for key, value in only_values.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: no other is supported")
 
 
 def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from hyvideo.data.images import RESOLUTIONS
-from hyvideo.models.names import setting, settings_to_diffusers, settings_to_original
+from hyvideo.models.names import check_only_values, setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 _ONLY_VALUES: dict[str, Any] = NAMES["transformer"]["only_values"]
@@ -23,9 +23,7 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     The number of refiner blocks is not in it; a key ``refiner_depth`` is honoured, otherwise it is 2. Raises ValueError
     where a key is missing or of the wrong type, or asks for what diffusers' class does not have.
     """
-    for key, value in _ONLY_VALUES.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class")
+    check_only_values(_ONLY_VALUES, config)
     if config.get("attn_mode") == "flex-block-attn":
         raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
     config = {"refiner_depth": _REFINER_DEPTH, "use_meanflow": False} | dict(config)

@@ -1,14 +1,14 @@
 """Wan as the rest of the program sees it."""
 
 from hyvideo.models.family import Component, Family
-from hyvideo.models.wan import encoders, names, settings, transformer, vae
+from hyvideo.models.wan import encoders, settings, transformer, vae
 
 FAMILY = Family(
     name="wan",
     transformer=Component(
         "WanTransformer3DModel",
-        names.transformer_to_diffusers,
-        names.transformer_to_original,
+        settings.transformer_to_diffusers,
+        settings.transformer_to_original,
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
         finish=transformer.finish,

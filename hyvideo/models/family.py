@@ -6,6 +6,7 @@ by its class. docs/add_a_model.md shows how to write one.
 """
 
 import importlib
+import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,9 @@ class Family:
     blocks: str  # name of the transformer's list of blocks
     matrices: str  # regular expression of the blocks' matrices: targets of a LoRA, and Muon's scope
     original_modules: str  # regular expression of the beginnings of module names that only the original has
-    # Gives a transformer our forward pass, called as transformer(latents, timestep=..., conditions=..., ends=...).
-    install: Callable[[nn.Module, WholeSequence | None], None]
+    # Modules of a transformer with a forward pass of ours, and that; the transformer's own is called as
+    # transformer(latents, timestep=..., conditions=..., ends=...).
+    forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
     stock_inputs: Callable[..., dict[str, Any]]  # (transformer, latents, timestep, conditions) for diffusers' forward
     parts: tuple[Part, ...]
     latents: Callable[[Mapping[str, Any]], Latents]  # from the VAE's config
@@ -92,12 +94,23 @@ class Family:
     pipelines: Mapping[str, str]  # diffusers' pipelines by the task of their transformer
     export_parts: Callable[..., dict[str, Any]]  # the other parts of a diffusers pipeline
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that reach no output
+    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether a forward pass reads `ends`
     lora_prefix: str = ""  # of modules in LoRA files for the original's programs, which then have alpha as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
         """Return the kinds of conditions that any of the requests has."""
         requests = list(requests)
         return frozenset(part.kind for part in self.parts if any(part.content(one) is not None for one in requests))
+
+    def install(self, transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
+        """Give a transformer our forward pass, over a sequence that may be split; twice is once."""
+        is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward
+        transformer.reads_ends = self.reads_ends(transformer.config)
+        sequence = sequence or WholeSequence()
+        for module, forward in self.forwards(transformer):
+            module.sequence = sequence
+            if is_first:
+                module.forward = types.MethodType(forward, module)
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -163,7 +176,7 @@ def blocks(transformer: nn.Module) -> nn.ModuleList:
 
 
 def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a diffusers transformer our forward pass, over a sequence that may be split; twice is once."""
+    """Give a diffusers transformer our forward pass: `Family.install`."""
     family_of(transformer).install(transformer, sequence)
 
 

@@ -84,7 +84,8 @@ FAMILY = Family(
     # Modulation, embedders and the output layer see few samples at a time: their gradients have a rank as low.
     matrices=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
-    install=transformer.install,
+    forwards=transformer.forwards,
+    reads_ends=lambda config: config["use_meanflow"],
     stock_inputs=transformer.stock_inputs,
     parts=(
         Part(

@@ -1,14 +1,12 @@
 """The transformer's forward pass over trimmed conditions, of any length per sample, without a mask or a wait.
 
 diffusers' class has the layers. Its ``forward`` pads every text to 1,000 + 256 + 729 slots and asks the GPU, in
-every call, which of them are valid. `install` gives a model the forward pass below instead: conditions come as one
-tensor of valid tokens per sample, so every length is known on the host. The numbers are the same (tested against
-the original's and diffusers').
+every call, which of them are valid. In the forward pass below conditions come as one tensor of valid tokens per
+sample, so every length is known on the host. The numbers are the same (tested against the original's and diffusers').
 """
 
 import functools
-import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hyvideo.models.attention import Layout, WholeSequence, equal_runs
+from hyvideo.models.attention import Layout, equal_runs
 from hyvideo.models.conditions import Condition
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
@@ -28,26 +26,16 @@ _TEXT, _GLYPH, _IMAGE = range(3)
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # to which the original pads, and diffusers
 
 
-def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a HunyuanVideo15Transformer3DModel the forward pass and the attention of this project; twice is once."""
-    is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward pass
-    transformer.sequence = sequence or WholeSequence()
-    transformer.reads_ends = transformer.config.use_meanflow
+def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
+    """Yield the modules with a forward pass of this project, and that."""
+    yield transformer, forward
     for block in transformer.transformer_blocks:
-        block.attn.sequence = transformer.sequence
-        if is_first:
-            block.forward = types.MethodType(block_forward, block)
-            block.attn.forward = types.MethodType(attention, block.attn)
-    if is_first:
-        transformer.forward = types.MethodType(forward, transformer)
+        yield block, block_forward
+        yield block.attn, attention
 
 
 def forward(
-    self: nn.Module,
-    latents: Tensor,
-    timestep: Tensor,
-    conditions: Sequence[Condition],
-    ends: Tensor | None = None,
+    self: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition], ends: Tensor | None = None
 ) -> Tensor:
     """Return the velocity. Shape: (batch, out channels, frames, height, width).
 
@@ -72,10 +60,8 @@ def forward(
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
-        if recompute:
-            image, context = self._gradient_checkpointing_func(block, image, context, time, layout)
-        else:
-            image, context = block(image, context, time, layout)
+        arguments = (image, context, time, layout)
+        image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
     # After the projection: 32 numbers for each token travel, not 2048.
     return _unpatch(self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens), grid, patch)
 

@@ -6,8 +6,7 @@ when it is built without memory and rounded when it is cast.
 """
 
 import functools
-import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyvideo.models.attention import Layout, WholeSequence
+from hyvideo.models.attention import Layout
 from hyvideo.models.conditions import Condition
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
@@ -39,17 +38,9 @@ def finish(transformer: nn.Module) -> None:
     del transformer.rope
 
 
-def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a WanTransformer3DModel this project's forward pass; a second call only changes the sequence."""
-    is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward pass
-    transformer.sequence = sequence or WholeSequence()
-    transformer.reads_ends = False
-    for block in transformer.blocks:
-        block.sequence = transformer.sequence
-        if is_first:
-            block.forward = types.MethodType(block_forward, block)
-    if is_first:
-        transformer.forward = types.MethodType(forward, transformer)
+def forwards(transformer: nn.Module) -> list[tuple[nn.Module, Callable]]:
+    """Return the modules with a forward pass of this project, and that."""
+    return [(transformer, forward), *((block, block_forward) for block in transformer.blocks)]
 
 
 def forward(

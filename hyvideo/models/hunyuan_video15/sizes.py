@@ -51,7 +51,7 @@ class Architecture(Sizes):
     patch_size_t: int = 1
     in_channels: int = 65  # noisy latents, condition latents, mask
     out_channels: int = 32
-    text_embed_dim: int = 3584
+    text_width: int = 3584
     text_embed_2_dim: int = 1472
     image_embed_dim: int = 1152
     use_meanflow: bool = False
@@ -77,7 +77,7 @@ class Architecture(Sizes):
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, text refiner, output."""
-        d, text_dim, glyph_dim, image_dim = self.width, self.text_embed_dim, self.text_embed_2_dim, self.image_embed_dim
+        d, text_dim, glyph_dim, image_dim = self.width, self.text_width, self.text_embed_2_dim, self.image_embed_dim
         time = linear(_TIME_DIM, d) + linear(d, d)
         refiner_block = 2 * 2 * d + 4 * linear(d, d) + self._mlp + linear(d, 2 * d)
         text = linear(text_dim, d) + time + linear(text_dim, d) + linear(d, d)
@@ -118,10 +118,6 @@ class Architecture(Sizes):
     def inference_widths(self) -> float:
         return _INFERENCE_WIDTHS + 2 * self.mlp_ratio
 
-    @property
-    def text_width(self) -> int:
-        return self.text_embed_dim
-
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
         vision = _VISION_ENCODER if with_images else 0.0
         return (_LANGUAGE_MODEL + vision) * size + _GLYPH_ENCODER * 4
@@ -153,7 +149,7 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     sizes = _named(transformer, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
     of_vae = _named(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae else {}
     ours, released = Architecture(**(of_vae | sizes)), Architecture()  # channels are the transformer's
-    is_released = (ours.text_embed_dim, ours.width) == (released.text_embed_dim, released.width)
+    is_released = (ours.text_width, ours.width) == (released.text_width, released.width)
     return replace(ours, is_released=is_released)
 
 
@@ -163,4 +159,5 @@ def released(version: str) -> Architecture:
 
 
 def _named(config: Mapping[str, Any], class_name: str, to_diffusers: Callable[[Mapping], dict]) -> dict[str, Any]:
-    return fields_of(Architecture, config if config.get("_class_name") == class_name else to_diffusers(config))
+    config = config if config.get("_class_name") == class_name else to_diffusers(config)
+    return fields_of(Architecture, config, {"text_embed_dim": "text_width"})

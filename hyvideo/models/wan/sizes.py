@@ -45,10 +45,10 @@ class Architecture(Sizes):
     num_attention_heads: int = 40
     attention_head_dim: int = 128
     ffn_dim: int = 13824
-    patch_size: tuple[int, int, int] = (1, 2, 2)
+    patch: tuple[int, int, int] = (1, 2, 2)
     in_channels: int = 16
     out_channels: int = 16
-    text_dim: int = 4096
+    text_width: int = 4096
     freq_dim: int = 256
     # of the VAE
     base_dim: int = 96
@@ -64,10 +64,6 @@ class Architecture(Sizes):
         return self.ffn_dim / self.width
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        return self.patch_size
-
-    @property
     def block_parameters(self) -> int:
         """Parameters of a block: matrices, their biases, four norms of queries and keys, a layer norm, and a table."""
         return self._matrices + (9 + 4 + 2 + 6) * self.width + self.ffn_dim
@@ -75,7 +71,7 @@ class Architecture(Sizes):
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, output and its table."""
-        d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_dim
+        d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_width
         embedders = linear(time_and_text, d) + linear(d, d) * 2 + linear(d, 6 * d) + d
         ends = linear(self.in_channels * patch, d) + linear(d, self.out_channels * patch)
         return embedders + ends + 2 * d
@@ -100,7 +96,7 @@ class Architecture(Sizes):
         d, layers = self.width, self.num_layers
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
-        text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_dim * d + d**2)
+        text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_width * d + d**2)
         time = (self.freq_dim + 7 * d) * d
         return Forward(2 * image, 2 * (text + time), 4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS))
 
@@ -113,12 +109,8 @@ class Architecture(Sizes):
         return self.mlp_ratio
 
     @property
-    def text_width(self) -> int:
-        return self.text_dim
-
-    @property
     def is_released(self) -> bool:
-        return self.text_dim == Architecture.text_dim
+        return self.text_width == Architecture.text_width
 
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
         return _UMT5 * size
@@ -146,7 +138,9 @@ class Architecture(Sizes):
 
 
 _WAN22_VAE = {"base_dim": 160, "decoder_base_dim": 256, "is_residual": True, "spatial_compression_ratio": 16}
-_RATIOS = {
+_FIELDS = {
+    "patch_size": "patch",
+    "text_dim": "text_width",
     "scale_factor_spatial": "spatial_compression_ratio",
     "scale_factor_temporal": "temporal_compression_ratio",
 }
@@ -163,9 +157,9 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
-    vae = {_RATIOS.get(name, name): value for name, value in vae.items() if name not in ("in_channels", "out_channels")}
-    of_vae = fields_of(Architecture, vae) or (_WAN22_VAE if transformer["out_channels"] == 48 else {})
-    return Architecture(**(of_vae | fields_of(Architecture, transformer)))
+    vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
+    of_vae = fields_of(Architecture, vae, _FIELDS) or (_WAN22_VAE if transformer.get("out_channels") == 48 else {})
+    return Architecture(**(of_vae | fields_of(Architecture, transformer, _FIELDS)))
 
 
 def released(version: str) -> Architecture:

@@ -127,7 +127,7 @@ def one_block(version, kind, **settings):
     counts = {"batch_size": 1, "num_generations": 1, "enable_gradient_checkpointing": True}
     recompute = {"activation_checkpointing": "full", "lora_rank": 32 if kind == "lora" else 0}
     config = Config().with_settings(**(sizes | counts | recompute | settings))
-    return PlannedRun(config, 1, replace(released(version), num_layers=1, scale_factor_spatial=8))
+    return PlannedRun(config, 1, replace(released(version), num_layers=1, spatial_compression_ratio=8))
 
 
 def bytes_of_input(version):

@@ -126,7 +126,7 @@ def family_of(model: nn.Module | str) -> Family:
     names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]  # FSDP2 subclasses it
     for name in names:
         if name in packages():
-            return importlib.import_module(f"hyvideo.models.{packages()[name]}.family").FAMILY
+            return family_named(packages()[name])
     raise ValueError(f"a model must be of one of the classes {', '.join(sorted(packages()))}, got {names[0]}")
 
 
@@ -164,10 +164,14 @@ def _understands(component: Component, config: Mapping[str, Any]) -> bool:
         return False
 
 
+def family_named(package: str) -> Family:
+    """Return the family of a package below ``hyvideo/models``."""
+    return importlib.import_module(f"hyvideo.models.{package}.family").FAMILY
+
+
 def families() -> list[Family]:
     """Return all families."""
-    names = dict.fromkeys(packages().values())
-    return [importlib.import_module(f"hyvideo.models.{name}.family").FAMILY for name in names]
+    return [family_named(package) for package in dict.fromkeys(packages().values())]
 
 
 def blocks(transformer: nn.Module) -> nn.ModuleList:
@@ -189,13 +193,10 @@ def prepare(transformer: nn.Module, kinds: Iterable[str]) -> None:
             transformer.get_submodule(part.feeds).requires_grad_(False)
 
 
-def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
-    """Freeze what never gets a gradient, so that no optimizer or reduction waits for one; return the names."""
-    dead = []
+def freeze_dead_parameters(transformer: nn.Module) -> None:
+    """Freeze what never gets a gradient, so that no optimizer or reduction waits for one."""
     for name in family_of(transformer).without_gradient(transformer):
-        module = transformer.get_submodule(name).requires_grad_(False)
-        dead += [parameter for parameter, _ in module.named_parameters(prefix=name)]
-    return dead
+        transformer.get_submodule(name).requires_grad_(False)
 
 
 def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:

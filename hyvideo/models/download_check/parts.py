@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import yaml
 
-from hyvideo.models.family import Family, families
+from hyvideo.models.family import Family, family_named
 from hyvideo.models.loading import read_family, read_num_heads, read_task
 from hyvideo.models.sizes import sizes_module
-from hyvideo.models.versions import RELEASED
+from hyvideo.models.versions import RELEASED, version_defaults
 from hyvideo.models.weight_files import Folder
 
 Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
@@ -68,8 +68,7 @@ def _family(root: Path) -> Family:
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
-    named = RELEASED.get(root.resolve().name)
-    return next((family for family in families() if named and family.name == named.family), families()[0])
+    return family_named(version_defaults(root.resolve().name).family)
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:

@@ -8,6 +8,9 @@ A table (``<family>/names.yaml``) has these keys:
       tensors      whole names of tensors
       settings     of config.json that only have other names, by kind
       only_values  settings of the original that have no other value here
+      defaults     of settings that the original's config.json may lack
+      left_out     those that it never has; another value is written and read
+      arguments    of diffusers' class for all models
 """
 
 import re
@@ -68,13 +71,6 @@ def _rename(
     return renamed
 
 
-def check_only_values(only_values: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ValueError where the original's config has another value than the only supported one."""
-    for key, value in only_values.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: no other is supported")
-
-
 def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
     """Return a setting of the original as diffusers' class takes it. Raises ValueError for one of another kind."""
     rule, is_right, to_type = _KINDS[kind]
@@ -83,12 +79,24 @@ def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
     return to_type(config[key])
 
 
-def settings_to_diffusers(settings: Mapping[str, Mapping[str, str]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return diffusers' arguments that only have other names in the original's config."""
-    return {name: setting(config, key, kind) for kind in settings for key, name in settings[kind].items()}
+def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return diffusers' arguments for the original's config that only have other names, and those of all models.
+
+    Raises ValueError for a setting of another kind, or with another value than the only supported one.
+    """
+    for key, value in table.get("only_values", {}).items():
+        if config.get(key, value) != value:
+            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: no other is supported")
+    config = table.get("left_out", {}) | table.get("defaults", {}) | dict(config)
+    names = [(kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()]
+    return table.get("arguments", {}) | {name: setting(config, key, kind) for kind, key, name in names}
 
 
-def settings_to_original(settings: Mapping[str, Mapping[str, str]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the original's settings that only have other names in diffusers' config."""
-    values = {key: config[name] for keys in settings.values() for key, name in keys.items()}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+def settings_to_original(
+    table: Mapping[str, Any], config: Mapping[str, Any], others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the original's config: settings that only have other names in diffusers' config, and ``others``."""
+    values = {key: config[name] for keys in table["settings"].values() for key, name in keys.items()}
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    left_out = table.get("left_out", {}).items()
+    return dict(pair for pair in (values | others).items() if pair not in left_out)

@@ -6,13 +6,7 @@ from typing import Any
 
 import yaml
 
-from hyvideo.models.names import (
-    both_directions,
-    check_only_values,
-    setting,
-    settings_to_diffusers,
-    settings_to_original,
-)
+from hyvideo.models.names import both_directions, setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
 TEXT_SLOTS = 512  # to which texts are padded
@@ -26,22 +20,20 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
 
     Raises ValueError where a key is missing or of the wrong type, or the model is not a text-to-video model.
     """
-    check_only_values(_TABLE["only_values"], config)
     if config.get("model_type") not in ("t2v", "ti2v"):
         raise ValueError(f"config key 'model_type' must be 't2v' or 'ti2v', got {config.get('model_type')!r}")
     width, num_heads = (setting(config, key, "integers") for key in ("dim", "num_heads"))
     if width % (2 * num_heads):
         raise ValueError(f"config key 'dim' must be a multiple of twice 'num_heads', got {width} and {num_heads}")
-    renamed = settings_to_diffusers(_TABLE["settings"], _TABLE["left_out"] | dict(config))
-    return _TABLE["arguments"] | renamed | {"attention_head_dim": width // num_heads}
+    return settings_to_diffusers(_TABLE, config) | {"attention_head_dim": width // num_heads}
 
 
 def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
-    original = settings_to_original(_TABLE["settings"], config) | {
+    others = {
         "_class_name": "WanModel",
         "model_type": "ti2v" if config["in_channels"] == 48 else "t2v",  # 48 channels are those of TI2V-5B's VAE
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }
-    return {key: value for key, value in original.items() if _TABLE["left_out"].get(key) != value}
+    return settings_to_original(_TABLE, config, others)

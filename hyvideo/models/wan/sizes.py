@@ -1,40 +1,17 @@
-"""Sizes of Wan for the planner: their base is in ``models/sizes.py``."""
+"""Sizes of Wan for the planner: their base is in ``models/sizes.py``, what was measured in ``sizes.yaml``."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
 from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
 
-# What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
-#   1  normalised and modulated: input of the projections
-#   2  query and key before their norm
-#   3  query, key and value as self-attention reads them
-#   2  self-attention's output, and that output projected, for the gradient of its gate
-#   2  query of cross-attention, before and after its norm
-#   1  cross-attention's output, as the output projection reads it
-#   5  residual stream after either attention, normalised before cross-attention and the MLP, and after the block
-#   1  output of the MLP, for the gradient of its gate
-# and keys and values of the text, a tenth at 81 frames; and the MLP's hidden layer twice, before and after GELU.
-_FIXED_WIDTHS = 17.1
-# What exists together without gradient: in self-attention, or in the MLP with the hidden layer twice. Calibrated, as
-# `backward_widths`, on the operators of a block on a GPU that does not exist (tests/models/wan/counted_block.py).
-_ATTENTION_WIDTHS, _MLP_WIDTHS = 9, 3
-_UMT5 = 5_680_910_336
-
-
-class _Vae(NamedTuple):
-    """Measures of a released VAE, which grow with the channels of its decoder."""
-
-    channels: int  # of the decoder's first width
-    parameters: float
-    decode_flops: float  # for each pixel and frame, counted by torch for 81 frames
-    maps: float  # of these channels at full size, for each of 4 frames, at most: simulated with fake tensors
-
-
-_VAE_21, _VAE_22 = _Vae(96, 126_892_531, 8.5e6, 13.1), _Vae(256, 704_688_668, 18.5e6, 5.3)
+_MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -57,7 +34,7 @@ class Architecture(Sizes):
     spatial_compression_ratio: int = 8
     temporal_compression_ratio: int = 4
 
-    num_attentions, fixed_widths = 2, _FIXED_WIDTHS
+    num_attentions, fixed_widths = 2, sum(_MEASURES["kept"].values())
 
     @property
     def mlp_ratio(self) -> float:
@@ -102,7 +79,7 @@ class Architecture(Sizes):
 
     @property
     def inference_widths(self) -> float:
-        return max(_ATTENTION_WIDTHS, _MLP_WIDTHS + 2 * self.mlp_ratio)
+        return max(_MEASURES["inference"]["attention"], _MEASURES["inference"]["mlp"] + 2 * self.mlp_ratio)
 
     @property
     def backward_widths(self) -> float:
@@ -113,43 +90,41 @@ class Architecture(Sizes):
         return self.text_width == Architecture.text_width
 
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
-        return _UMT5 * size
+        return _MEASURES["text_encoder"] * size
 
     @property
-    def _vae(self) -> _Vae:
-        """Measures of the VAE; a convolution grows with the product of its channels."""
-        released = _VAE_22 if self.is_residual else _VAE_21
-        channels = self.decoder_base_dim or self.base_dim
-        scale = (channels / released.channels) ** 2
-        return _Vae(channels, released.parameters * scale, released.decode_flops * scale, released.maps)
+    def _vae(self) -> dict[str, float]:
+        """Measures of the released VAE of this kind."""
+        return _MEASURES["vae"][self.is_residual]
+
+    @property
+    def _vae_channels(self) -> int:
+        return self.decoder_base_dim or self.base_dim
+
+    @property
+    def _vae_scale(self) -> float:
+        """A convolution grows with the product of its channels."""
+        return (self._vae_channels / self._vae["channels"]) ** 2
 
     @property
     def vae_parameters(self) -> float:
-        return self._vae.parameters
+        return self._vae["parameters"] * self._vae_scale
 
     @property
     def decode_flops(self) -> float:
-        return self._vae.decode_flops
+        return self._vae["decode_flops"] * self._vae_scale
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Feature maps of the frames of one latent frame: they are decoded one after another."""
         pixels = min(frames, self.temporal_compression_ratio) * height * width
-        return videos * pixels * self._vae.maps * self._vae.channels
+        return videos * pixels * self._vae["maps"] * self._vae_channels
 
 
-_WAN22_VAE = {"base_dim": 160, "decoder_base_dim": 256, "is_residual": True, "spatial_compression_ratio": 16}
 _FIELDS = {
     "patch_size": "patch",
     "text_dim": "text_width",
     "scale_factor_spatial": "spatial_compression_ratio",
     "scale_factor_temporal": "temporal_compression_ratio",
-}
-_RELEASED = {
-    "wan2.1_t2v_1.3b": Architecture(num_layers=30, num_attention_heads=12, ffn_dim=8960),
-    "wan2.1_t2v_14b": Architecture(),
-    "wan2.2_ti2v_5b": Architecture(
-        num_layers=30, num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, **_WAN22_VAE
-    ),
 }
 
 
@@ -158,10 +133,12 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
     vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
-    of_vae = fields_of(Architecture, vae, _FIELDS) or (_WAN22_VAE if transformer.get("out_channels") == 48 else {})
+    of_vae = fields_of(Architecture, vae, _FIELDS) or (
+        _MEASURES["vae_of_48_channels"] if transformer.get("out_channels") == 48 else {}
+    )
     return Architecture(**(of_vae | fields_of(Architecture, transformer, _FIELDS)))
 
 
 def released(version: str) -> Architecture:
     """Return the sizes of a released version."""
-    return _RELEASED[version]
+    return Architecture(**_MEASURES["released"][version])

@@ -217,13 +217,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
 
 def _make(
-    pipeline: GRPOPipeline,
-    data: DataSettings,
-    video: Video,
-    conditions: Conditions,
-    *,
-    seed: int,
-    is_stochastic: bool,
+    pipeline: GRPOPipeline, data: DataSettings, video: Video, conditions: Conditions, *, seed: int, is_stochastic: bool
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
     is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1 or None  # None: without a terminal

@@ -143,11 +143,6 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     )
 
 
-def clip_problems(root: Path, folder: str) -> list[str]:
-    """Problems of a CLIP model."""
-    return class_problems("CLIPModel", Folder(root / folder, "CLIP"))
-
-
 def condition_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
     """Problems of the encoder of a kind of condition. Its tokenizer is a download of its own and may be missing."""
     of_kind = next(part for part in family.parts if part.kind == kind)
@@ -162,7 +157,7 @@ CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
     "vae": lambda root, _: fit_checks.model_problems(loading.vae_folder(root), "vae"),
     "videoalign": videoalign_problems,
-    "clip": clip_problems,
+    "clip": lambda root, folder: class_problems("CLIPModel", Folder(root / folder, "CLIP")),
 }
 
 

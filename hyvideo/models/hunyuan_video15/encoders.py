@@ -77,14 +77,9 @@ def load_vision_encoder(
     root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any
 ) -> tuple[dict[str, Any], "SiglipVisionModel"]:
     """The values of SigLIP's preprocessor_config.json and its vision model, frozen."""
-    folder, preprocessor = _vision_folders(Path(root))
+    folder, preprocessor = vision_folders(Path(root))
     values = weight_files.read_json(preprocessor, folder.label)
     return values, frozen(_IMAGE_MODEL, folder, dtype=dtype, plain=_plain_image, **how)
-
-
-def preprocessor_file(root: str | Path) -> Path:
-    """SigLIP's preprocessor_config.json."""
-    return _vision_folders(Path(root))[1]
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
@@ -111,7 +106,7 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the vision encoder from loading; a text tower beside it is none."""
-    folder, preprocessor = _vision_folders(Path(root))
+    folder, preprocessor = vision_folders(Path(root))
     weight_files.read_json(preprocessor, folder.label)
     return class_problems(_IMAGE_MODEL, folder, weights_needed, plain=_plain_image)
 
@@ -164,7 +159,7 @@ def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
     return Folder(original, label), with_tokenizer(original, label), weights
 
 
-def _vision_folders(root: Path) -> tuple[Folder, Path]:
+def vision_folders(root: Path) -> tuple[Folder, Path]:
     """Folder of the vision model, and SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
     model, preprocessor = (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)

@@ -57,7 +57,7 @@ def _export_parts(
     if task == "i2v":
         yield "image_encoder", encoders.load_vision_encoder(root, dtype=dtype)[1]
         # Copied, not loaded: transformers' processor of this name needs torchvision.
-        given, copied = encoders.preprocessor_file(root), out / "feature_extractor"
+        given, copied = encoders.vision_folders(root)[1], out / "feature_extractor"
         copied.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(given, copied / given.name)
         yield "feature_extractor", ("transformers", "SiglipImageProcessor")

@@ -7,8 +7,7 @@ The two implementations hold the same numbers. Nearly every tensor only changes 
 - the last modulation ``final_layer.adaLN_modulation.1`` gives (shift, scale), diffusers' ``norm_out.linear``
   gives (scale, shift): the two halves of the rows change places.
 
-Both are exact, so a round trip gives back every bit. A name that no row knows is a ValueError, never skipped. The
-settings in config.json are mapped by ``settings``.
+Both are exact, so a round trip gives back every bit. A name that no row knows is a ValueError, never skipped.
 """
 
 import re

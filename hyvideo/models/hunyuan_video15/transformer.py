@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hyvideo.models.attention import Layout, equal_runs
+from hyvideo.models.attention import Layout, equal_runs, video_of
 from hyvideo.models.conditions import Condition
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
@@ -63,18 +62,16 @@ def forward(
         arguments = (image, context, time, layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
     # After the projection: 32 numbers for each token travel, not 2048.
-    return _unpatch(self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens), grid, patch)
+    patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
+    return video_of(patches, grid, patch, "c pf ph pw")
 
 
 def stock_inputs(
     transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
 ) -> dict[str, Any]:
     """Return arguments of diffusers' own forward for the same samples: padded conditions and their masks."""
-    config = transformer.config
-    texts = [one.text for one in conditions]
-    glyphs = _or_none([one.glyph for one in conditions], texts, config.text_embed_2_dim)
-    images = _or_none([one.image and one.image.embeds for one in conditions], texts, config.image_embed_dim)
-    padded, masks = zip(_padded(texts, TEXT_SLOTS), _padded(glyphs, GLYPH_SLOTS), _padded(images, IMAGE_SLOTS))
+    slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
+    padded, masks = zip(*map(_padded, _tokens_of(transformer, conditions), slots))
     return {
         "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
         "timestep": timestep,
@@ -108,10 +105,16 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
     return beside
 
 
-def _or_none(parts: Sequence[Tensor | None], texts: Sequence[Tensor], width: int) -> list[Tensor]:
-    """Return the parts, with no tokens in the place of None. Shape of each: (tokens, width)."""
-    how = {"dtype": texts[0].dtype, "device": texts[0].device}
-    return [torch.zeros(0, width, **how) if part is None else part for part in parts]
+def _tokens_of(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return text, quoted text and image features of each sample, no tokens where it has none of a kind.
+
+    Shape of each: (tokens, width of the kind).
+    """
+    texts = [one.text for one in conditions]
+    zeros, config = texts[0].new_zeros, model.config
+    glyphs = [zeros(0, config.text_embed_2_dim) if one.glyph is None else one.glyph for one in conditions]
+    images = [zeros(0, config.image_embed_dim) if one.image is None else one.image.embeds for one in conditions]
+    return texts, glyphs, images
 
 
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
@@ -119,9 +122,7 @@ def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
 
     Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
     """
-    texts = [one.text for one in conditions]
-    glyphs = _or_none([one.glyph for one in conditions], texts, model.config.text_embed_2_dim)
-    images = _or_none([one.image and one.image.embeds for one in conditions], texts, model.config.image_embed_dim)
+    texts, glyphs, images = _tokens_of(model, conditions)
     kinds = model.cond_type_embed.weight
     text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
@@ -141,16 +142,6 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
     for rows, _ in equal_runs([len(sample) for sample in samples]):
         embedded += embed(torch.stack(list(samples[rows])), rows).unbind(0)
     return embedded
-
-
-def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, int]) -> Tensor:
-    """Tokens back to a video, in memory of its own. Shape: (batch, channels, frames, height, width).
-
-    A view would lose FSDP2's backward hook where somebody changes the output in place, so FSDP2 warns of one.
-    """
-    sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
-    video = rearrange(tokens, "b (f h w) (c pf ph pw) -> b c (f pf) (h ph) (w pw)", **sizes)
-    return video.clone() if video._is_view() else video  # patches of one pixel are moved without a copy
 
 
 # One video size for training, perhaps another for validation. A table is 44 MB at 480x848 and 81 frames.

@@ -133,9 +133,8 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
     vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
-    of_vae = fields_of(Architecture, vae, _FIELDS) or (
-        _MEASURES["vae_of_48_channels"] if transformer.get("out_channels") == 48 else {}
-    )
+    by_channels = _MEASURES["vae_of_channels"].get(transformer.get("out_channels"), {})
+    of_vae = fields_of(Architecture, vae, _FIELDS) or by_channels
     return Architecture(**(of_vae | fields_of(Architecture, transformer, _FIELDS)))
 
 

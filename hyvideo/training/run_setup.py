@@ -16,7 +16,6 @@ from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.rewards import Scorer
-from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -62,8 +61,7 @@ class RunParts:
         encoded, asked = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
         check_checkpoint(config, asked, [*config.video_sizes.values()])
         check_adapter(config.model, config.optimizer)
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        run = PlannedRun(config, mesh.world_size, architecture)
+        run = PlannedRun.of(config, mesh.world_size)
         with failing_together(mesh):
             if mesh.is_main:
                 check_room(run)

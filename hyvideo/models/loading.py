@@ -37,20 +37,13 @@ def load_transformer(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    random_weights_seed: int | None = None,
-    lora: Lora | None = None,
+    **how: Any,
 ) -> nn.Module:
-    """The diffusers transformer, in eval mode, its parameters trainable.
-
-    Args:
-        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
-        random_weights_seed: Makes a random model from config.json alone, the same one on every CPU.
-        lora: Is added to the weights, before they are rounded to ``dtype``.
+    """The diffusers transformer, in eval mode, its parameters trainable; ``how`` is that of `stream_transformer`.
 
     Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
-    streamed = stream_transformer(root, version, device=device, random_weights_seed=random_weights_seed, lora=lora)
-    return _filled(*streamed, dtype, device)
+    return _filled(*stream_transformer(root, version, device=device, **how), dtype, device)
 
 
 def transformer_without_memory(root: str | Path, version: str | None) -> nn.Module:
@@ -78,9 +71,14 @@ def stream_transformer(
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
-    ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another.
     Weights that are read come on the CPU; a large model's random ones are drawn on ``device``. The iterator raises
     ValueError as `load_transformer`, before the first weight.
+
+    Args:
+        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
+        read: False gives weights without memory, in the same order, for a rank that gets the values from another.
+        random_weights_seed: Makes a random model from config.json alone, the same one on every CPU.
+        lora: Is added to the weights, in float32.
     """
     folder = transformer_folder(root, version)
     component = read_family(folder).transformer

@@ -13,17 +13,14 @@ They are classes of transformers, loaded by ``models.encoders``; ``how`` is its 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyvideo.models import weight_files
 from hyvideo.models.encoders import class_problems, frozen, load_tokenizer, plain_t5, read_config, with_tokenizer
 from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen2_5_VLTextModel, SiglipVisionModel, T5EncoderModel
 
 _TEXT_MODEL, _GLYPH_MODEL, _IMAGE_MODEL = "Qwen2_5_VLTextModel", "T5EncoderModel", "SiglipVisionModel"
 _GLYPH_PREFIX = "module.text_tower.encoder."
@@ -39,9 +36,7 @@ def _plain_image(name: str) -> str:
     return name.removeprefix("vision_model.")
 
 
-def load_text_encoder(
-    root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any
-) -> tuple["PreTrainedTokenizerBase", "Qwen2_5_VLTextModel"]:
+def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[Any, nn.Module]:
     """The tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode.
 
     The vision tower of a full checkpoint is left unread. Raises ValueError for a file or a tensor that is missing or
@@ -53,7 +48,7 @@ def load_text_encoder(
 
 def load_glyph_encoder(
     root: str | Path, *, device: str | torch.device = "cpu", random_weights_seed: int | None = None
-) -> tuple["PreTrainedTokenizerBase", "T5EncoderModel"]:
+) -> tuple[Any, nn.Module]:
     """ByT5's tokenizer and encoder as trained on glyphs, frozen, in float32 as in the original.
 
     ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, which also has
@@ -73,9 +68,7 @@ def load_glyph_encoder(
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
 
-def load_vision_encoder(
-    root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any
-) -> tuple[dict[str, Any], "SiglipVisionModel"]:
+def load_vision_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[dict, nn.Module]:
     """The values of SigLIP's preprocessor_config.json and its vision model, frozen."""
     folder, preprocessor = vision_folders(Path(root))
     values = weight_files.read_json(preprocessor, folder.label)
@@ -111,7 +104,7 @@ def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> li
     return class_problems(_IMAGE_MODEL, folder, weights_needed, plain=_plain_image)
 
 
-def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> "T5EncoderModel":
+def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
     """The model of a config, with a row for every token of the state."""
     from transformers import T5EncoderModel
 

@@ -32,13 +32,8 @@ def _load_image(root: Path, *, vae: nn.Module, **how: Any) -> Encoder:
 
 
 def _latents(config: Mapping[str, Any]) -> Latents:
-    return Latents(
-        channels=config["latent_channels"],
-        temporal=config["temporal_compression_ratio"],
-        spatial=config["spatial_compression_ratio"],
-        mean=(0.0,),
-        divisor=(config["scaling_factor"],),
-    )
+    sizes = (config[key] for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio"))
+    return Latents(*sizes, mean=(0.0,), divisor=(config["scaling_factor"],))
 
 
 def _export_parts(

@@ -82,12 +82,4 @@ def _tokenizer_folder(root: Path) -> Path:
     return folder
 
 
-PARTS = (
-    Part(
-        "text",
-        content=lambda request: request.prompt,
-        folders=("text_encoder", "tokenizer"),
-        load=_load,
-        problems=_problems,
-    ),
-)
+PARTS = (Part("text", lambda request: request.prompt, ("text_encoder", "tokenizer"), load=_load, problems=_problems),)

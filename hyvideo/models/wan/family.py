@@ -13,7 +13,8 @@ FAMILY = Family(
         settings.transformer_config_to_original,
         finish=transformer.finish,
     ),
-    vae=vae.VAE,
+    # Read and written in diffusers' layout only.
+    vae=Component("AutoencoderKLWan", dict, dict, vae.only_diffusers, vae.only_diffusers),
     blocks="blocks",
     # Modulation, embedders and the output layer see few samples at a time: their gradients have a rank as low.
     matrices=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",

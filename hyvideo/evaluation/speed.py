@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import Family, families, new_model
+from hyvideo.models.family import Family, families
 from hyvideo.models.sizes import Forward, Sizes, sizes_module
 
 
@@ -50,9 +50,11 @@ class Workload:
 
     def transformer(self) -> nn.Module:
         """diffusers' model, always of the same weights."""
+        import diffusers
+
         torch.manual_seed(0)
         with self.device:
-            model = new_model(self.family.transformer, self.sizes)
+            model = getattr(diffusers, self.family.transformer.class_name)(**self.sizes)
         return model.to(self.dtype).eval()
 
     def inputs(self, transformer: nn.Module) -> dict[str, dict]:

@@ -15,6 +15,7 @@ from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.memory.report import memory_table, report
 from hyvideo.config.rules import check_ranges
 from hyvideo.data.outside import Parser, refusals
+from hyvideo.models.sizes import read_architecture
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,10 +35,11 @@ def main(argv: list[str] | None = None) -> None:
     config = parse(settings).config
     with refusals("plan.py"):
         check_ranges(config.flat())
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         hardware = Hardware(**{name: vars(options)[name] for name in assumed})
-        run = PlannedRun.of(config, options.world_size, text_tokens=options.text_tokens, hardware=hardware)
+        run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
         for size in (config.rollout_size, config.validation_size):
-            run.architecture.latent_size(*size)
+            architecture.latent_size(*size)
         print(memory_table(run) if options.table else report(run))
 
 

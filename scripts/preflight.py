@@ -17,6 +17,7 @@ from hyvideo.config.rules import check
 from hyvideo.data.outside import refusals
 from hyvideo.distributed import mesh as ranks
 from hyvideo.evaluation.reward_hacking.rule import check_output_dir
+from hyvideo.models.sizes import read_architecture
 
 
 @refusals("preflight")
@@ -36,7 +37,8 @@ def main() -> None:
         check(config, mesh.world_size)
         check_output_dir(config.record)
         if mesh.is_main:
-            check_room(PlannedRun.of(config, mesh.world_size))
+            architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+            check_room(PlannedRun(config, mesh.world_size, architecture))
         device = choose_device(config.model.device, processes.local_rank())
     except ValueError as error:
         problem = str(error)

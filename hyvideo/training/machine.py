@@ -20,6 +20,7 @@ from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import SCORERS
+from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import check_checkpoint
 
 
@@ -32,7 +33,8 @@ def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
         return config.settled(on_gpu=False)
     smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
     with suppress(ValueError):  # of a transformer that cannot be used, which is refused when it is read
-        run = PlannedRun.of(config, mesh.world_size, hardware=Hardware(gpu_memory=smallest))
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
         recompute = recomputation(run).settings.activation_checkpointing
     config = config.settled(on_gpu=True, recompute=recompute)
     distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")

@@ -16,6 +16,7 @@ from hyvideo.distributed.collectives import failing_together
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.reward_models.rewards import Scorer
+from hyvideo.models.sizes import read_architecture
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -61,7 +62,8 @@ class RunParts:
         encoded, asked = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
         check_checkpoint(config, asked, [*config.video_sizes.values()])
         check_adapter(config.model, config.optimizer)
-        run = PlannedRun.of(config, mesh.world_size)
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        run = PlannedRun(config, mesh.world_size, architecture)
         with failing_together(mesh):
             if mesh.is_main:
                 check_room(run)

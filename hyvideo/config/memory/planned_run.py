@@ -11,7 +11,7 @@ from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.rules import batch_problems, every_rank_has_a_head
 from hyvideo.config.run_plan import Plan, make_plan, part_spared, steps_before_noise
 from hyvideo.config.settings import Config
-from hyvideo.models.sizes import Sizes, read_architecture
+from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -30,12 +30,6 @@ class PlannedRun:
     architecture: Sizes
     text_tokens: int = 300  # of the longest prompt
     hardware: Hardware = Hardware()
-
-    @classmethod
-    def of(cls, config: Config, world_size: int, **others) -> "PlannedRun":
-        """Return the run of the transformer that its settings name. Raises ValueError as `read_architecture`."""
-        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-        return cls(config, world_size, architecture, **others)
 
     @cached_property
     def settings(self) -> SimpleNamespace:

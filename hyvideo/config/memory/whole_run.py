@@ -14,6 +14,7 @@ from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.templates import fill
+from hyvideo.models.sizes import read_architecture
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ def start_lines(config: Config, world_size: int, device: str, gpu_memory: float 
     what is wrong with them is told when they are read. ``device`` may be ``auto`` still; ``gpu_memory`` is in GiB.
     """
     try:
-        run = PlannedRun.of(config, world_size, hardware=Hardware(gpu_memory=gpu_memory)).with_settings(device=device)
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
+        run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
+        run = run.with_settings(device=device)
         forwards = [f"{cost(run).forwards_per_rollout:.4g} transformer evaluations"]
         recomputation = labelled("recomputation", recomputation_lines(run))
         lines = [*labelled("forwards per rollout", forwards), *recomputation, *length_lines(run)]

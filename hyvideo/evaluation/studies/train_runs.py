@@ -45,10 +45,10 @@ def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     config = study.config(run)
     check(config, study.world_size, on_this_machine=trains)
     try:
-        return PlannedRun.of(config, study.world_size)
+        architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
     except ValueError:  # a transformer that is not here and was never released: its hours are not predicted
         architecture = replace(read_architecture("", next(iter(RELEASED))), is_released=False)
-        return PlannedRun(config, study.world_size, architecture)
+    return PlannedRun(config, study.world_size, architecture)
 
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:

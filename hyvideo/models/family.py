@@ -8,6 +8,7 @@ by its class. docs/add_a_model.md shows how to write one.
 import importlib
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,15 +154,11 @@ def family_of_config(config: Mapping[str, Any], part: str) -> Family:
     """
     if (name := str(config.get("_class_name"))) in packages():
         return family_of(name)
-    known = families()
-    return next((family for family in known if _understands(getattr(family, part), config)), known[0])
-
-
-def _understands(component: Component, config: Mapping[str, Any]) -> bool:
-    try:
-        return bool(component.config_to_diffusers(config))
-    except ValueError:
-        return False
+    for family in families():
+        with suppress(ValueError):
+            getattr(family, part).config_to_diffusers(config)
+            return family
+    return families()[0]
 
 
 def family_named(package: str) -> Family:

@@ -25,7 +25,7 @@ from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import adapter_config, read_start, weights_seed
-from hyvideo.training.optimizers import Optimizers, make_optimizers
+from hyvideo.training.optimizers import make_optimizers
 
 
 class Policy:
@@ -43,13 +43,10 @@ class Policy:
             name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad
         }
         hidden = family_of(self.transformer).matrices
-        self.optimizers: Optimizers = make_optimizers(
-            config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
-        )
+        self.optimizers = make_optimizers(config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden)
         sync = config.distributed.gradient_sync
-        self.gradient_sync = GradientSync(
-            self.transformer, only_last=sync == "last" or (sync == "auto" and self.is_lora)
-        )
+        only_last = sync == "last" or (sync == "auto" and self.is_lora)
+        self.gradient_sync = GradientSync(self.transformer, only_last=only_last)
         settings = config.trust_region
         self.anchor: Anchor | None = None
         if config.needs_anchor:

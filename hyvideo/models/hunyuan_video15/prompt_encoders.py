@@ -31,7 +31,10 @@ class TextEncoder(PromptEncoder):
         self.system_message = system_message()
         # The states are the input of the last layer but one: two layers and the norm would run for nothing.
         model.layers, model.norm = model.layers[:-2], nn.Identity()
-        self.crop_start = self._find_crop_start()
+        # Template tokens before the user's text: the common beginning of two different prompts.
+        first, second = self._all_token_ids("a"), self._all_token_ids("b")
+        self.crop_start = crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
+        assert tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
 
     def _token_ids(self, prompt: str) -> list[int]:
         """Template and prompt, cut on the right as in the original where they are too long."""
@@ -50,13 +53,6 @@ class TextEncoder(PromptEncoder):
         messages = format_text_input([prompt], self.system_message)
         encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return encoded["input_ids"][0]
-
-    def _find_crop_start(self) -> int:
-        """Number of template tokens before the user's text: the common beginning of two different prompts."""
-        first, second = self._all_token_ids("a"), self._all_token_ids("b")
-        crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
-        assert self.tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
-        return crop
 
 
 def system_message() -> str:

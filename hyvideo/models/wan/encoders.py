@@ -58,7 +58,7 @@ def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, *
     # unknown token of T5.
     tokenizer = load_tokenizer(_tokenizer_folder(Path(root)), "PreTrainedTokenizerFast")
     dtype = torch.bfloat16 if dtype == torch.float16 else dtype
-    return tokenizer, frozen(_MODEL, _folder(root), dtype=dtype, plain=plain_t5, **how)
+    return tokenizer, frozen(_MODEL, Folder(Path(root) / "text_encoder", _LABEL), dtype=dtype, plain=plain_t5, **how)
 
 
 def _load(root: Path, *, vae: nn.Module, **how: Any):
@@ -68,11 +68,7 @@ def _load(root: Path, *, vae: nn.Module, **how: Any):
 
 def _problems(root: Path, weights_needed: bool = True) -> list[str]:
     _tokenizer_folder(root)
-    return class_problems(_MODEL, _folder(root), weights_needed, plain=plain_t5)
-
-
-def _folder(root: str | Path) -> Folder:
-    return Folder(Path(root) / "text_encoder", _LABEL)
+    return class_problems(_MODEL, Folder(root / "text_encoder", _LABEL), weights_needed, plain=plain_t5)
 
 
 def _tokenizer_folder(root: Path) -> Path:

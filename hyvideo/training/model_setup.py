@@ -154,14 +154,8 @@ def make_pipeline(
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
-    return GRPOPipeline(
-        transformer,
-        vae,
-        scheduler,
-        sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval),
-        negative=negative,
-        compute_dtype=DTYPES[dtype],
-    )
+    sampling = SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval)
+    return GRPOPipeline(transformer, vae, scheduler, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype])
 
 
 def weights_seed(model: ModelSettings) -> int | None:

@@ -47,18 +47,14 @@ class Policy:
         sync = config.distributed.gradient_sync
         only_last = sync == "last" or (sync == "auto" and self.is_lora)
         self.gradient_sync = GradientSync(self.transformer, only_last=only_last)
-        settings = config.trust_region
+        offload = config.trust_region.reference_mode_offload
         self.anchor: Anchor | None = None
         if config.needs_anchor:
-            self.anchor = Anchor(
-                self.transformer,
-                self.trained,
-                refresh_every=settings.update_ref_model_step if config.anchor_moves else None,
-                offload=settings.reference_mode_offload,
-            )
+            refresh_every = config.trust_region.update_ref_model_step if config.anchor_moves else None
+            self.anchor = Anchor(self.transformer, self.trained, refresh_every=refresh_every, offload=offload)
         self.average: WeightCopy | None = None
         if config.optimizer.ema_decay:
-            self.average = WeightCopy(self.transformer, self.trained, offload=settings.reference_mode_offload)
+            self.average = WeightCopy(self.transformer, self.trained, offload=offload)
 
     def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
         """The transformer on this rank, made ready to be trained."""

@@ -101,12 +101,6 @@ class RunParts:
 
 
 def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
-    return CheckpointWriter(
-        Path(settings.output_dir),
-        mesh,
-        keep=settings.save_total_limit,
-        keep_every=settings.keep_every,
-        is_asynchronous=settings.save_asynchronously,
-        timeout=timeout,
-        owner=owner,
-    )
+    how = {"keep": settings.save_total_limit, "keep_every": settings.keep_every}
+    how |= {"is_asynchronous": settings.save_asynchronously, "timeout": timeout, "owner": owner}
+    return CheckpointWriter(Path(settings.output_dir), mesh, **how)

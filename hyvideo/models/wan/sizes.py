@@ -120,22 +120,15 @@ class Architecture(Sizes):
         return videos * pixels * self._vae["maps"] * self._vae_channels
 
 
-_FIELDS = {
-    "patch_size": "patch",
-    "text_dim": "text_width",
-    "scale_factor_spatial": "spatial_compression_ratio",
-    "scale_factor_temporal": "temporal_compression_ratio",
-}
-
-
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
     """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
     vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
+    names = _MEASURES["names"]
     by_channels = _MEASURES["vae_of_channels"].get(transformer.get("out_channels"), {})
-    of_vae = fields_of(Architecture, vae, _FIELDS) or by_channels
-    return Architecture(**(of_vae | fields_of(Architecture, transformer, _FIELDS)))
+    of_vae = fields_of(Architecture, vae, names) or by_channels
+    return Architecture(**(of_vae | fields_of(Architecture, transformer, names)))
 
 
 def released(version: str) -> Architecture:

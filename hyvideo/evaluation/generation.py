@@ -88,15 +88,9 @@ class Source:
         self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, kinds: frozenset[str]
     ) -> GRPOPipeline:
         """Pipeline of the policy, with weights in the precision that it computes in."""
-        pipeline = model_setup.load_pipeline(
-            config,
-            device,
-            encoder=encoder,
-            vae=vae,
-            kinds=kinds,
-            weights_dtype=DTYPES[config.model.dtype],
-            is_overwritten=self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint),
-        )
+        is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
+        how = {"kinds": kinds, "weights_dtype": DTYPES[config.model.dtype], "is_overwritten": is_overwritten}
+        pipeline = model_setup.load_pipeline(config, device, encoder=encoder, vae=vae, **how)
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
         if self.lora:
@@ -218,13 +212,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
 
 
 def _make(
-    pipeline: GRPOPipeline,
-    data: DataSettings,
-    video: Video,
-    conditions: Conditions,
-    *,
-    seed: int,
-    is_stochastic: bool,
+    pipeline: GRPOPipeline, data: DataSettings, video: Video, conditions: Conditions, *, seed: int, is_stochastic: bool
 ) -> None:
     shape = pipeline.latent_shape(data.sample_n_frames, video.height, video.width)
     is_silent = processes.rank() > 0 or len(pipeline.scheduler.timesteps) == 1 or None  # None: without a terminal

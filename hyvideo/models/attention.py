@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
+
+Size = tuple[int, int, int]  # frames, height, width
 
 
 class Layout(NamedTuple):
@@ -61,6 +64,17 @@ class WholeSequence:
     def join(self, tokens: Tensor, num_tokens: int) -> Tensor:
         """Return the image tokens of all processes. Shape: (batch, local tokens, dim) to (batch, num_tokens, dim)."""
         return tokens
+
+
+def video_of(tokens: Tensor, grid: Size, patch: Size, order: str) -> Tensor:
+    """Return tokens as a video, whose patches are in this order (such as "c pf ph pw"), in memory of its own.
+
+    A view would lose FSDP2's backward hook where somebody changes the output in place, so FSDP2 warns of one.
+    Shape: (batch, tokens, patch) to (batch, channels, frames, height, width).
+    """
+    sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
+    video = rearrange(tokens, f"b (f h w) ({order}) -> b c (f pf) (h ph) (w pw)", **sizes)
+    return video.clone() if video._is_view() else video  # patches of one pixel are moved without a copy
 
 
 def rotated(image: Tensor, layout: Layout, text: Tensor | None = None) -> Tensor:

@@ -1,28 +1,36 @@
-"""Frozen encoders by classes of transformers, loaded strictly: headers are compared with the class's tensors first."""
+"""Frozen encoders, loaded strictly: headers are compared with the tensors of the class first.
 
-from collections.abc import Callable, Iterator
+``class_name`` is that of a class of transformers, which is imported when it is needed.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hyvideo.data.outside import shown
 from hyvideo.models import weight_files
 from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
 
+_BATCH_SIZE = 8  # prompts
+
 
 def class_problems(
-    cls: type, folder: Folder, weights_needed: bool = True, *, plain: Callable[[str], str] = str
+    class_name: str, folder: Folder, weights_needed: bool = True, *, plain: Callable[[str], str] = str
 ) -> list[str]:
     """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none.
 
     ``plain`` takes from a tensor's name what differs between the files of a class.
     """
-    config = read_config(cls, folder)
+    config = read_config(class_name, folder)
     if not weights_needed:
         return []
     with torch.device("meta"):
-        expected = {plain(name): shape for name, shape in shapes_of(cls(config).state_dict()).items()}
+        expected = {plain(name): shape for name, shape in shapes_of(_class(class_name)(config).state_dict()).items()}
     header = weight_files.read_header(folder, "model")
     shapes = {plain(name): shape for name, shape in header.shapes.items() if plain(name) in expected}
     files = {plain(name): path for name, path in header.files.items()}
@@ -30,7 +38,7 @@ def class_problems(
 
 
 def frozen(
-    cls: type,
+    class_name: str,
     folder: Folder,
     *,
     dtype: torch.dtype,
@@ -40,20 +48,20 @@ def frozen(
 ) -> nn.Module:
     """The model of a folder, read or drawn, in eval mode. Raises ValueError where its files do not fit."""
     if random_weights_seed is None:
-        weight_files.refuse(folder, class_problems(cls, folder, plain=plain))
-        model = _pretrained(cls, folder, dtype, device)
+        weight_files.refuse(folder, class_problems(class_name, folder, plain=plain))
+        model = _pretrained(class_name, folder, dtype, device)
     else:
-        model = _randomly(cls, folder, random_weights_seed, dtype, device)
+        model = _randomly(class_name, folder, random_weights_seed, dtype, device)
     # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
     return model.to(device).requires_grad_(False).eval()
 
 
-def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
+def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
     """The model by ``from_pretrained``, which knows the names of old checkpoints; its files have been checked."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would stand in the middle of ours
-    model, report = cls.from_pretrained(
+    model, report = _class(class_name).from_pretrained(
         folder.path,
         dtype=dtype,
         device_map={"": torch.device(device)},  # straight to a GPU: several processes share the host's memory
@@ -65,14 +73,14 @@ def _pretrained(cls: type, folder: Folder, dtype: torch.dtype, device: str | tor
     return model
 
 
-def _randomly(cls: type, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
+def _randomly(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
     """A model whose every weight is drawn by its name."""
     from accelerate import init_empty_weights
 
     # Buffers have memory: rotary frequencies are computed at construction and not in the state dict. The
     # initialisation of the weights has no effect and must not move the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
-        model = cls(read_config(cls, folder))
+        model = _class(class_name)(read_config(class_name, folder))
     weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
     model.load_state_dict({name: weight.to(dtype) for name, weight in weights}, strict=True, assign=True)
     return model
@@ -88,16 +96,56 @@ def with_tokenizer(folder: Path, label: str) -> Path:
     return folder
 
 
-def of_equal_length(token_ids: list[list[int]], batch_size: int = 8) -> Iterator[list[int]]:
-    """Yield the places of prompts that an encoder reads together, unpadded: batches of one length each."""
-    by_length: dict[int, list[int]] = {}
-    for place, ids in enumerate(token_ids):
-        by_length.setdefault(len(ids), []).append(place)
-    for places in by_length.values():
-        yield from (places[i : i + batch_size] for i in range(0, len(places), batch_size))
+def load_tokenizer(folder: Path, class_name: str = "AutoTokenizer") -> Any:
+    """Return the tokenizer of a folder."""
+    return _class(class_name).from_pretrained(folder, local_files_only=True)
 
 
-def read_config(cls: type, folder: Folder) -> Any:
-    """Return the configuration of a class of transformers from a folder's config.json."""
+class PromptEncoder:
+    """Hidden states of prompts; a family says which ``_token_ids`` a prompt has, and which ``_states`` they have."""
+
+    def __init__(self, tokenizer, model: nn.Module):
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.tokenizer, self.model = tokenizer, model
+
+    @torch.no_grad()
+    def __call__(self, prompts: list[str]) -> list[Tensor]:
+        """Return the states of each prompt, on the CPU; prompts of one length go through the model together, unpadded.
+
+        Shape of each: (tokens, dim).
+        """
+        token_ids = [self._token_ids(prompt) for prompt in prompts]
+        by_length: dict[int, list[int]] = {}
+        for place, ids in enumerate(token_ids):
+            by_length.setdefault(len(ids), []).append(place)
+        states: dict[int, Tensor] = {}
+        for places in by_length.values():
+            for start in range(0, len(places), _BATCH_SIZE):
+                batch = places[start : start + _BATCH_SIZE]
+                ids = torch.tensor([token_ids[place] for place in batch], device=self.model.device)
+                states |= {place: row.clone() for place, row in zip(batch, self._states(ids).cpu())}
+        return [states[place] for place in range(len(prompts))]
+
+    def _warn_of_cut(self, num_tokens: int, most: int, left_out: list[int], template: str = "") -> None:
+        cut = self.tokenizer.decode(left_out, skip_special_tokens=True).removesuffix(template).strip()
+        warnings.warn(
+            f"a prompt has {num_tokens} tokens, the model reads {most}; left out from the end: {shown(cut)}",
+            stacklevel=2,
+        )
+
+
+def plain_t5(name: str) -> str:
+    """Return one name for the table of tokens of T5, which a file may have under either of two, or twice."""
+    return "shared.weight" if name == "encoder.embed_tokens.weight" else name
+
+
+def read_config(class_name: str, folder: Folder) -> Any:
+    """Return the configuration of a class from a folder's config.json."""
     weight_files.read_json(folder.path / "config.json", folder.label)
-    return cls.config_class.from_pretrained(folder.path, local_files_only=True)
+    return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
+
+
+def _class(name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, name)

@@ -6,7 +6,9 @@ by its class. docs/add_a_model.md shows how to write one.
 """
 
 import importlib
+import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,8 +83,9 @@ class Family:
     blocks: str  # name of the transformer's list of blocks
     matrices: str  # regular expression of the blocks' matrices: targets of a LoRA, and Muon's scope
     original_modules: str  # regular expression of the beginnings of module names that only the original has
-    # Gives a transformer our forward pass, called as transformer(latents, timestep=..., conditions=..., ends=...).
-    install: Callable[[nn.Module, WholeSequence | None], None]
+    # Modules of a transformer with a forward pass of ours, and that; the transformer's own is called as
+    # transformer(latents, timestep=..., conditions=..., ends=...).
+    forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
     stock_inputs: Callable[..., dict[str, Any]]  # (transformer, latents, timestep, conditions) for diffusers' forward
     parts: tuple[Part, ...]
     latents: Callable[[Mapping[str, Any]], Latents]  # from the VAE's config
@@ -92,12 +95,23 @@ class Family:
     pipelines: Mapping[str, str]  # diffusers' pipelines by the task of their transformer
     export_parts: Callable[..., dict[str, Any]]  # the other parts of a diffusers pipeline
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that reach no output
+    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether a forward pass reads `ends`
     lora_prefix: str = ""  # of modules in LoRA files for the original's programs, which then have alpha as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
         """Return the kinds of conditions that any of the requests has."""
         requests = list(requests)
         return frozenset(part.kind for part in self.parts if any(part.content(one) is not None for one in requests))
+
+    def install(self, transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
+        """Give a transformer our forward pass, over a sequence that may be split; twice is once."""
+        is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward
+        transformer.reads_ends = self.reads_ends(transformer.config)
+        sequence = sequence or WholeSequence()
+        for module, forward in self.forwards(transformer):
+            module.sequence = sequence
+            if is_first:
+                module.forward = types.MethodType(forward, module)
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -113,7 +127,7 @@ def family_of(model: nn.Module | str) -> Family:
     names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]  # FSDP2 subclasses it
     for name in names:
         if name in packages():
-            return importlib.import_module(f"hyvideo.models.{packages()[name]}.family").FAMILY
+            return family_named(packages()[name])
     raise ValueError(f"a model must be of one of the classes {', '.join(sorted(packages()))}, got {names[0]}")
 
 
@@ -140,21 +154,21 @@ def family_of_config(config: Mapping[str, Any], part: str) -> Family:
     """
     if (name := str(config.get("_class_name"))) in packages():
         return family_of(name)
-    known = families()
-    return next((family for family in known if _understands(getattr(family, part), config)), known[0])
+    for family in families():
+        with suppress(ValueError):
+            getattr(family, part).config_to_diffusers(config)
+            return family
+    return families()[0]
 
 
-def _understands(component: Component, config: Mapping[str, Any]) -> bool:
-    try:
-        return bool(component.config_to_diffusers(config))
-    except ValueError:
-        return False
+def family_named(package: str) -> Family:
+    """Return the family of a package below ``hyvideo/models``."""
+    return importlib.import_module(f"hyvideo.models.{package}.family").FAMILY
 
 
 def families() -> list[Family]:
     """Return all families."""
-    names = dict.fromkeys(packages().values())
-    return [importlib.import_module(f"hyvideo.models.{name}.family").FAMILY for name in names]
+    return [family_named(package) for package in dict.fromkeys(packages().values())]
 
 
 def blocks(transformer: nn.Module) -> nn.ModuleList:
@@ -163,7 +177,7 @@ def blocks(transformer: nn.Module) -> nn.ModuleList:
 
 
 def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a diffusers transformer our forward pass, over a sequence that may be split; twice is once."""
+    """Give a diffusers transformer our forward pass: `Family.install`."""
     family_of(transformer).install(transformer, sequence)
 
 
@@ -176,13 +190,10 @@ def prepare(transformer: nn.Module, kinds: Iterable[str]) -> None:
             transformer.get_submodule(part.feeds).requires_grad_(False)
 
 
-def freeze_dead_parameters(transformer: nn.Module) -> list[str]:
-    """Freeze what never gets a gradient, so that no optimizer or reduction waits for one; return the names."""
-    dead = []
+def freeze_dead_parameters(transformer: nn.Module) -> None:
+    """Freeze what never gets a gradient, so that no optimizer or reduction waits for one."""
     for name in family_of(transformer).without_gradient(transformer):
-        module = transformer.get_submodule(name).requires_grad_(False)
-        dead += [parameter for parameter, _ in module.named_parameters(prefix=name)]
-    return dead
+        transformer.get_submodule(name).requires_grad_(False)
 
 
 def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
-from hyvideo.models.family import Family, families
+from hyvideo.models.family import Family, family_named
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import Folder, labelled, problems_of, read_header, read_json, tensor_problems
 
@@ -37,7 +37,7 @@ def _family(root: Path, version: str | None) -> Family:
     """Return the family of a folder's transformer; where that is missing or broken, the one its version belongs to."""
     with suppress(ValueError):  # one of the problems
         return loading.read_family(loading.transformer_folder(root, version))
-    return next(family for family in families() if family.name == version_defaults(version).family)
+    return family_named(version_defaults(version).family)
 
 
 def model_problems(

@@ -1,21 +1,16 @@
 """Transformer and VAE from a folder of weights, in the original layout or in diffusers'.
 
-Two layouts, told apart by what lies there (a family's ``encoders`` reads the encoders of both):
-
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
     diffusers   root/{transformer, vae}/, weights perhaps in several files
 
-A config.json whose ``_class_name`` is diffusers' has diffusers' names; the original's files carry a
-``_class_name`` too, another one. A folder that ``save_pretrained`` wrote for a transformer alone can stand
-for the root.
+The ``_class_name`` of a config.json decides whose names it has. A folder that ``save_pretrained`` wrote for a
+transformer alone can stand for the root.
 
-Nothing is loaded loosely. The model is built without memory (on the meta device), its tensors are compared
-with the headers of the files, and only when every name and shape agrees are the tensors read, one after another.
-``fit_checks`` does the same comparison without reading, for the start of a program.
-
-A compact checkpoint may leave out tensors that are random and never trained. The metadata of its file then
-has a key ``drawn``, a JSON object {prefix: seed}, and `weight_files.draw_tensor` makes them again.
+The model is built without memory (on the meta device), its tensors are compared with the headers of the files, and
+only when every name and shape agrees are the tensors read, one after another. A compact checkpoint may leave out
+tensors that are random and never trained: the metadata of its file then has a key ``drawn``, a JSON object
+{prefix: seed}, and `weight_files.draw_tensor` makes them again.
 """
 
 import inspect
@@ -42,22 +37,13 @@ def load_transformer(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    random_weights_seed: int | None = None,
-    lora: Lora | None = None,
+    **how: Any,
 ) -> nn.Module:
-    """The diffusers transformer, in eval mode, its parameters trainable.
-
-    Args:
-        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
-        random_weights_seed: Makes a random model from config.json alone, the same one on every CPU.
-        lora: Is added to the weights, before they are rounded to ``dtype``.
+    """The diffusers transformer, in eval mode, its parameters trainable; ``how`` is that of `stream_transformer`.
 
     Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
     """
-    model, weights = stream_transformer(
-        root, version, device=device, random_weights_seed=random_weights_seed, lora=lora
-    )
-    return _filled(model, weights, dtype, device)
+    return _filled(*stream_transformer(root, version, device=device, **how), dtype, device)
 
 
 def transformer_without_memory(root: str | Path, version: str | None) -> nn.Module:
@@ -70,7 +56,8 @@ def transformer_of(path: Path) -> nn.Module:
     """The transformer that a JSON file of diffusers' settings describes, on the meta device."""
     config = weight_files.read_json(path, "transformer")
     component = family_of_config(config, "transformer").transformer
-    return _without_memory(component, _diffusers_arguments(component, config))
+    with torch.device("meta"):
+        return new_model(component, _diffusers_arguments(component, config))
 
 
 def stream_transformer(
@@ -84,9 +71,14 @@ def stream_transformer(
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
     """The transformer without memory, and its weights one after another under the model's names: to fill shards.
 
-    ``read=False`` gives weights without memory, in the same order, for a rank that gets the values from another.
     Weights that are read come on the CPU; a large model's random ones are drawn on ``device``. The iterator raises
     ValueError as `load_transformer`, before the first weight.
+
+    Args:
+        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
+        read: False gives weights without memory, in the same order, for a rank that gets the values from another.
+        random_weights_seed: Makes a random model from config.json alone, the same one on every CPU.
+        lora: Is added to the weights, in float32.
     """
     folder = transformer_folder(root, version)
     component = read_family(folder).transformer
@@ -191,7 +183,8 @@ def check_family(root: str | Path, version: str) -> None:
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
     """The model on the meta device, and whether the folder is in the original layout."""
     arguments, is_original = read_arguments(component, folder)
-    return _without_memory(component, arguments), is_original
+    with torch.device("meta"):
+        return new_model(component, arguments), is_original
 
 
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
@@ -257,11 +250,6 @@ def _stream_state(
     for name, tensor in weight_files.stream_tensors(weights, expected, read=read):
         # Both maps work tensor by tensor: one of the original's is one or three of diffusers'.
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
-
-
-def _without_memory(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
-    with torch.device("meta"):
-        return new_model(component, arguments)
 
 
 def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight, perhaps transformer.<module>
     original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
-                or, of a family with a ``lora_prefix``, without metadata and with <prefix><module>.alpha
+                with a `lora_prefix`, no metadata: <prefix><module>.lora_A.weight and <prefix><module>.alpha
 
 diffusers' ``load_lora_adapter``, by which the original's programs read theirs too, takes alpha from the metadata, and
-the rank for alpha where there are none. ComfyUI and DiffSynth write the original form, perhaps with ``lora_down`` and
-``lora_up`` in the place of ``lora_A`` and ``lora_B``.
+the rank for alpha where there are none. Other programs may write ``lora_down`` and ``lora_up`` for ``lora_A`` and
+``lora_B``.
 
 The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
 arrange rows differently, the rows of B move and A stays, so the original's LoRA carries over exactly.

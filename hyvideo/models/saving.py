@@ -15,11 +15,7 @@ from hyvideo.models.weight_files import Folder, draw_tensor, refuse, seed_for
 
 
 def save_original(
-    model: nn.Module,
-    folder: Path,
-    *,
-    drawn: Mapping[str, int] | None = None,
-    dtype: torch.dtype = torch.float16,
+    model: nn.Module, folder: Path, *, drawn: Mapping[str, int] | None = None, dtype: torch.dtype = torch.float16
 ) -> None:
     """Writes a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
 

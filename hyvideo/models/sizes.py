@@ -8,7 +8,7 @@ import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +37,7 @@ class Forward:
 
 class Sizes:
     """Sizes of a transformer and its VAE: the base of a family's frozen dataclass, which has these names as fields,
-    properties or constants. Widths count tensors of the transformer's width, for every token.
+    properties, constants or methods. Widths count tensors of the transformer's width, for every token.
     """
 
     num_layers: int
@@ -60,25 +60,12 @@ class Sizes:
     vae_parameters: float
     decode_flops: float  # for each pixel and frame
 
-    def lora_parameters(self, rank: int) -> int:
-        """Parameters of an adapter on every matrix of the blocks with a gradient."""
-        raise NotImplementedError
-
-    def block_text_tokens(self, text_tokens: int) -> int:
-        """Text tokens that go through the blocks beside the video's, for a prompt of so many."""
-        raise NotImplementedError
-
-    def forward(self, image_tokens: int, text_tokens: int) -> Forward:
-        """FLOPs of one forward over so many tokens."""
-        raise NotImplementedError
-
-    def encoder_bytes(self, size: int, *, with_images: bool) -> float:
-        """Bytes of the released encoders, ``size`` bytes a number."""
-        raise NotImplementedError
-
-    def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Numbers that decoding tiles of this size of so many videos holds at most, without the videos."""
-        raise NotImplementedError
+    lora_parameters: Callable[[int], int]  # of an adapter of this rank on every matrix of the blocks with a gradient
+    block_text_tokens: Callable[[int], int]  # that go through the blocks beside the video's, for a prompt of so many
+    forward: Callable[[int, int], Forward]  # of so many image and text tokens
+    encoder_bytes: Callable[..., float]  # of the released encoders: (size of a number, *, with_images)
+    # (videos, frames, height, width): numbers that decoding tiles of this size holds at most, without the videos
+    decoding_values: Callable[[int, int, int, int], float]
 
     @property
     def width(self) -> int:
@@ -164,7 +151,12 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def fields_of(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config.json that are fields of a dataclass of sizes, lists as tuples."""
-    settings = {name: value for name, value in config.items() if name in cls.__dataclass_fields__}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+def fields_of(cls: type, config: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Return the settings of a config.json that are fields of a dataclass of sizes, lists as tuples.
+
+    ``names`` are those of the fields that have other ones than their settings.
+    """
+    settings = {
+        names.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in config.items()
+    }
+    return {name: value for name, value in settings.items() if name in cls.__dataclass_fields__}

@@ -45,22 +45,20 @@ class Weights(NamedTuple):
 
 def read_header(folder: Folder, stem: str) -> Weights:
     """Names and shapes of the folder's tensors; ValueError for a file that is missing, truncated or of another kind."""
-    shapes: Shapes = {}
-    files: dict[str, Path] = {}
-    drawn: dict[str, int] = {}
+    found = Weights({}, {}, {})
     for path in weight_paths(folder, stem):
         try:
             with safe_open(path, framework="pt", backend="pread") as file:
                 names = file.keys()
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
-                files |= dict.fromkeys(names, path)
-                metadata = file.metadata() or {}
-                drawn |= {prefix: int(seed) for prefix, seed in parse_json(metadata.get("drawn", "{}")).items()}
+                found.shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in names)
+                found.files.update(dict.fromkeys(names, path))
+                drawn = parse_json((file.metadata() or {}).get("drawn", "{}"))
+                found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
         except (SafetensorError, ValueError, AttributeError, TypeError, OSError) as error:
             raise ValueError(
                 f"{folder.label}: {path} is truncated or no safetensors file ({error}); download it again"
             ) from error
-    return Weights(shapes, files, drawn)
+    return found
 
 
 def weight_paths(folder: Folder, stem: str) -> list[Path]:

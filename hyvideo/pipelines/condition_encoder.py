@@ -88,14 +88,11 @@ class ConditionEncoder:
         }
         known = {content: self._find(key) for content, key in keys.items()}
         if missing := [content for content, encoded in known.items() if encoded is None]:
-            for content, encoded in zip(missing, self._encoder(part)(missing, height, width)):
+            if part.kind not in self._loaded:
+                self._loaded[part.kind] = self._load(part)
+            for content, encoded in zip(missing, self._loaded[part.kind](missing, height, width)):
                 known[content] = self._keep(keys[content], encoded)
         return known
-
-    def _encoder(self, part: Part) -> Callable[..., list[Encoded]]:
-        if part.kind not in self._loaded:
-            self._loaded[part.kind] = self._load(part)
-        return self._loaded[part.kind]
 
     def _key(self, kind: str, content: str) -> str:
         described = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")

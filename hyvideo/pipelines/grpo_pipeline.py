@@ -153,7 +153,8 @@ class GRPOPipeline:
     @torch.no_grad()
     def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
         latents = noise.float()
-        stochastic = set(self.scheduler.stochastic_steps(eta=eta, sde_type=self.sampling.sde_type))
+        law = {"eta": eta, "sde_type": self.sampling.sde_type}
+        stochastic = set(self.scheduler.stochastic_steps(**law))
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
             if origins and i < self.num_shared_steps:
@@ -163,14 +164,8 @@ class GRPOPipeline:
                 velocity = torch.stack([of_rows[rows.index(row)] for row in origins])
             else:
                 velocity = self.velocity(latents, timestep, conditions)
-            step = self.scheduler.sde_step_with_logprob(
-                velocity,
-                latents,
-                timestep,
-                eta=eta,
-                sde_type=self.sampling.sde_type,
-                noise=step_noise(i) if i in stochastic else None,
-            )
+            fresh = step_noise(i) if i in stochastic else None
+            step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=fresh, **law)
             latents = step.prev_sample
             yield step
 
@@ -180,14 +175,9 @@ class GRPOPipeline:
         Shapes: latents before and after the step (batch, channels, frames, height, width); timesteps, on the CPU,
         (batch,), a different one per sample allowed.
         """
-        return self.scheduler.sde_step_with_logprob(
-            self.velocity(sample, timestep, conditions),
-            sample,
-            timestep,
-            eta=self.sampling.eta,
-            sde_type=self.sampling.sde_type,
-            prev_sample=prev_sample,
-        )
+        law = {"eta": self.sampling.eta, "sde_type": self.sampling.sde_type}
+        velocity = self.velocity(sample, timestep, conditions)
+        return self.scheduler.sde_step_with_logprob(velocity, sample, timestep, prev_sample=prev_sample, **law)
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
         """The guided velocity, float32: ``v_negative + scale (v - v_negative)``; one branch where nothing guides.
@@ -221,13 +211,9 @@ class GRPOPipeline:
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
         # The step-distilled versions take the end of their step as an input.
         ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
+        timestep, ends = (None if values is None else filled(values, latents.device) for values in (times, ends))
         with autocast:
-            velocity = self.transformer(
-                latents,
-                timestep=filled(times, latents.device),
-                conditions=conditions.samples,
-                ends=None if ends is None else filled(ends, latents.device),
-            )
+            velocity = self.transformer(latents, timestep=timestep, conditions=conditions.samples, ends=ends)
         return velocity.float()
 
     @torch.no_grad()

@@ -119,7 +119,7 @@ class Sampler:
 SAMPLERS = {
     "sage_grpo": Sampler("SAGE-GRPO", sage_variance, recommended_eta=0.5),
     "flow_grpo": Sampler("FlowGRPO", flow_variance),
-    "dance_grpo": Sampler("DanceGRPO", dance_variance, recommended_eta=0.25),  # of its own video recipe
+    "dance_grpo": Sampler("DanceGRPO", dance_variance, recommended_eta=0.25),  # its recipe for video
     "cps": Sampler("CPS", cps_transition, max_eta=1.0, is_normalised=False),
 }
 

@@ -101,10 +101,8 @@ def load_pipeline(
     if is_overwritten:
         transformer = loading.transformer_without_memory(root, version).type(weights_dtype).to_empty(device=device)
     else:
-        seed = weights_seed(config.model)
-        transformer = loading.load_transformer(
-            root, version, dtype=weights_dtype, device=device, random_weights_seed=seed
-        )
+        how = {"dtype": weights_dtype, "device": device, "random_weights_seed": weights_seed(config.model)}
+        transformer = loading.load_transformer(root, version, **how)
     prepare(transformer.eval(), kinds)
     rollout = config.settled(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
@@ -123,13 +121,9 @@ def read_start(optimizer: OptimizerSettings) -> Lora | None:
 
 def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: Lora | None) -> "LoraConfig":
     """peft's settings for the adapter of a run. Raises ValueError where it cannot be one of the transformer's."""
-    return training_config(
-        transformer,
-        rank=optimizer.lora_rank,
-        alpha=optimizer.lora_alpha or float(optimizer.lora_rank),
-        targets=optimizer.lora_target_modules,
-        start=start,
-    )
+    rank, targets = optimizer.lora_rank, optimizer.lora_target_modules
+    alpha = optimizer.lora_alpha or float(rank)
+    return training_config(transformer, rank=rank, alpha=alpha, targets=targets, start=start)
 
 
 def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
@@ -154,14 +148,8 @@ def make_pipeline(
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     is_batched, interval = rollout.batched_forward == "true", parse_interval(rollout.guidance_interval)
-    return GRPOPipeline(
-        transformer,
-        vae,
-        scheduler,
-        sampling=SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval),
-        negative=negative,
-        compute_dtype=DTYPES[dtype],
-    )
+    sampling = SamplerSettings(rollout.sde_type, rollout.eta, rollout.cfg_scale, is_batched, interval)
+    return GRPOPipeline(transformer, vae, scheduler, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype])
 
 
 def weights_seed(model: ModelSettings) -> int | None:

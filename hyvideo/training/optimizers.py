@@ -57,11 +57,8 @@ def make_optimizers(
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = [_adam(settings, others)] if others else []
     if matrices:
-        decay, momentum = settings.weight_decay, settings.muon_momentum
-        muon = Muon(
-            list(matrices.values()), lr=settings.learning_rate, weight_decay=decay, momentum=momentum, dtype=dtype
-        )
-        optimizers.append(muon)
+        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        optimizers.append(Muon(list(matrices.values()), **rates, momentum=settings.muon_momentum, dtype=dtype))
     return Optimizers(*optimizers)
 
 

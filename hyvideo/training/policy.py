@@ -25,7 +25,7 @@ from hyvideo.models.lora import Lora, lora_of, start_lora
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import adapter_config, read_start, weights_seed
-from hyvideo.training.optimizers import Optimizers, make_optimizers
+from hyvideo.training.optimizers import make_optimizers
 
 
 class Policy:
@@ -43,25 +43,18 @@ class Policy:
             name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad
         }
         hidden = family_of(self.transformer).matrices
-        self.optimizers: Optimizers = make_optimizers(
-            config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
-        )
+        self.optimizers = make_optimizers(config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden)
         sync = config.distributed.gradient_sync
-        self.gradient_sync = GradientSync(
-            self.transformer, only_last=sync == "last" or (sync == "auto" and self.is_lora)
-        )
-        settings = config.trust_region
+        only_last = sync == "last" or (sync == "auto" and self.is_lora)
+        self.gradient_sync = GradientSync(self.transformer, only_last=only_last)
+        offload = config.trust_region.reference_mode_offload
         self.anchor: Anchor | None = None
         if config.needs_anchor:
-            self.anchor = Anchor(
-                self.transformer,
-                self.trained,
-                refresh_every=settings.update_ref_model_step if config.anchor_moves else None,
-                offload=settings.reference_mode_offload,
-            )
+            refresh_every = config.trust_region.update_ref_model_step if config.anchor_moves else None
+            self.anchor = Anchor(self.transformer, self.trained, refresh_every=refresh_every, offload=offload)
         self.average: WeightCopy | None = None
         if config.optimizer.ema_decay:
-            self.average = WeightCopy(self.transformer, self.trained, offload=settings.reference_mode_offload)
+            self.average = WeightCopy(self.transformer, self.trained, offload=offload)
 
     def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
         """The transformer on this rank, made ready to be trained."""

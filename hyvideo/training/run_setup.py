@@ -8,6 +8,7 @@ from hyvideo.config.memory.cost import training_forwards
 from hyvideo.config.memory.disk import check_room
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.run_plan import make_plan
+from hyvideo.config.sections import RecordSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -89,15 +90,13 @@ class RunParts:
         self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes)
         how = common | {"num_updates": plan.updates, "on_stage": progress.enter}
         self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **how)
-        self.checkpoints = CheckpointWriter(
-            Path(config.record.output_dir),
-            mesh,
-            keep=config.record.save_total_limit,
-            keep_every=config.record.keep_every,
-            is_asynchronous=config.record.save_asynchronously,
-            timeout=config.distributed.collective_timeout,
-            owner=owner,
-        )
+        self.checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
         self.state = RunState(
             config, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
         )
+
+
+def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
+    how = {"keep": settings.save_total_limit, "keep_every": settings.keep_every}
+    how |= {"is_asynchronous": settings.save_asynchronously, "timeout": timeout, "owner": owner}
+    return CheckpointWriter(Path(settings.output_dir), mesh, **how)

@@ -3,9 +3,8 @@
     forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
     seconds = max(sampling, its gathers) + max(training, its gathers and reductions) + decoding + scoring + exchanges
 
-FSDP gathers a block while
-another is computed, so of computing and gathering the longer one counts. A scorer works beside the sampling of the next
-batch, on the same GPU: nobody waits for it, and its operations are counted.
+FSDP gathers a block while another is computed, so of computing and gathering the longer one counts. A scorer works
+beside the sampling of the next batch, on the same GPU: nobody waits for it, and its operations are counted.
 """
 
 import math

@@ -60,11 +60,6 @@ def encoder_bytes(run: PlannedRun) -> float:
     return run.architecture.encoder_bytes(BYTES[run.settings.encoder_dtype], with_images=with_images)
 
 
-def vae_bytes(run: PlannedRun) -> float:
-    """Bytes of the VAE."""
-    return run.architecture.vae_parameters * BYTES[run.settings.vae_dtype]
-
-
 def decoding_bytes(run: PlannedRun) -> float:
     """Bytes of what decoding a tile holds, and of the videos."""
     videos, (frames, *sides) = run.settings.decode_batch_size, run.config.rollout_size

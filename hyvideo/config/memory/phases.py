@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hyvideo.config.memory import activations
 from hyvideo.config.memory import persistent as states
-from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 
 GIB = 2**30
 
@@ -67,7 +67,7 @@ def memory(run: PlannedRun) -> Memory:
         "EMA": of_copy if run.settings.ema_decay and not is_offloaded else 0.0,
         "anchor": of_copy if run.config.needs_anchor and not is_offloaded else 0.0,
         "encoders": states.encoder_bytes(run),
-        "VAE": states.vae_bytes(run),
+        "VAE": run.architecture.vae_parameters * BYTES[run.settings.vae_dtype],
         "reward models": run.reward_bytes,
         "trajectories": states.trajectory_bytes(run),
     }

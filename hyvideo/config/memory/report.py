@@ -29,8 +29,6 @@ def report(run: PlannedRun) -> str:
     return fill(
         Path(__file__).with_name("plan.txt.jinja"),
         run=run,
-        settings=run.settings,
-        model=run.architecture,
         recomputation=settled(run).checkpointing,
         anchor_gib=trained_bytes(run) / GIB,
         counted=counted,

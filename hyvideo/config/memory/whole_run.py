@@ -96,10 +96,8 @@ def length_lines(run: PlannedRun) -> list[str]:
     return fill(
         Path(__file__).with_name("length.txt.jinja"),
         run=run,
-        hardware=run.hardware,
         usual_rate=Hardware.rate,
         length=whole_run(run),
         rollouts=cost(run).rollouts,
         waiting=duration(run).waiting,
-        is_timed=run.is_timed,
     ).splitlines()

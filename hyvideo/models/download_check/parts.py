@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hyvideo.models.family import Family, families
+from hyvideo.models.family import Family, family_named
 from hyvideo.models.loading import read_family, read_num_heads, read_task
 from hyvideo.models.sizes import sizes_module
 from hyvideo.models.versions import RELEASED, version_defaults
@@ -64,18 +64,13 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
 
 
 def _family(root: Path) -> Family:
-    """Family of the folder's transformer, of the version that the folder is named after, or of its VAE.
-
-    The first one where there is none of them.
-    """
+    """Family of the folder's transformer or VAE, or of the version that the folder is named after; else the first."""
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
-    if named := RELEASED.get(root.resolve().name):
-        return next(family for family in families() if family.name == named.family)
     with suppress(ValueError):
         return read_family(Folder(root / "vae", "VAE"), "vae")
-    return families()[0]
+    return family_named(version_defaults(root.resolve().name).family)
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 from tqdm import tqdm
 
 from hyvideo.data.outside import align_columns
+from hyvideo.data.templates import fill
 from hyvideo.models import fit_checks, loading
 from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
@@ -143,13 +144,6 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     )
 
 
-def clip_problems(root: Path, folder: str) -> list[str]:
-    """Problems of a CLIP model."""
-    from transformers import CLIPModel
-
-    return class_problems(CLIPModel, Folder(root / folder, "CLIP"))
-
-
 def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
     """Problems of the VAE, or of the encoder of a kind of condition.
 
@@ -168,7 +162,7 @@ def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) ->
 CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
     "videoalign": videoalign_problems,
-    "clip": clip_problems,
+    "clip": lambda root, folder: class_problems("CLIPModel", Folder(root / folder, "CLIP")),
 }
 
 
@@ -179,21 +173,13 @@ def lines(checkpoints: CheckpointReport) -> list[str]:
         (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "nothing here")
         for row in rows
     ]
-    text = align_columns([("part", "folder", "state", "size", "needed for"), *cells])
-    # A missing part stands in the table.
-    troubled = [row for row in rows if row.state in ("incomplete", "does not fit")]
-    text += ["", *(f"{row.part.name}, {row.state}: {problem}" for row in troubled for problem in row.problems)]
-    if needed := [row.part for row in rows if not row.is_ok and row.part.uses]:
-        hint = "a download goes on where it was broken off; take away first what does not fit"
-        text += ["", f"To get what is not ok ({hint}):"]
-    for part in needed:
-        size = f", {part.size}" if part.size else ""
-        text += [f"  # {part.name}, for {', '.join(part.uses)}{size}", f"  {part.download}"]
     uses = {use: name for use, name in _NAMES.items() if any(use in row.part.uses for row in rows)}
-    lacking = {name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in uses.items()}
-    can = ", ".join(name for name, parts in lacking.items() if not parts)
-    cannot = "; ".join(f"{name} (lacks {parts})" for name, parts in lacking.items() if parts)
-    return [*text, "", f"Can be run: {can or 'nothing'}." + (f" Not: {cannot}." if cannot else "")]
+    return fill(
+        Path(__file__).with_name("report.txt.jinja"),
+        rows=rows,
+        table=align_columns([("part", "folder", "state", "size", "needed for"), *cells]),  # with the missing parts
+        lacking={name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in uses.items()},
+    ).splitlines()
 
 
 def _bytes(size: int) -> str:

@@ -13,21 +13,17 @@ They are classes of transformers, loaded by ``models.encoders``; ``how`` is its 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyvideo.models import weight_files
-from hyvideo.models.encoders import class_problems, frozen, read_config, with_tokenizer
+from hyvideo.models.encoders import class_problems, frozen, load_tokenizer, plain_t5, read_config, with_tokenizer
 from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen2_5_VLTextModel, SiglipVisionModel, T5EncoderModel
-
+_TEXT_MODEL, _GLYPH_MODEL, _IMAGE_MODEL = "Qwen2_5_VLTextModel", "T5EncoderModel", "SiglipVisionModel"
 _GLYPH_PREFIX = "module.text_tower.encoder."
-
-
 # Prefixes under which the language model of Qwen2.5-VL was published.
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
 
@@ -36,45 +32,33 @@ def _plain_text(name: str) -> str:
     return _TEXT_PREFIX.sub("", name)
 
 
-def _plain_glyph(name: str) -> str:
-    """One table has two names: a file has it under either, or twice."""
-    return "shared.weight" if name == "encoder.embed_tokens.weight" else name
-
-
 def _plain_image(name: str) -> str:
     return name.removeprefix("vision_model.")
 
 
-def load_text_encoder(
-    root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any
-) -> tuple["PreTrainedTokenizerBase", "Qwen2_5_VLTextModel"]:
+def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[Any, nn.Module]:
     """The tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode.
 
     The vision tower of a full checkpoint is left unread. Raises ValueError for a file or a tensor that is missing or
     does not fit, as the others do.
     """
-    from transformers import AutoTokenizer, Qwen2_5_VLTextModel
-
-    folder, tokenizer_folder = _text_encoder_folders(Path(root))
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    return tokenizer, frozen(Qwen2_5_VLTextModel, folder, dtype=dtype, plain=_plain_text, **how)
+    folder, tokenizer = _text_encoder_folders(Path(root))
+    return load_tokenizer(tokenizer), frozen(_TEXT_MODEL, folder, dtype=dtype, plain=_plain_text, **how)
 
 
 def load_glyph_encoder(
     root: str | Path, *, device: str | torch.device = "cpu", random_weights_seed: int | None = None
-) -> tuple["PreTrainedTokenizerBase", "T5EncoderModel"]:
+) -> tuple[Any, nn.Module]:
     """ByT5's tokenizer and encoder as trained on glyphs, frozen, in float32 as in the original.
 
     ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, which also has
     tokens for colours and fonts, reached by a prompt that spells one.
     """
-    from transformers import AutoTokenizer, T5EncoderModel
-
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    tokenizer = load_tokenizer(tokenizer_folder)
     if random_weights_seed is not None or weights is None:
         how = {"device": device, "random_weights_seed": random_weights_seed}
-        return tokenizer, frozen(T5EncoderModel, folder, dtype=torch.float32, plain=_plain_glyph, **how)
+        return tokenizer, frozen(_GLYPH_MODEL, folder, dtype=torch.float32, plain=plain_t5, **how)
     weight_files.refuse(folder, glyph_encoder_problems(root))
     tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
     state = _glyph_state(weights, folder.label)
@@ -84,42 +68,29 @@ def load_glyph_encoder(
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
 
-def load_vision_encoder(
-    root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any
-) -> tuple[dict[str, Any], "SiglipVisionModel"]:
+def load_vision_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[dict, nn.Module]:
     """The values of SigLIP's preprocessor_config.json and its vision model, frozen."""
-    from transformers import SiglipVisionModel
-
-    folder, preprocessor = _vision_folders(Path(root))
+    folder, preprocessor = vision_folders(Path(root))
     values = weight_files.read_json(preprocessor, folder.label)
-    return values, frozen(SiglipVisionModel, folder, dtype=dtype, plain=_plain_image, **how)
-
-
-def preprocessor_file(root: str | Path) -> Path:
-    """SigLIP's preprocessor_config.json."""
-    return _vision_folders(Path(root))[1]
+    return values, frozen(_IMAGE_MODEL, folder, dtype=dtype, plain=_plain_image, **how)
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the language model from loading; the other parts of a full Qwen2.5-VL are none."""
-    from transformers import Qwen2_5_VLTextModel
-
-    return class_problems(Qwen2_5_VLTextModel, _text_encoder_folders(Path(root))[0], weights_needed, plain=_plain_text)
+    return class_problems(_TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, plain=_plain_text)
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the glyph encoder from loading."""
-    from transformers import AutoTokenizer, T5EncoderModel
-
     folder, tokenizer, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
-        return class_problems(T5EncoderModel, folder, weights_needed, plain=_plain_glyph)
+        return class_problems(_GLYPH_MODEL, folder, weights_needed, plain=plain_t5)
     state = _glyph_state(pickled, folder.label, "meta")
     with torch.device("meta"):
         model = _glyph_model(folder, state)
     weights = Weights(shapes_of(state), dict.fromkeys(state, pickled), drawn={})
     problems = weight_files.tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights)
-    num_plain = len(AutoTokenizer.from_pretrained(tokenizer, local_files_only=True))
+    num_plain = len(load_tokenizer(tokenizer))
     num_added, rows = len(_glyph_tokens(pickled, folder.label)), model.config.vocab_size
     if num_plain + num_added > rows:
         problems.append(f"{num_plain} tokens and {num_added} for colours and fonts are more than the {rows} rows")
@@ -128,18 +99,16 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
     """Problems that keep the vision encoder from loading; a text tower beside it is none."""
-    from transformers import SiglipVisionModel
-
-    folder, preprocessor = _vision_folders(Path(root))
+    folder, preprocessor = vision_folders(Path(root))
     weight_files.read_json(preprocessor, folder.label)
-    return class_problems(SiglipVisionModel, folder, weights_needed, plain=_plain_image)
+    return class_problems(_IMAGE_MODEL, folder, weights_needed, plain=_plain_image)
 
 
-def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> "T5EncoderModel":
+def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
     """The model of a config, with a row for every token of the state."""
     from transformers import T5EncoderModel
 
-    config = read_config(T5EncoderModel, folder)
+    config = read_config(_GLYPH_MODEL, folder)
     config.vocab_size = len(state["embed_tokens.weight"])
     return T5EncoderModel(config)
 
@@ -183,7 +152,7 @@ def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
     return Folder(original, label), with_tokenizer(original, label), weights
 
 
-def _vision_folders(root: Path) -> tuple[Folder, Path]:
+def vision_folders(root: Path) -> tuple[Folder, Path]:
     """Folder of the vision model, and SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
     model, preprocessor = (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)

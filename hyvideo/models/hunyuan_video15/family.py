@@ -32,13 +32,8 @@ def _load_image(root: Path, *, vae: nn.Module, **how: Any) -> Encoder:
 
 
 def _latents(config: Mapping[str, Any]) -> Latents:
-    return Latents(
-        channels=config["latent_channels"],
-        temporal=config["temporal_compression_ratio"],
-        spatial=config["spatial_compression_ratio"],
-        mean=(0.0,),
-        divisor=(config["scaling_factor"],),
-    )
+    sizes = (config[key] for key in ("latent_channels", "temporal_compression_ratio", "spatial_compression_ratio"))
+    return Latents(*sizes, mean=(0.0,), divisor=(config["scaling_factor"],))
 
 
 def _export_parts(
@@ -57,7 +52,7 @@ def _export_parts(
     if task == "i2v":
         yield "image_encoder", encoders.load_vision_encoder(root, dtype=dtype)[1]
         # Copied, not loaded: transformers' processor of this name needs torchvision.
-        given, copied = encoders.preprocessor_file(root), out / "feature_extractor"
+        given, copied = encoders.vision_folders(root)[1], out / "feature_extractor"
         copied.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(given, copied / given.name)
         yield "feature_extractor", ("transformers", "SiglipImageProcessor")
@@ -84,7 +79,8 @@ FAMILY = Family(
     # Modulation, embedders and the output layer see few samples at a time: their gradients have a rank as low.
     matrices=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
-    install=transformer.install,
+    forwards=transformer.forwards,
+    reads_ends=lambda config: config["use_meanflow"],
     stock_inputs=transformer.stock_inputs,
     parts=(
         Part(

@@ -7,8 +7,7 @@ The two implementations hold the same numbers. Nearly every tensor only changes 
 - the last modulation ``final_layer.adaLN_modulation.1`` gives (shift, scale), diffusers' ``norm_out.linear``
   gives (scale, shift): the two halves of the rows change places.
 
-Both are exact, so a round trip gives back every bit. A name that no row knows is a ValueError, never skipped. The
-settings in config.json are mapped by ``settings``.
+Both are exact, so a round trip gives back every bit. A name that no row knows is a ValueError, never skipped.
 """
 
 import re
@@ -18,17 +17,15 @@ import torch
 from torch import Tensor
 
 from hyvideo.models.hunyuan_video15.settings import NAMES
-from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers as transformer_config_to_diffusers
-from hyvideo.models.names import both_directions, rename
+from hyvideo.models.names import both_directions
 
-_TRANSFORMER_TO_DIFFUSERS, _TRANSFORMER_TO_ORIGINAL = both_directions(NAMES, "transformer")
-_VAE_TO_DIFFUSERS, _VAE_TO_ORIGINAL = both_directions(NAMES, "vae")
+_to_diffusers, _to_original = both_directions(NAMES, "transformer", "transformer")
+vae_to_diffusers, vae_to_original = both_directions(NAMES, "vae", "VAE")
 
 
 def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of the original transformer under diffusers' names; ValueError for an unknown name."""
-    renamed = rename(state_dict, _TRANSFORMER_TO_DIFFUSERS, "an original transformer")
-    return _swap_final_modulation(_split_refiner_qkv(renamed), "norm_out.linear.")
+    return _swap_final_modulation(_split_refiner_qkv(_to_diffusers(state_dict)), "norm_out.linear.")
 
 
 def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -36,18 +33,7 @@ def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
 
     Raises ValueError for a name that is none of diffusers', such as a LoRA adapter's: merge it first.
     """
-    renamed = rename(_fuse_refiner_qkv(state_dict), _TRANSFORMER_TO_ORIGINAL, "a diffusers transformer")
-    return _swap_final_modulation(renamed, "final_layer.adaLN_modulation.1.")
-
-
-def vae_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of the original VAE under diffusers' names; ValueError for an unknown name."""
-    return rename(state_dict, _VAE_TO_DIFFUSERS, "an original VAE")
-
-
-def vae_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of diffusers' VAE under the original names; ValueError for an unknown name."""
-    return rename(state_dict, _VAE_TO_ORIGINAL, "a diffusers VAE")
+    return _swap_final_modulation(_to_original(_fuse_refiner_qkv(state_dict)), "final_layer.adaLN_modulation.1.")
 
 
 _FUSED = re.compile(r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_qkv\.(weight|bias)")

@@ -4,8 +4,6 @@ The chat template and its system message come from the installed diffusers at ru
 """
 
 import inspect
-import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,15 +12,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hyvideo.data.images import fit, read_image, to_pixels
-from hyvideo.data.outside import shown
 from hyvideo.models.conditions import ImageCondition
-from hyvideo.models.encoders import of_equal_length
+from hyvideo.models.encoders import PromptEncoder
 
 MAX_TEXT_TOKENS = 1000
 MAX_GLYPH_TOKENS = 256
 
 
-class TextEncoder:
+class TextEncoder(PromptEncoder):
     """Hidden states of Qwen2.5-VL's language model as HunyuanVideo-1.5 reads them.
 
     They are the output of the third layer from the end, without the final norm, from the first token of the user's
@@ -30,36 +27,25 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer, model: nn.Module):
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        super().__init__(tokenizer, model)
         self.system_message = system_message()
         # The states are the input of the last layer but one: two layers and the norm would run for nothing.
         model.layers, model.norm = model.layers[:-2], nn.Identity()
-        self.tokenizer, self.model = tokenizer, model
-        self.crop_start = self._find_crop_start()
-
-    @torch.no_grad()
-    def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """States of each prompt on the CPU; prompts of one length together, unpadded. Shape of each: (tokens, dim)."""
-        token_ids = [self._token_ids(prompt) for prompt in prompts]
-        states: dict[int, Tensor] = {}
-        for batch in of_equal_length(token_ids):
-            ids = torch.tensor([token_ids[i] for i in batch], device=self.model.device)
-            hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state
-            states |= {i: row.clone() for i, row in zip(batch, hidden[:, self.crop_start :].cpu())}
-        return [states[i] for i in range(len(prompts))]
+        # Template tokens before the user's text: the common beginning of two different prompts.
+        first, second = self._all_token_ids("a"), self._all_token_ids("b")
+        self.crop_start = crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
+        assert tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
 
     def _token_ids(self, prompt: str) -> list[int]:
         """Template and prompt, cut on the right as in the original where they are too long."""
         ids = self._all_token_ids(prompt)
         longest = self.crop_start + MAX_TEXT_TOKENS
         if len(ids) > longest:
-            cut = self.tokenizer.decode(ids[longest:], skip_special_tokens=True).removesuffix("assistant\n").strip()
-            warnings.warn(
-                f"a prompt has {len(ids) - self.crop_start} tokens, the model reads {MAX_TEXT_TOKENS}; "
-                f"left out from the end: {shown(cut)}",
-                stacklevel=2,
-            )
+            self._warn_of_cut(len(ids) - self.crop_start, MAX_TEXT_TOKENS, ids[longest:], "assistant\n")
         return ids[:longest]
+
+    def _states(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids, use_cache=False).last_hidden_state[:, self.crop_start :]
 
     def _all_token_ids(self, prompt: str) -> list[int]:
         from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
@@ -67,13 +53,6 @@ class TextEncoder:
         messages = format_text_input([prompt], self.system_message)
         encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return encoded["input_ids"][0]
-
-    def _find_crop_start(self) -> int:
-        """Number of template tokens before the user's text: the common beginning of two different prompts."""
-        first, second = self._all_token_ids("a"), self._all_token_ids("b")
-        crop = next(i for i, (x, y) in enumerate(zip(first, second)) if x != y)
-        assert self.tokenizer.decode(first[:crop]).endswith("user\n"), "the crop must fall where the user's text begins"
-        return crop
 
 
 def system_message() -> str:

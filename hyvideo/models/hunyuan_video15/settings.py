@@ -10,11 +10,8 @@ from hyvideo.data.images import RESOLUTIONS
 from hyvideo.models.names import setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
-_ONLY_VALUES: dict[str, Any] = NAMES["transformer"]["only_values"]
-
-# Not in the original's config.json: all releases have these.
-_BYT5_STATES_DIM = 1472
-_REFINER_DEPTH = 2
+_TRANSFORMER, _VAE = NAMES["transformer"], NAMES["vae"]
+_BYT5_STATES_DIM = _TRANSFORMER["arguments"]["text_embed_2_dim"]
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,13 +20,9 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     The number of refiner blocks is not in it; a key ``refiner_depth`` is honoured, otherwise it is 2. Raises ValueError
     where a key is missing or of the wrong type, or asks for what diffusers' class does not have.
     """
-    for key, value in _ONLY_VALUES.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: not in diffusers' class")
     if config.get("attn_mode") == "flex-block-attn":
         raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
-    config = {"refiner_depth": _REFINER_DEPTH, "use_meanflow": False} | dict(config)
-    renamed = settings_to_diffusers(NAMES["transformer"]["settings"], config)
+    renamed = settings_to_diffusers(_TRANSFORMER, config)
     hidden_size, num_heads = setting(config, "hidden_size", "integers"), renamed["num_attention_heads"]
     rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
@@ -51,8 +44,6 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
         "attention_head_dim": hidden_size // num_heads,
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],
-        "qk_norm": "rms_norm",
-        "text_embed_2_dim": _BYT5_STATES_DIM,
         "target_size": RESOLUTIONS[resolution],
         "task_type": config.get("ideal_task") or "t2v",
     }
@@ -68,7 +59,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
             f"text_embed_2_dim must be {_BYT5_STATES_DIM} as in the releases, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
-    original = settings_to_original(NAMES["transformer"]["settings"], config) | {
+    others = {
         "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
         "patch_size": [config["patch_size_t"], config["patch_size"], config["patch_size"]],
         "in_channels": config["out_channels"] if conditioned else config["in_channels"],
@@ -80,9 +71,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
         "ideal_resolution": resolution,
         "ideal_task": config["task_type"],
     }
-    if original["refiner_depth"] == _REFINER_DEPTH:
-        del original["refiner_depth"]
-    return original | _ONLY_VALUES
+    return settings_to_original(_TRANSFORMER, config, others | _TRANSFORMER["only_values"])
 
 
 def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,15 +82,9 @@ def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if config.get("shift_factor"):
         raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")
-    config = {"downsample_match_channel": True, "upsample_match_channel": True} | dict(config)
-    return settings_to_diffusers(NAMES["vae"]["settings"], config)
+    return settings_to_diffusers(_VAE, config)
 
 
 def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """The original's ``config.json`` for the config of a diffusers VAE."""
-    return settings_to_original(NAMES["vae"]["settings"], config) | {
-        "_class_name": "AutoencoderKLConv3D",
-        "sample_size": 256,
-        "sample_tsize": 64,
-        "shift_factor": None,
-    }
+    return settings_to_original(_VAE, config, _VAE["written"])

@@ -1,39 +1,21 @@
-"""Sizes of HunyuanVideo-1.5 for the planner: their base is in ``models/sizes.py``.
+"""Sizes of HunyuanVideo-1.5 for the planner: their base is in ``models/sizes.py``, what was measured in ``sizes.yaml``.
 
-Pure arithmetic; the parameter count is the model's own, to the last one (tested against the class).
+The parameter count is the model's own, to the last one (tested against the class).
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
 from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
 from hyvideo.models.versions import RELEASED
 
-# What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
-#   1  normalised and modulated: input of the projections
-#   2  query and key before their norm
-#   3  query, key and value as attention reads them, image and text joined
-#   1  attention's output, as the output projection reads it
-#   1  output projection, for the gradient of its gate
-#   3  residual stream, normalised and modulated before the MLP, and after the block
-#   1  output of the MLP, for the gradient of its gate
-# and the MLP's hidden layer twice, before and after GELU.
-_FIXED_WIDTHS = 12
-# What exists together in a forward pass without gradient, with the MLP's hidden layer before and after GELU, and beside
-# what is kept in a backward pass. Calibrated on the operators of a block on a GPU that does not exist
-# (tests/config/memory/counted_block.py).
-_INFERENCE_WIDTHS, _BACKWARD_WIDTHS = 3, 3.5
-# Parameters of the released encoders and VAE; ByT5 stays in float32.
-_LANGUAGE_MODEL, _GLYPH_ENCODER, _VISION_ENCODER = 7.07e9, 0.22e9, 0.428e9
-_VAE = 1_260_634_115
-# Of the released VAE's decoder, per pixel and frame: 1.24 PFLOP for 121 frames of 480 x 848, counted by torch.
-_DECODE_FLOPS = 25.1e6
-# Feature maps of the decoder's first width, at full resolution, that decoding holds at most. Simulated with fake
-# tensors: 7.06 for a tile of 256 pixels and 81 frames, 7.08 for 121; kernels' workspaces come on top.
-_DECODER_MAPS = 7.1
+_MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _TIME_DIM = 256  # sinusoidal embedding of a timestep
 _GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
 
@@ -51,7 +33,7 @@ class Architecture(Sizes):
     patch_size_t: int = 1
     in_channels: int = 65  # noisy latents, condition latents, mask
     out_channels: int = 32
-    text_embed_dim: int = 3584
+    text_width: int = 3584
     text_embed_2_dim: int = 1472
     image_embed_dim: int = 1152
     use_meanflow: bool = False
@@ -61,8 +43,7 @@ class Architecture(Sizes):
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
 
-    fixed_widths, backward_widths = _FIXED_WIDTHS, _BACKWARD_WIDTHS
-    num_attentions = 1  # of a block
+    num_attentions, fixed_widths, backward_widths = 1, sum(_MEASURES["kept"].values()), _MEASURES["backward"]
 
     @property
     def patch(self) -> tuple[int, int, int]:
@@ -77,7 +58,7 @@ class Architecture(Sizes):
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, text refiner, output."""
-        d, text_dim, glyph_dim, image_dim = self.width, self.text_embed_dim, self.text_embed_2_dim, self.image_embed_dim
+        d, text_dim, glyph_dim, image_dim = self.width, self.text_width, self.text_embed_2_dim, self.image_embed_dim
         time = linear(_TIME_DIM, d) + linear(d, d)
         refiner_block = 2 * 2 * d + 4 * linear(d, d) + self._mlp + linear(d, 2 * d)
         text = linear(text_dim, d) + time + linear(text_dim, d) + linear(d, d)
@@ -116,32 +97,28 @@ class Architecture(Sizes):
 
     @property
     def inference_widths(self) -> float:
-        return _INFERENCE_WIDTHS + 2 * self.mlp_ratio
-
-    @property
-    def text_width(self) -> int:
-        return self.text_embed_dim
+        return _MEASURES["inference"] + 2 * self.mlp_ratio
 
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
-        vision = _VISION_ENCODER if with_images else 0.0
-        return (_LANGUAGE_MODEL + vision) * size + _GLYPH_ENCODER * 4
+        text, glyph, image = _MEASURES["encoders"].values()
+        return (text + image * with_images) * size + glyph * 4
 
     @property
     def vae_parameters(self) -> float:
         """A convolution grows with the product of its channels, so those of others are scaled by their squares."""
         channels, released = (sum(c**2 for c in a.block_out_channels) for a in (self, Architecture))
-        return _VAE * channels / released
+        return _MEASURES["vae"]["parameters"] * channels / released
 
     @property
     def decode_flops(self) -> float:
-        return _DECODE_FLOPS * (self.block_out_channels[0] / Architecture.block_out_channels[0]) ** 2
+        return _MEASURES["vae"]["decode_flops"] * (self.block_out_channels[0] / Architecture.block_out_channels[0]) ** 2
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Feature maps of the tiles, and the mask of the attention layer."""
         feature_map = frames * height * width * self.block_out_channels[0]
         latent_frames = (frames - 1) // self.temporal_compression_ratio + 1
         tokens = latent_frames * height * width // self.spatial_compression_ratio**2
-        return videos * _DECODER_MAPS * feature_map + tokens**2
+        return videos * _MEASURES["vae"]["maps"] * feature_map + tokens**2
 
     @property
     def _mlp(self) -> int:
@@ -153,7 +130,7 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     sizes = _named(transformer, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
     of_vae = _named(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae else {}
     ours, released = Architecture(**(of_vae | sizes)), Architecture()  # channels are the transformer's
-    is_released = (ours.text_embed_dim, ours.width) == (released.text_embed_dim, released.width)
+    is_released = (ours.text_width, ours.width) == (released.text_width, released.width)
     return replace(ours, is_released=is_released)
 
 
@@ -163,4 +140,5 @@ def released(version: str) -> Architecture:
 
 
 def _named(config: Mapping[str, Any], class_name: str, to_diffusers: Callable[[Mapping], dict]) -> dict[str, Any]:
-    return fields_of(Architecture, config if config.get("_class_name") == class_name else to_diffusers(config))
+    config = config if config.get("_class_name") == class_name else to_diffusers(config)
+    return fields_of(Architecture, config, {"text_embed_dim": "text_width"})

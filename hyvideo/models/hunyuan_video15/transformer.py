@@ -1,24 +1,21 @@
 """The transformer's forward pass over trimmed conditions, of any length per sample, without a mask or a wait.
 
 diffusers' class has the layers. Its ``forward`` pads every text to 1,000 + 256 + 729 slots and asks the GPU, in
-every call, which of them are valid. `install` gives a model the forward pass below instead: conditions come as one
-tensor of valid tokens per sample, so every length is known on the host. The numbers are the same (tested against
-the original's and diffusers').
+every call, which of them are valid. In the forward pass below conditions come as one tensor of valid tokens per
+sample, so every length is known on the host. The numbers are the same (tested against the original's and diffusers').
 """
 
 import functools
-import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
-from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hyvideo.models.attention import Layout, WholeSequence, equal_runs
+from hyvideo.models.attention import Layout, equal_runs, video_of
 from hyvideo.models.conditions import Condition
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
@@ -28,26 +25,16 @@ _TEXT, _GLYPH, _IMAGE = range(3)
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # to which the original pads, and diffusers
 
 
-def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a HunyuanVideo15Transformer3DModel the forward pass and the attention of this project; twice is once."""
-    is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward pass
-    transformer.sequence = sequence or WholeSequence()
-    transformer.reads_ends = transformer.config.use_meanflow
+def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
+    """Yield the modules with a forward pass of this project, and that."""
+    yield transformer, forward
     for block in transformer.transformer_blocks:
-        block.attn.sequence = transformer.sequence
-        if is_first:
-            block.forward = types.MethodType(block_forward, block)
-            block.attn.forward = types.MethodType(attention, block.attn)
-    if is_first:
-        transformer.forward = types.MethodType(forward, transformer)
+        yield block, block_forward
+        yield block.attn, attention
 
 
 def forward(
-    self: nn.Module,
-    latents: Tensor,
-    timestep: Tensor,
-    conditions: Sequence[Condition],
-    ends: Tensor | None = None,
+    self: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition], ends: Tensor | None = None
 ) -> Tensor:
     """Return the velocity. Shape: (batch, out channels, frames, height, width).
 
@@ -72,23 +59,19 @@ def forward(
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
-        if recompute:
-            image, context = self._gradient_checkpointing_func(block, image, context, time, layout)
-        else:
-            image, context = block(image, context, time, layout)
+        arguments = (image, context, time, layout)
+        image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
     # After the projection: 32 numbers for each token travel, not 2048.
-    return _unpatch(self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens), grid, patch)
+    patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
+    return video_of(patches, grid, patch, "c pf ph pw")
 
 
 def stock_inputs(
     transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
 ) -> dict[str, Any]:
     """Return arguments of diffusers' own forward for the same samples: padded conditions and their masks."""
-    config = transformer.config
-    texts = [one.text for one in conditions]
-    glyphs = _or_none([one.glyph for one in conditions], texts, config.text_embed_2_dim)
-    images = _or_none([one.image and one.image.embeds for one in conditions], texts, config.image_embed_dim)
-    padded, masks = zip(_padded(texts, TEXT_SLOTS), _padded(glyphs, GLYPH_SLOTS), _padded(images, IMAGE_SLOTS))
+    slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
+    padded, masks = zip(*map(_padded, _tokens_of(transformer, conditions), slots))
     return {
         "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
         "timestep": timestep,
@@ -122,10 +105,16 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
     return beside
 
 
-def _or_none(parts: Sequence[Tensor | None], texts: Sequence[Tensor], width: int) -> list[Tensor]:
-    """Return the parts, with no tokens in the place of None. Shape of each: (tokens, width)."""
-    how = {"dtype": texts[0].dtype, "device": texts[0].device}
-    return [torch.zeros(0, width, **how) if part is None else part for part in parts]
+def _tokens_of(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return text, quoted text and image features of each sample, no tokens where it has none of a kind.
+
+    Shape of each: (tokens, width of the kind).
+    """
+    texts = [one.text for one in conditions]
+    zeros, config = texts[0].new_zeros, model.config
+    glyphs = [zeros(0, config.text_embed_2_dim) if one.glyph is None else one.glyph for one in conditions]
+    images = [zeros(0, config.image_embed_dim) if one.image is None else one.image.embeds for one in conditions]
+    return texts, glyphs, images
 
 
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
@@ -133,9 +122,7 @@ def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
 
     Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
     """
-    texts = [one.text for one in conditions]
-    glyphs = _or_none([one.glyph for one in conditions], texts, model.config.text_embed_2_dim)
-    images = _or_none([one.image and one.image.embeds for one in conditions], texts, model.config.image_embed_dim)
+    texts, glyphs, images = _tokens_of(model, conditions)
     kinds = model.cond_type_embed.weight
     text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
@@ -155,16 +142,6 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
     for rows, _ in equal_runs([len(sample) for sample in samples]):
         embedded += embed(torch.stack(list(samples[rows])), rows).unbind(0)
     return embedded
-
-
-def _unpatch(tokens: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, int]) -> Tensor:
-    """Tokens back to a video, in memory of its own. Shape: (batch, channels, frames, height, width).
-
-    A view would lose FSDP2's backward hook where somebody changes the output in place, so FSDP2 warns of one.
-    """
-    sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
-    video = rearrange(tokens, "b (f h w) (c pf ph pw) -> b c (f pf) (h ph) (w pw)", **sizes)
-    return video.clone() if video._is_view() else video  # patches of one pixel are moved without a copy
 
 
 # One video size for training, perhaps another for validation. A table is 44 MB at 480x848 and 81 frames.

@@ -1,38 +1,17 @@
-"""Sizes of Wan for the planner: their base is in ``models/sizes.py``."""
+"""Sizes of Wan for the planner: their base is in ``models/sizes.py``, what was measured in ``sizes.yaml``."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hyvideo.models.sizes import Forward, Sizes, fields_of, linear
 from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
 
-# What a block keeps of every token for its backward pass, in tensors of the model's width, computing precision:
-#   1  normalised and modulated: input of the projections
-#   2  query and key before their norm
-#   3  query, key and value as self-attention reads them
-#   2  self-attention's output, and that output projected, for the gradient of its gate
-#   2  query of cross-attention, before and after its norm
-#   1  cross-attention's output, as the output projection reads it
-#   5  residual stream after either attention, normalised before cross-attention and the MLP, and after the block
-#   1  output of the MLP, for the gradient of its gate
-# and keys and values of the text, a tenth of a width at 81 frames; and the MLP's hidden layer twice, before and after
-# GELU.
-_FIXED_WIDTHS = 17.1
-# What exists together without gradient: in self-attention, or in the MLP with the hidden layer twice. Calibrated, as
-# `backward_widths`, on the operators of a block on a GPU that does not exist (tests/models/wan/counted_block.py).
-_ATTENTION_WIDTHS, _MLP_WIDTHS = 9, 3
-_UMT5 = 5_680_910_336  # parameters of the encoder
-# The VAE of Wan2.2. Feature maps are of the decoder's first width at full size, for each of the 4 frames that are
-# decoded together, at most: simulated with fake tensors. FLOPs were counted by torch for 81 frames.
-_VAE_22 = {
-    "spatial_compression_ratio": 16,
-    "vae_channels": 256,
-    "vae_parameters": 704_688_668,
-    "decode_flops": 18.5e6,
-    "decoder_maps": 5.3,
-}
+_MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -43,28 +22,23 @@ class Architecture(Sizes):
     num_attention_heads: int = 40
     attention_head_dim: int = 128
     ffn_dim: int = 13824
-    patch_size: tuple[int, int, int] = (1, 2, 2)
+    patch: tuple[int, int, int] = (1, 2, 2)
     in_channels: int = 16
     out_channels: int = 16
-    text_dim: int = 4096
+    text_width: int = 4096
     freq_dim: int = 256
-    # of the VAE, as `_VAE_22`; that of Wan2.1
+    # of the VAE
+    base_dim: int = 96
+    decoder_base_dim: int | None = None
+    is_residual: bool = False  # the VAE of Wan2.2
     spatial_compression_ratio: int = 8
     temporal_compression_ratio: int = 4
-    vae_channels: int = 96
-    vae_parameters: float = 126_892_531
-    decode_flops: float = 8.5e6
-    decoder_maps: float = 13.1
 
-    num_attentions, fixed_widths = 2, _FIXED_WIDTHS
+    num_attentions, fixed_widths = 2, sum(_MEASURES["kept"].values())
 
     @property
     def mlp_ratio(self) -> float:
         return self.ffn_dim / self.width
-
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        return self.patch_size
 
     @property
     def block_parameters(self) -> int:
@@ -74,7 +48,7 @@ class Architecture(Sizes):
     @property
     def root_parameters(self) -> int:
         """Parameters outside the blocks: embedders, output and its table."""
-        d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_dim
+        d, patch, time_and_text = self.width, math.prod(self.patch), self.freq_dim + self.text_width
         embedders = linear(time_and_text, d) + linear(d, d) * 2 + linear(d, 6 * d) + d
         ends = linear(self.in_channels * patch, d) + linear(d, self.out_channels * patch)
         return embedders + ends + 2 * d
@@ -99,63 +73,64 @@ class Architecture(Sizes):
         d, layers = self.width, self.num_layers
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
-        text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_dim * d + d**2)
+        text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_width * d + d**2)
         time = (self.freq_dim + 7 * d) * d
         return Forward(2 * image, 2 * (text + time), 4 * layers * d * image_tokens * (image_tokens + TEXT_SLOTS))
 
     @property
     def inference_widths(self) -> float:
-        return max(_ATTENTION_WIDTHS, _MLP_WIDTHS + 2 * self.mlp_ratio)
+        return max(_MEASURES["inference"]["attention"], _MEASURES["inference"]["mlp"] + 2 * self.mlp_ratio)
 
     @property
     def backward_widths(self) -> float:
         return self.mlp_ratio
 
     @property
-    def text_width(self) -> int:
-        return self.text_dim
-
-    @property
     def is_released(self) -> bool:
-        return self.text_dim == Architecture.text_dim
+        return self.text_width == Architecture.text_width
 
     def encoder_bytes(self, size: int, *, with_images: bool) -> float:
-        return _UMT5 * size
+        return _MEASURES["text_encoder"] * size
+
+    @property
+    def _vae(self) -> dict[str, float]:
+        """Measures of the released VAE of this kind."""
+        return _MEASURES["vae"][self.is_residual]
+
+    @property
+    def _vae_channels(self) -> int:
+        return self.decoder_base_dim or self.base_dim
+
+    @property
+    def _vae_scale(self) -> float:
+        """A convolution grows with the product of its channels."""
+        return (self._vae_channels / self._vae["channels"]) ** 2
+
+    @property
+    def vae_parameters(self) -> float:
+        return self._vae["parameters"] * self._vae_scale
+
+    @property
+    def decode_flops(self) -> float:
+        return self._vae["decode_flops"] * self._vae_scale
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
         """Feature maps of the frames of one latent frame: they are decoded one after another."""
         pixels = min(frames, self.temporal_compression_ratio) * height * width
-        return videos * pixels * self.decoder_maps * self.vae_channels
-
-
-_RELEASED = {
-    "wan2.1_t2v_1.3b": Architecture(num_layers=30, num_attention_heads=12, ffn_dim=8960),
-    "wan2.1_t2v_14b": Architecture(),
-    "wan2.2_ti2v_5b": Architecture(
-        num_layers=30, num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, **_VAE_22
-    ),
-}
+        return videos * pixels * self._vae["maps"] * self._vae_channels
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
     """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
-    sizes = fields_of(Architecture, transformer)
-    is_wan22 = vae.get("is_residual", sizes.get("out_channels") == 48)
-    released = Architecture(**(sizes | (_VAE_22 if is_wan22 else {})))
-    channels = vae.get("decoder_base_dim") or vae.get("base_dim") or released.vae_channels
-    scale = (channels / released.vae_channels) ** 2  # a convolution grows with the product of its channels
-    return replace(
-        released,
-        spatial_compression_ratio=vae.get("scale_factor_spatial", released.spatial_compression_ratio),
-        temporal_compression_ratio=vae.get("scale_factor_temporal", released.temporal_compression_ratio),
-        vae_channels=channels,
-        vae_parameters=released.vae_parameters * scale,
-        decode_flops=released.decode_flops * scale,
-    )
+    vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
+    names = _MEASURES["names"]
+    by_channels = _MEASURES["vae_of_channels"].get(transformer.get("out_channels"), {})
+    of_vae = fields_of(Architecture, vae, names) or by_channels
+    return Architecture(**(of_vae | fields_of(Architecture, transformer, names)))
 
 
 def released(version: str) -> Architecture:
     """Return the sizes of a released version."""
-    return _RELEASED[version]
+    return Architecture(**_MEASURES["released"][version])

@@ -6,23 +6,19 @@ when it is built without memory and rounded when it is cast.
 """
 
 import functools
-import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
-from einops import rearrange
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyvideo.models.attention import Layout, WholeSequence
+from hyvideo.models.attention import Layout, Size, video_of
 from hyvideo.models.conditions import Condition, to_device
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
-
-Size = tuple[int, int, int]  # frames, height, width
 
 
 def finish(transformer: nn.Module) -> None:
@@ -39,17 +35,9 @@ def finish(transformer: nn.Module) -> None:
     del transformer.rope
 
 
-def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a WanTransformer3DModel this project's forward pass; a second call only changes the sequence."""
-    is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward pass
-    transformer.sequence = sequence or WholeSequence()
-    transformer.reads_ends = False
-    for block in transformer.blocks:
-        block.sequence = transformer.sequence
-        if is_first:
-            block.forward = types.MethodType(block_forward, block)
-    if is_first:
-        transformer.forward = types.MethodType(forward, transformer)
+def forwards(transformer: nn.Module) -> list[tuple[nn.Module, Callable]]:
+    """Return the modules with a forward pass of this project, and that."""
+    return [(transformer, forward), *((block, block_forward) for block in transformer.blocks)]
 
 
 def forward(
@@ -82,7 +70,7 @@ def forward(
     # In float32, as in diffusers: a scale in bf16 would add 3 to 6 % to the error of the velocity in bf16.
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
-    return _unpatch(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch)
+    return video_of(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c")
 
 
 def stock_inputs(
@@ -115,16 +103,6 @@ def _time_embedding(embedder: nn.Module, timestep: Tensor) -> tuple[Tensor, Tens
 def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
     """Call a module, and an adapter in it, on its parameters in float32."""
     return functional_call(module, {name: value.float() for name, value in module.named_parameters()}, values)
-
-
-def _unpatch(tokens: Tensor, grid: Size, patch: Size) -> Tensor:
-    """Return tokens as a video, in memory of its own: FSDP2's backward hook may be lost with a view.
-
-    Shape: (batch, channels, frames, height, width).
-    """
-    sizes = dict(zip(("f", "h", "w", "pf", "ph", "pw"), (*grid, *patch)))
-    video = rearrange(tokens, "b (f h w) (pf ph pw c) -> b c (f pf) (h ph) (w pw)", **sizes)
-    return video.clone() if video._is_view() else video
 
 
 @functools.lru_cache(maxsize=4)  # one video size for training, perhaps another for validation

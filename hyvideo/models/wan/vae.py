@@ -14,26 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyvideo.models.family import Component, Latents
+from hyvideo.models.family import Latents
 from hyvideo.models.norms import channels_normalised
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.encoders import load_text_encoder
 
 
-def _only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
+def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(
         f"the VAE of Wan is read and written in diffusers' layout only, got _class_name "
         f"{config.get('_class_name')!r}; download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     )
-
-
-VAE = Component(
-    "AutoencoderKLWan",
-    to_diffusers=dict,
-    to_original=dict,
-    config_to_diffusers=_only_diffusers,
-    config_to_original=_only_diffusers,
-)
 
 
 def prepare(vae: nn.Module) -> None:
@@ -90,15 +81,8 @@ def export_parts(
     """Yield the names and the parts of a `WanPipeline` but the transformer; a part is freed before the next."""
     import diffusers
 
-    yield (
-        "scheduler",
-        diffusers.UniPCMultistepScheduler(
-            prediction_type="flow_prediction",
-            use_flow_sigmas=True,
-            num_train_timesteps=1000,
-            flow_shift=version_defaults(version).shift,
-        ),
-    )
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "num_train_timesteps": 1000}
+    yield "scheduler", diffusers.UniPCMultistepScheduler(**flow, flow_shift=version_defaults(version).shift)
     yield "vae", load_vae(root, dtype=torch.float32)
     yield "text_encoder", load_text_encoder(root, dtype=dtype)[1]
     shutil.copytree(root / "tokenizer", out / "tokenizer", dirs_exist_ok=True)

@@ -2,13 +2,12 @@ import pytest
 import torch
 
 from hyvideo.models.hunyuan_video15.names import (
-    transformer_config_to_diffusers,
     transformer_to_diffusers,
     transformer_to_original,
     vae_to_diffusers,
     vae_to_original,
 )
-from hyvideo.models.hunyuan_video15.settings import vae_config_to_diffusers
+from hyvideo.models.hunyuan_video15.settings import transformer_config_to_diffusers, vae_config_to_diffusers
 from tests.models.hunyuan_video15.test_settings import RELEASED_TRANSFORMER, RELEASED_VAE
 
 

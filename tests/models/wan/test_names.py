@@ -10,8 +10,12 @@ from safetensors.torch import load_file
 from hyvideo.models.family import new_model
 from hyvideo.models.loading import load_transformer, read_task
 from hyvideo.models.saving import save_original
-from hyvideo.models.wan.names import transformer_to_diffusers, transformer_to_original
-from hyvideo.models.wan.settings import transformer_config_to_diffusers, transformer_config_to_original
+from hyvideo.models.wan.settings import (
+    transformer_config_to_diffusers,
+    transformer_config_to_original,
+    transformer_to_diffusers,
+    transformer_to_original,
+)
 from tests.models.wan.tiny import FAMILY, tiny
 
 # config.json of Wan2.1-T2V-1.3B.

@@ -7,7 +7,8 @@ import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
-from hyvideo.models.wan.vae import VAE, latents, prepare, set_tiling
+from hyvideo.models.wan.family import FAMILY
+from hyvideo.models.wan.vae import latents, prepare, set_tiling
 from tests.tiny_wan import VAE as SMALL
 from tests.tiny_wan import VAE_22, drawn
 
@@ -137,7 +138,7 @@ def test_settings_that_disagree_are_refused(change, message):
 
 
 def test_only_diffusers_layout_is_read_and_written():
-    for read in (VAE.config_to_diffusers, VAE.config_to_original):
+    for read in (FAMILY.vae.config_to_diffusers, FAMILY.vae.config_to_original):
         with pytest.raises(ValueError, match="got _class_name 'WanVAE_'; .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"):
             read({"_class_name": "WanVAE_"})
 

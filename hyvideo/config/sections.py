@@ -151,10 +151,7 @@ class TrustRegionSettings:
     dual_kl_moving_weight: float = learning(1.0, "Weight of the position distance in dual strategies.", no.DUAL)
     dual_kl_step_weight: float = learning(0.1, "Weight of the velocity distance in dual strategies.", no.DUAL)
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio",
-        "Velocity distance: mean log-ratio of drawn actions, or closed form of the means.",
-        no.VELOCITY,
-        no.RATIO,
+        "log_ratio", "Velocity distance: mean log-ratio of actions, or closed form of the means.", no.VELOCITY, no.RATIO
     )
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
     kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE)
@@ -196,9 +193,7 @@ class OptimizerSettings:
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
     pretrained_lora_path: str = learning("", "LoRA to start from: trained or, with lora_rank 0, merged into the base.")
     lora_target_modules: list[str] = learning(
-        [],
-        "Modules that get a LoRA: regular expressions of names, or of ends of names here or in the original; all "
-        "matrices of the blocks by default.",
+        [], "Modules that get a LoRA: regular expressions of names or of their ends; by default the blocks' matrices."
     )
 
 
@@ -211,15 +206,11 @@ class DistributedSettings:
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state over ranks.", no.OTHER_PROCESS)
     reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false keeps them.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto",
-        "Reduce gradients in every backward pass, or hold them whole to an update's last; auto: last for LoRA only.",
-        no.SHARDING,
+        "auto", "Reduce gradients in every backward pass, or in an update's last; auto: last for LoRA.", no.SHARDING
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto",
-        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto: the latter if it fits.",
-        no.RECOMPUTATION,
+        "auto", "What to recompute: blocks, or all but attention; auto: the latter if it fits.", no.RECOMPUTATION
     )
     enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")
     compile_backend: str = machine("inductor", "Backend of torch.compile; aot_eager finds breaks fast.", no.COMPILE)

@@ -59,10 +59,7 @@ class RolloutSettings:
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1)
     shift: float | None = learning(None, "Shift of the schedule; else the version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
-        None,
-        "Guidance scale, in rollout, update and anchor; up to 1 has one branch. The version's by default, else 6.",
-        at_least=None,
-        measured=True,
+        None, "Guidance scale; up to 1 has one branch. By default the version's.", at_least=None, measured=True
     )
     guidance_interval: str = learning("", "Noise levels LOW:HIGH to guide; all by default.", no.GUIDANCE, measured=True)
     batched_forward: Switch = machine("auto", "Samples and branches share a forward pass; auto: not on a GPU.")
@@ -108,31 +105,20 @@ class LossSettings:
     """The loss and the steps, or levels, that it trains."""
 
     objective: Literal["grpo", "nft"] = learning(
-        "grpo",
-        "Loss: grpo clips the ratios of transitions; nft (DiffusionNFT) contrasts velocities at rollouts with new "
-        "noise, and takes rollouts of any sampler, preferably the ODE (eta 0).",
+        "grpo", "Loss: grpo clips the ratios of transitions; nft (DiffusionNFT) contrasts velocities at noisy rollouts."
     )
     nft_levels: int = learning(4, "Noise levels at which nft trains each rollout.", no.NFT, at_least=1)
     clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this.", no.RATIO, above=0)
     use_grad_balancing: bool = learning(True, "Weight the steps by the temporal gradient equalizer.", no.RATIO)
     enable_timestep_permutation: bool = learning(True, "Visit a rollout's steps in random order.", no.RATIO)
     timestep_fraction: float = learning(
-        1.0,
-        "Fraction of the stochastic steps that an update trains: drawn for each rollout, or, without "
-        "enable_timestep_permutation, the noisiest.",
-        no.RATIO,
-        above=0,
-        at_most=1,
+        1.0, "Fraction of the stochastic steps to train; unpermuted, the noisiest.", no.RATIO, above=0, at_most=1
     )
     num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", no.APART, at_least=1)
     gate_interval: int = machine(1, "Iterations between checks that fresh rollouts have a ratio of 1; 0 never checks.")
     gate_tolerance: float | None = machine(
-        None,
-        "Largest log-ratio that this check allows; by default 1e-6, and clip_range in bf16 where the update's batches "
-        "have other shapes than the rollouts'.",
-        no.CHECK,
-        above=0,
+        None, "Largest log-ratio allowed; by default 1e-6, or clip_range in bf16 for other shapes.", no.CHECK, above=0
     )
 
 

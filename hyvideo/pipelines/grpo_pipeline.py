@@ -153,7 +153,8 @@ class GRPOPipeline:
     @torch.no_grad()
     def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
         latents = noise.float()
-        stochastic = set(self.scheduler.stochastic_steps(eta=eta, sde_type=self.sampling.sde_type))
+        sde_type = self.sampling.sde_type if step_noise else "sage_grpo"  # at eta 0 a user's need not be the ODE
+        stochastic = set(self.scheduler.stochastic_steps(eta=eta, sde_type=sde_type))
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
             if origins and i < self.num_shared_steps:
@@ -168,7 +169,7 @@ class GRPOPipeline:
                 latents,
                 timestep,
                 eta=eta,
-                sde_type=self.sampling.sde_type,
+                sde_type=sde_type,
                 noise=step_noise(i) if i in stochastic else None,
             )
             latents = step.prev_sample

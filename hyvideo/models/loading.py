@@ -191,7 +191,13 @@ def check_family(root: str | Path, version: str) -> None:
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
     """The model on the meta device, and whether the folder is in the original layout."""
     arguments, is_original = read_arguments(component, folder)
-    return _without_memory(component, arguments), is_original
+    try:
+        return _without_memory(component, arguments), is_original
+    except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, AssertionError) as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(
+            f"{folder.label}: the settings of {folder.path / 'config.json'} make no {component.class_name}: {reason}"
+        ) from error
 
 
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:

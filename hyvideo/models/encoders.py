@@ -111,10 +111,7 @@ class PromptEncoder:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """Return the states of each prompt, on the CPU; prompts of one length go through the model together, unpadded.
-
-        Shape of each: (tokens, dim).
-        """
+        """Return each prompt's states (tokens, dim), on the CPU; prompts of one length are read together, unpadded."""
         token_ids = [self._token_ids(prompt) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
         for place, ids in enumerate(token_ids):

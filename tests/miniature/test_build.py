@@ -51,6 +51,7 @@ def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.slow
 def test_a_build_of_wan_is_a_pipeline_and_repeats_bit_for_bit(small_build, tmp_path):
     from diffusers import WanPipeline
 

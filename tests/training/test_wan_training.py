@@ -79,7 +79,10 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
         {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "selective"},
         # The gate asks for a model that predicts better than zero, which random weights do not.
         {"objective": "nft", "nft_levels": 2, "eta": 0.0, "cfg_scale": 1.0, "lora_rank": 2, "gate_interval": 0},
-        {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
+        pytest.param(
+            {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
+            marks=pytest.mark.slow,
+        ),
         {"ema_decay": 0.5, "kl_strategy": "dual_moving", "kl_weight": 0.1, "update_ref_model_step": 1},
     ],
     ids=["all weights", "muon", "LoRA", "NFT", "compiled", "anchor and average"],

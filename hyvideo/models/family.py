@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.sizes import packages
+from hyvideo.models.versions import FAMILIES
 
 
 class Component(NamedTuple):
@@ -152,8 +153,8 @@ def _understands(component: Component, config: Mapping[str, Any]) -> bool:
 
 
 def families() -> list[Family]:
-    """Return all families."""
-    names = dict.fromkeys(packages().values())
+    """Return all families, those of versions.yaml first: files that name no class, as old ones, are of the first."""
+    names = dict.fromkeys((*FAMILIES, *packages().values()))
     return [importlib.import_module(f"hyvideo.models.{name}.family").FAMILY for name in names]
 
 

@@ -59,7 +59,9 @@ def pipeline_problems(root: Path) -> list[str]:
     """Problems of the pipeline that a model_index.json describes: the program trains a single transformer."""
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
-    others = sorted(name for name, of in parts.items() if name.startswith("transformer_") and of not in (None, [None, None]))
+    others = sorted(
+        name for name, of in parts.items() if name.startswith("transformer_") and of not in (None, [None, None])
+    )
     return [f"{path} has {', '.join(others)} beside the transformer: such models cannot be used"] if others else []
 
 

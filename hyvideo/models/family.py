@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.sizes import packages
+from hyvideo.models.versions import FAMILIES
 
 
 class Component(NamedTuple):
@@ -164,8 +165,8 @@ def family_named(package: str) -> Family:
 
 
 def families() -> list[Family]:
-    """Return all families."""
-    return [family_named(package) for package in dict.fromkeys(packages().values())]
+    """Return all families, those of versions.yaml first: files that name no class, as old ones, are of the first."""
+    return [family_named(package) for package in dict.fromkeys((*FAMILIES, *packages().values()))]
 
 
 def blocks(transformer: nn.Module) -> nn.ModuleList:

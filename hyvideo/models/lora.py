@@ -70,9 +70,9 @@ def read_lora(path: str | Path) -> Lora:
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
         settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
-    except ValueError as error:
-        raise ValueError(f"LoRA: the metadata of {file} are not JSON ({error})") from error
-    settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
+        settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"LoRA: the metadata of {file} are no JSON object ({error})") from error
     if file.name == _PEFT_FILE:
         settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")
     if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
@@ -294,7 +294,7 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
         patterns = settings.get("alpha_pattern") or {}
         alpha = patterns.get(get_pattern_key(patterns, module), settings.get("lora_alpha", len(pair["A"])))
         alpha = alphas.get(module, alpha)
-        if not math.isfinite(alpha):
+        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise ValueError(f"LoRA {file}: alpha of {module} must be a finite number, got {alpha}")
         pairs[module] = Pair(pair["A"], pair["B"], float(alpha))
     return pairs

@@ -36,6 +36,7 @@ _VERSIONS = {
     for family, versions in _TABLE["versions"].items()
     for name, settings in versions.items()
 }
+FAMILIES = tuple(_TABLE["versions"])  # what names no family is of the first one
 ANNOUNCED = frozenset(_TABLE["announced"])
 _EMBEDDED = frozenset(_TABLE["embedded"])  # come with the project
 RELEASED = {name: version for name, version in _VERSIONS.items() if name not in ANNOUNCED | _EMBEDDED}
@@ -44,7 +45,7 @@ UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # and why
 
 def version_defaults(name: str | None) -> Version:
     """The settings that belong to a version; those of an unlisted one are the defaults, and the first family's."""
-    return _VERSIONS.get(name) or Version(name or "", next(iter(_VERSIONS.values())).family)
+    return _VERSIONS.get(name) or Version(name or "", FAMILIES[0])
 
 
 def is_listed(name: str | None) -> bool:

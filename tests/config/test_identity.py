@@ -72,6 +72,14 @@ def test_a_setting_that_an_old_checkpoint_lacks_had_its_default(tiny_config):
     assert said == "negative_prompt is 'blurry' and was ''"
 
 
+def test_an_eta_matched_by_an_older_release_may_differ_in_its_last_bit(tiny_config):
+    now = tiny_config.with_settings(match_noise="dance_grpo:0.25").flat()
+    for factor, is_change in ((1 + 4e-16, False), (1 + 1e-9, True)):
+        saved = now | {"eta": now["eta"] * factor}
+        assert saved["eta"] != now["eta"]
+        assert bool(changed_settings(saved, now, same_rollouts=True).of_the_method) is is_change
+
+
 def test_a_word_of_an_old_checkpoint_is_the_list_of_it(tiny_config):
     now = tiny_config.flat()
     (csv,) = now["prompts_csv"]

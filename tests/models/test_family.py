@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hyvideo.data.prompts import Request
-from hyvideo.models.family import Latents, blocks, families, family_of, install, prepare, stock_twin
+from hyvideo.models.family import Latents, blocks, families, family_of, family_of_config, install, prepare, stock_twin
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import packages, sizes_module
 
@@ -81,3 +81,16 @@ def test_latents_of_one_factor_are_multiplied_by_it_alone():
     scale = Latents(channels=3, temporal=4, spatial=8, mean=(0.0,), divisor=(1.03682,))
     assert torch.equal(scale.scaled(latents), latents * 1.03682)
     assert torch.equal(scale.unscaled(latents), latents / 1.03682)
+
+
+def test_settings_of_an_old_checkpoint_which_name_no_class_are_of_the_first_family_whatever_is_added(transformer):
+    settings = {name: value for name, value in transformer.config.items() if not name.startswith("_")}
+    packages.cache_clear()
+    known = packages()
+    found = dict(known)
+    known.clear()
+    known.update(dict(reversed(found.items())))  # as if the other family came first in the alphabet
+    try:
+        assert family_of_config(settings, "transformer").name == "hunyuan_video15"
+    finally:
+        packages.cache_clear()

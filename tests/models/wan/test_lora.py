@@ -142,3 +142,14 @@ def test_muon_has_the_matrices_of_the_blocks_and_adam_the_rest():
         of_adam
     )
     assert len(of_muon) + len(of_adam) == len(names)
+
+
+@pytest.mark.parametrize("metadata, said", [("[1]", "no JSON object"), ('{"lora_alpha": "x"}', "finite number, got x")])
+def test_metadata_that_are_no_settings_are_refused(tmp_path, metadata, said):
+    weights = {
+        "blocks.0.attn1.to_q.lora_A.weight": torch.zeros(2, 8),
+        "blocks.0.attn1.to_q.lora_B.weight": torch.ones(8, 2),
+    }
+    save_file(weights, tmp_path / "lora.safetensors", metadata={"lora_adapter_metadata": metadata})
+    with pytest.raises(ValueError, match=said):
+        read_lora(tmp_path / "lora.safetensors")

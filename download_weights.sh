@@ -34,7 +34,7 @@ while [ $# -gt 0 ]; do
     elif [ $# -gt 1 ]; then value="$2"; shift 2
     else fail "$flag needs a value"
     fi
-    [ -n "$value" ] || fail "$flag needs a value"
+    case "$value" in "" | --*) fail "$flag needs a value" ;; esac
     case "$flag" in
         --version) IFS=, read -r -a more <<< "$value"; versions+=("${more[@]}") ;;
         --with) parts="$value" ;;

@@ -112,7 +112,7 @@ class LossSettings:
     use_grad_balancing: bool = learning(True, "Weight the steps by the temporal gradient equalizer.", no.RATIO)
     enable_timestep_permutation: bool = learning(True, "Visit a rollout's steps in random order.", no.RATIO)
     timestep_fraction: float = learning(
-        1.0, "Fraction of the stochastic steps to train; unpermuted, the noisiest.", no.RATIO, above=0, at_most=1
+        1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", no.RATIO, above=0, at_most=1
     )
     num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", no.APART, at_least=1)

@@ -184,6 +184,8 @@ def main() -> None:
     options = parser.parse_args()
     out, seed, family = options.out, options.seed, FAMILIES[options.family]
     stages = options.stages or family.STAGES
+    if unknown := sorted(set(stages) - set(family.STAGES)):
+        parser.error(f"the miniature of {options.family} has no {unknown}; its stages: {family.STAGES}")
     out.mkdir(parents=True, exist_ok=True)
     if "text_encoder" in stages:
         family.save_text_encoder(out, seed)

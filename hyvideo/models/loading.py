@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from hyvideo.models import weight_files
 from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
 from hyvideo.models.lora import Lora, with_changes
-from hyvideo.models.versions import is_listed, version_defaults
+from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
@@ -171,11 +171,11 @@ def read_family(folder: Folder, part: str = "transformer") -> Family:
 
 
 def check_family(root: str | Path, version: str) -> None:
-    """Raise ValueError where the transformer in a folder is not of the family of its version."""
+    """Raise ValueError where the transformer in a folder is not of the family whose settings its version has."""
     found, folder = read_family(transformer_folder(root, version)).name, transformer_folder(root, version).path
-    if is_listed(version) and found != (listed := version_defaults(version).family):
+    if found != (listed := version_defaults(version).family):
         raise ValueError(
-            f"transformer_version {version} is of the family {listed}, but {folder} has a transformer of {found}; "
+            f"transformer_version {version} has the settings of {listed}, but {folder} has a transformer of {found}; "
             "set transformer_version and pretrained_model_root to one family"
         )
 

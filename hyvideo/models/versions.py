@@ -48,11 +48,6 @@ def version_defaults(name: str | None) -> Version:
     return _VERSIONS.get(name) or Version(name or "", FAMILIES[0])
 
 
-def is_listed(name: str | None) -> bool:
-    """Claims that a name is a version's of versions.yaml."""
-    return name in _VERSIONS
-
-
 def version_for(resolution: str, task: Task, kind: str) -> str:
     """The name of the listed version with these properties. Raises ValueError where there is none."""
     for version in _VERSIONS.values():

@@ -190,4 +190,4 @@ def test_a_clip_at_the_root_of_the_others_never_binds(tiny_config):
 
 
 def test_the_sentence_of_timestep_fraction_says_which_steps_it_trains():
-    assert "without enable_timestep_permutation, the noisiest" in TRAITS["timestep_fraction"].sentence
+    assert "the noisiest, unless permuted" in TRAITS["timestep_fraction"].sentence

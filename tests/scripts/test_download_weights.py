@@ -105,6 +105,7 @@ def test_it_knows_every_version(name):
         (["--with", "sound"], "--with knows no sound"),
         (["--source", "disk"], "--source must be"),
         (["--out"], "--out needs a value"),
+        (["--out", "--dry_run"], "--out needs a value"),
         (["--sorce", "modelscope"], "unknown argument --sorce"),
     ],
 )

@@ -50,7 +50,9 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     is_diffusers = (root / "model_index.json").is_file() or (root / "transformer" / "config.json").is_file()
     if is_diffusers or "original" not in table:
         repository = _repository(root, table.get("repositories", {}))
-        return family, _parts(root, table["diffusers"], task=_task(root, None), repository=repository) + common
+        versions = [] if is_diffusers else sorted(path.parent.name for path in root.glob("transformer/*/config.json"))
+        names = {"repository": repository, "transformer": "/".join(["transformer", *versions[:1]])}
+        return family, _parts(root, table["diffusers"], task=_task(root, None), **names) + common
     # Of some versions nothing is there but an unfinished download.
     folders = (root / "transformer", root / ".cache/huggingface/download/transformer")
     tasks = {p.name: _task(root, p.name) for folder in folders for p in sorted(folder.glob("*")) if p.is_dir()}

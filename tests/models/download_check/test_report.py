@@ -283,6 +283,17 @@ def test_a_folder_of_wan_is_complete_and_what_is_lost_is_named(tmp_path):
         assert any(f"{folder} has no {lost}" in line for line in lines(checkpoints))
 
 
+def test_a_transformer_of_wan_in_a_folder_of_its_version_is_found(tmp_path):
+    root = write_wan(tmp_path)
+    (root / "model_index.json").unlink()
+    (root / "transformer").rename(root / "wan2.1_t2v_1.3b")
+    (root / "transformer").mkdir()
+    (root / "wan2.1_t2v_1.3b").rename(root / "transformer" / "wan2.1_t2v_1.3b")
+    assert check_checkpoint(root, "wan2.1_t2v_1.3b", [Request("a")]) == []
+    assert row_of(report(root), "transformer/wan2.1_t2v_1.3b").is_ok
+    assert report(root).has_a_model
+
+
 @pytest.mark.parametrize("name", ["WanVAE_", "AutoencoderKLHunyuanVideo15"])
 def test_a_vae_that_is_not_diffusers_wan_names_the_repository_to_download(tmp_path, name):
     root = write_wan(tmp_path)

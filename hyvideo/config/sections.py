@@ -26,9 +26,7 @@ class ModelSettings:
     vae_tile_size: int = machine(256, "Pixels on a side of a tile to decode; 0 decodes videos whole.", measured=True)
     vae_tile_overlap: float = machine(0.125, "Part of a tile that neighbours share.", no.TILES, below=1, measured=True)
     precompute_conditions: bool = machine(False, "Encode all prompts first, then free the encoders.")
-    conditions_dir: str = machine(
-        "", "Folder that keeps encoded prompts for later runs; <output_dir>/conditions with precompute_conditions."
-    )
+    conditions_dir: str = machine("", "Folder of encoded prompts; with precompute_conditions <output_dir>/conditions.")
     random_weights: bool = learning(False, "Draw weights at random, for smoke tests.", measured=True)
     device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device to compute on; auto takes a GPU if there is one.")
     num_threads: int = machine(0, "CPU threads of a process; 0 leaves the choice to torch.")
@@ -38,13 +36,9 @@ class ModelSettings:
 class DataSettings:
     """Prompts, and the size of the videos."""
 
-    prompts_csv: list[str] = learning(
-        ["assets/prompts/train.csv"], "CSV files to train on, with columns `prompt` and perhaps `ref_image_path`."
-    )
+    prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "Prompts in CSV files: `prompt`, `ref_image_path`.")
     valid_video_csv: list[str] = records([], "CSV files of validation prompts, of the same kind; none by default.")
-    negative_prompt: str = learning(
-        "", "Negative prompt of the guidance, also in validation.", no.GUIDANCE, measured=True
-    )
+    negative_prompt: str = learning("", "Negative prompt, also in validation.", no.GUIDANCE, measured=True)
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
     sample_n_frames: int = learning(81, "Frames of a rollout; 4n + 1.", at_least=1, measured=True)
@@ -61,33 +55,15 @@ class RolloutSettings:
     gradient_accumulation_steps: int = layout(1, "Batches of rollouts that an iteration trains on.", at_least=1)
     sde_type: str = learning("sage_grpo", "Sampler: a name of docs/sde.md, or FILE.py:NAME.", choices=SAMPLERS)
     eta: float = learning(0.5, "Exploration scale of the sampler.", at_most=1000)
-    match_noise: str = learning(
-        "",
-        "Choose eta so that the steps inject as much noise in total as another SDE does, such as `sage_grpo:0.5`; or "
-        "`recommended`, what the method's own video recipe sets.",
-    )
+    match_noise: str = learning("", "Choose eta to add as much noise as `SAMPLER:ETA`, or `recommended`: its paper's.")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1)
-    shift: float | None = learning(
-        None, "Shift of the noise schedule; that of the version by default, else 5.", at_least=0.001, measured=True
-    )
+    shift: float | None = learning(None, "Shift of the schedule; else the version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
-        None,
-        "Guidance scale, in rollout, update and anchor; up to 1 has one branch. The version's by default, else 6.",
-        at_least=None,
-        measured=True,
+        None, "Guidance scale; up to 1 has one branch. By default the version's.", at_least=None, measured=True
     )
-    guidance_interval: str = learning(
-        "",
-        "Noise levels LOW:HIGH, of 0 to 1, where guidance is applied; steps outside run one branch. By default all.",
-        no.GUIDANCE,
-        measured=True,
-    )
-    batched_forward: Switch = machine(
-        "auto", "Samples and guidance branches go through the transformer together; auto: one by one on a GPU."
-    )
-    sde_window: str = learning(
-        "", "Stochastic steps: fixed:START:LENGTH, random:LENGTH or sliding:LENGTH[:STRIDE]; all by default."
-    )
+    guidance_interval: str = learning("", "Noise levels LOW:HIGH to guide; all by default.", no.GUIDANCE, measured=True)
+    batched_forward: Switch = machine("auto", "Samples and branches share a forward pass; auto: not on a GPU.")
+    sde_window: str = learning("", "Stochastic steps: fixed:START:LENGTH, random:LENGTH, sliding:LENGTH[:STRIDE].")
     last_step: Literal["stochastic", "deterministic"] = learning(
         "stochastic", "Whether the last step leaves its noise in the video, or takes the mean and is not trained."
     )
@@ -99,17 +75,13 @@ class RolloutSettings:
 class RewardSettings:
     """Scorers, their weights, and the advantages."""
 
-    reward_model: list[str] = learning(
-        ["videoalign"], "Scorers, by name or FILE.py:CLASS; their dimensions are added.", no.SCORERS, measured=True
-    )
+    reward_model: list[str] = learning(["videoalign"], "Scorers, by name or FILE.py:CLASS.", no.SCORERS, measured=True)
     reward_weights: str = learning(
         "alignment",
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
         measured=True,
     )
-    reward_config: str = learning(
-        "", "YAML of options by scorer: `videoalign: {path: ..., batch_size: 8}`; or the same as JSON.", no.SCORERS
-    )
+    reward_config: str = learning("", "Options by scorer, `videoalign: {batch_size: 8}`: YAML file, JSON.", no.SCORERS)
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
         "auto", "VideoAlign's tensor names: v1, v3 released, v2 newer transformers.", *no.VIDEOALIGN, measured=True
     )
@@ -133,33 +105,20 @@ class LossSettings:
     """The loss and the steps, or levels, that it trains."""
 
     objective: Literal["grpo", "nft"] = learning(
-        "grpo",
-        "Loss: grpo clips the ratios of transitions; nft (DiffusionNFT) contrasts velocities at rollouts with new "
-        "noise, and takes rollouts of any sampler, preferably the ODE (eta 0).",
+        "grpo", "Loss: grpo clips the ratios of transitions; nft (DiffusionNFT) contrasts velocities at noisy rollouts."
     )
     nft_levels: int = learning(4, "Noise levels at which nft trains each rollout.", no.NFT, at_least=1)
     clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this.", no.RATIO, above=0)
     use_grad_balancing: bool = learning(True, "Weight the steps by the temporal gradient equalizer.", no.RATIO)
-    enable_timestep_permutation: bool = learning(
-        True, "Visit the denoising steps of each rollout in a random order.", no.RATIO
-    )
+    enable_timestep_permutation: bool = learning(True, "Visit a rollout's steps in random order.", no.RATIO)
     timestep_fraction: float = learning(
-        1.0,
-        "Fraction of the stochastic steps that an update trains: drawn for each rollout, or, without "
-        "enable_timestep_permutation, the noisiest.",
-        no.RATIO,
-        above=0,
-        at_most=1,
+        1.0, "Fraction of the stochastic steps to train; unpermuted, the noisiest.", no.RATIO, above=0, at_most=1
     )
     num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
     mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", no.APART, at_least=1)
     gate_interval: int = machine(1, "Iterations between checks that fresh rollouts have a ratio of 1; 0 never checks.")
     gate_tolerance: float | None = machine(
-        None,
-        "Largest log-ratio that this check allows; by default 1e-6, and clip_range in bf16 where the update's batches "
-        "have other shapes than the rollouts'.",
-        no.CHECK,
-        above=0,
+        None, "Largest log-ratio allowed; by default 1e-6, or clip_range in bf16 for other shapes.", no.CHECK, above=0
     )
 
 
@@ -176,17 +135,9 @@ class TrustRegionSettings:
         10, "Optimizer updates between two refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
     dual_kl_moving_weight: float = learning(1.0, "Weight of the position distance in dual strategies.", no.DUAL)
-    dual_kl_step_weight: float = learning(
-        0.1,
-        "Weight of the velocity distance in dual strategies; under cps that of kl_velocity log_ratio is 2 std^2 times "
-        "the KL, so take gaussian there.",
-        no.DUAL,
-    )
+    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity distance in dual strategies.", no.DUAL)
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio",
-        "Velocity distance: mean log-ratio of drawn actions, or closed form of the means.",
-        no.VELOCITY,
-        no.RATIO,
+        "log_ratio", "Velocity distance: mean log-ratio of actions, or closed form of the means.", no.VELOCITY, no.RATIO
     )
     kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
     kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE)
@@ -199,9 +150,7 @@ class TrustRegionSettings:
     kl_window: int = learning(10, "Updates whose KL the feedback averages.", *no.FEEDBACK, at_least=1)
     kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK)
     kl_target: float | None = learning(None, "KL to aim at; kl_weight by default.", *no.FEEDBACK, above=0)
-    anchor_fraction: float = learning(
-        1.0, "Part of the trained steps, drawn anew, whose KL to the anchor is measured.", no.ANCHOR, above=0, at_most=1
-    )
+    anchor_fraction: float = learning(1.0, "Part of steps whose anchor KL is measured.", no.ANCHOR, above=0, at_most=1)
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR
     )
@@ -223,22 +172,14 @@ class OptimizerSettings:
     warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.")
     use_muon: bool = learning(True, "Muon for matrices and AdamW for the rest; false is AdamW for all.", no.MATRICES)
     muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, below=1)
-    muon_scope: Literal["hidden", "all"] = learning(
-        "hidden", "Muon for the matrices of attention and feed-forward, or, as in the reference, all.", no.MUON
-    )
+    muon_scope: Literal["hidden", "all"] = learning("hidden", "Muon for the blocks' matrices, or for all.", no.MUON)
     use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
-    ema_decay: float = learning(
-        0.0, "Decay per update of the average of the weights, for validation and export; 0: none.", no.AVERAGE, below=1
-    )
+    ema_decay: float = learning(0.0, "Decay per update of the averaged weights; 0: no average.", no.AVERAGE, below=1)
     lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
     lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
-    pretrained_lora_path: str = learning(
-        "", "File or folder of a LoRA to start from: the adapter to train or, with lora_rank 0, merged into the base."
-    )
+    pretrained_lora_path: str = learning("", "LoRA to start from: trained or, with lora_rank 0, merged into the base.")
     lora_target_modules: list[str] = learning(
-        [],
-        "Modules that get a LoRA: regular expressions of names, or of ends of names here or in the original; all "
-        "matrices of the blocks by default.",
+        [], "Modules that get a LoRA: regular expressions of names or of their ends; by default the blocks' matrices."
     )
 
 
@@ -247,29 +188,21 @@ class DistributedSettings:
     """Processes, sharding, recomputation and compilation."""
 
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", at_least=1)
-    dp_replicate: int = machine(
-        1, "Copies of the sharded model: 1 shards over all ranks, the number of nodes within a node.", at_least=1
-    )
+    dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", at_least=1)
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state over ranks.", no.OTHER_PROCESS)
     reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false keeps them.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto",
-        "Reduce gradients in every backward pass, or hold them whole to an update's last; auto: last for LoRA only.",
-        no.SHARDING,
+        "auto", "Reduce gradients in every backward pass, or in an update's last; auto: last for LoRA.", no.SHARDING
     )
     enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto",
-        "What enable_gradient_checkpointing recomputes: blocks, or all but attention; auto: the latter if it fits.",
-        no.RECOMPUTATION,
+        "auto", "What to recompute: blocks, or all but attention; auto: the latter if it fits.", no.RECOMPUTATION
     )
     enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")
     compile_backend: str = machine("inductor", "Backend of torch.compile; aot_eager finds breaks fast.", no.COMPILE)
     deterministic: bool = machine(False, "Use only deterministic kernels on a GPU; slower.")
     collective_timeout: float = machine(1800.0, "Seconds until a silent rank ends the run.", no.OTHER_PROCESS, above=0)
-    watchdog_seconds: float = machine(
-        900.0, "Seconds in one stage or pass after which stderr shows all ranks' stages and that rank's stack; 0 never."
-    )
+    watchdog_seconds: float = machine(900.0, "Seconds in one stage until all stages and the stack are shown; 0 never.")
 
     @property
     def reward_deadline(self) -> float:
@@ -289,34 +222,24 @@ class RecordSettings:
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
     keep_every: int = records(0, "Interval of checkpoints that save_total_limit does not delete; 0: none.", no.LIMIT)
     save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
-    resume_from_checkpoint: str = start(
-        "", "Folder of a checkpoint, or `latest` (or `auto`) for the newest whole one of output_dir, if there is one."
-    )
+    resume_from_checkpoint: str = start("", "Checkpoint folder, or `latest` (`auto`), the newest whole one.")
     allow_changed_settings: bool = start(False, "Resume a run although settings of its method have changed.")
     log_video_interval: int = records(10, "Iterations between those whose videos are kept; 0 keeps none.")
     log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", no.VIDEOS)
-    validation_interval: int = records(
-        50, "Iterations between validations; also before the first and after the last.", no.VALIDATION, at_least=1
-    )
+    validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
     validation_steps: int = records(40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, measured=True)
     validation_seed: int = records(930, "Seed of the validation noise, always the same.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
     validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
     validation_num_frames: int = records(0, "Frames of a validation video, 4n + 1; 0 is a rollout's.", no.VALIDATION)
-    validation_shift: float | None = records(
-        None, "Shift of the schedule in validation; that of the rollouts by default.", no.VALIDATION, above=0
-    )
+    validation_shift: float | None = records(None, "Shift in validation; default: rollouts'.", no.VALIDATION, above=0)
     validation_cfg_scale: float | None = records(
         None, "Guidance scale in validation; that of the rollouts by default.", no.VALIDATION, at_least=None
     )
-    validate_at_step0: bool = records(
-        True, "Validate the base policy before the first iteration; else there is no before and after.", no.VALIDATION
-    )
+    validate_at_step0: bool = records(True, "Validate the base policy too, to compare with.", no.VALIDATION)
     validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION)
     validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION)
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "Where validation shows more reward and worse held-out measures: warn, or save and stop.", no.FEW_VIDEOS
     )
-    hacking_threshold: float = records(
-        1.5, "Base standard deviations that the mean of a held-out measure may move.", no.VALIDATION, above=0
-    )
+    hacking_threshold: float = records(1.5, "Base deviations that a held-out mean may move.", no.VALIDATION, above=0)

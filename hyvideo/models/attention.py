@@ -78,10 +78,7 @@ def video_of(tokens: Tensor, grid: Size, patch: Size, order: str) -> Tensor:
 
 
 def rotated(image: Tensor, layout: Layout, text: Tensor | None = None) -> Tensor:
-    """Return the image's tokens rotated to their positions, followed by those of the text.
-
-    Shape: (batch, tokens, heads, head dim).
-    """
+    """Return the image's tokens rotated to their positions, then the text's. (batch, tokens, heads, head dim)"""
     behind = image.new_empty(len(image), 0, *image.shape[2:]) if text is None else text
     return _Rotated.apply(image, behind, layout.cos, layout.sin)
 
@@ -121,10 +118,7 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, sign: int, *, out: Tensor) 
 
 
 def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
-    """Attention among the first ``lengths[i]`` tokens of each sample; the others give 0.
-
-    Shape: (batch, tokens, heads, head dim).
-    """
+    """Attention among the first ``lengths[i]`` tokens of each sample, else 0. (batch, tokens, heads, head dim)"""
     by_head = QueryKeyValue(*(tensor.transpose(1, 2) for tensor in joint))
     if min(lengths) == by_head.query.shape[2]:
         return F.scaled_dot_product_attention(*by_head).transpose(1, 2)

@@ -90,9 +90,10 @@ def with_tokenizer(folder: Path, label: str) -> Path:
     """Return the folder of a tokenizer. Raises ValueError where its files are missing or broken."""
     if not (folder / "tokenizer_config.json").is_file():
         raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build it there")
-    for name in ("tokenizer_config.json", "tokenizer.json"):  # the library takes any JSON and fails inside
-        if (folder / name).is_file():
-            weight_files.read_json(folder / name, label)
+    # The library takes any JSON and fails inside.
+    for name, needed in (("tokenizer_config.json", set()), ("tokenizer.json", {"added_tokens", "model"})):
+        if (folder / name).is_file() and (missing := needed - weight_files.read_json(folder / name, label).keys()):
+            raise ValueError(f"{label}: {folder / name} has no {' and no '.join(sorted(missing))}; download it again")
     return folder
 
 
@@ -110,10 +111,7 @@ class PromptEncoder:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """Return the states of each prompt, on the CPU; prompts of one length go through the model together, unpadded.
-
-        Shape of each: (tokens, dim).
-        """
+        """Return each prompt's states (tokens, dim), on the CPU; prompts of one length are read together, unpadded."""
         token_ids = [self._token_ids(prompt) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
         for place, ids in enumerate(token_ids):
@@ -141,8 +139,14 @@ def plain_t5(name: str) -> str:
 
 def read_config(class_name: str, folder: Folder) -> Any:
     """Return the configuration of a class from a folder's config.json."""
-    weight_files.read_json(folder.path / "config.json", folder.label)
-    return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
+    from huggingface_hub.errors import StrictDataclassError
+
+    path = folder.path / "config.json"
+    weight_files.read_json(path, folder.label)
+    try:
+        return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder.label}: {path} has settings that {class_name} does not take: {error}") from error
 
 
 def _class(name: str) -> Any:

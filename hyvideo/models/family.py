@@ -120,10 +120,7 @@ class Family:
 
 
 def family_of(model: nn.Module | str) -> Family:
-    """Return the family of a model, or of a class name in the words of diffusers or of the original.
-
-    Raises ValueError for a class of no family.
-    """
+    """Return the family of a model, or of a class name of diffusers or the original; ValueError for another."""
     names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]  # FSDP2 subclasses it
     for name in names:
         if name in packages():
@@ -197,10 +194,7 @@ def freeze_dead_parameters(transformer: nn.Module) -> None:
 
 
 def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return diffusers' model on the same weights, with its own forward pass: to compare with.
-
-    The weights are shared unless ``dtype`` is another one.
-    """
+    """Return diffusers' model with its own forward pass, on shared weights unless ``dtype`` is another one."""
     import diffusers
     from accelerate import init_empty_weights
 

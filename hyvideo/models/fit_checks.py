@@ -59,7 +59,9 @@ def pipeline_problems(root: Path) -> list[str]:
     """Problems of the pipeline that a model_index.json describes: the program trains a single transformer."""
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
-    others = sorted(name for name, of in parts.items() if name.startswith("transformer_") and of and any(of))
+    others = sorted(
+        name for name, of in parts.items() if name.startswith("transformer_") and of not in (None, [None, None])
+    )
     return [f"{path} has {', '.join(others)} beside the transformer: such models cannot be used"] if others else []
 
 
@@ -67,10 +69,13 @@ def size_problems(root: str | Path, version: str | None, *, num_frames: int, hei
     """Reasons why the models of a folder cannot make videos of this size; empty when they can. Reads configs only."""
     folder, of_vae = loading.transformer_folder(root, version), loading.vae_folder(root)
     family = loading.read_family(folder)
-    patch = family.patch(loading.read_arguments(family.transformer, folder)[0])
+    settings = loading.read_arguments(family.transformer, folder)[0]
+    patch = family.patch(settings)
     latents = family.latents(loading.read_arguments(family.vae, of_vae)[0])
     multiple = latents.spatial * patch[1]
     problems = []
+    if latents.channels != (channels := settings["out_channels"]):
+        problems.append(f"{of_vae.path} has latents of {latents.channels} channels, {folder.path} makes {channels}")
     if height % multiple or width % multiple:
         problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
     if num_frames % latents.temporal != 1:

@@ -183,8 +183,12 @@ def check_family(root: str | Path, version: str) -> None:
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
     """The model on the meta device, and whether the folder is in the original layout."""
     arguments, is_original = read_arguments(component, folder)
-    with torch.device("meta"):
-        return new_model(component, arguments), is_original
+    try:
+        with torch.device("meta"):
+            return new_model(component, arguments), is_original
+    except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, AssertionError) as error:
+        made = f"the settings of {folder.path / 'config.json'} make no {component.class_name}"
+        raise ValueError(f"{folder.label}: {made}: {str(error) or type(error).__name__}") from error
 
 
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:

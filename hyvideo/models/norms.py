@@ -32,10 +32,7 @@ def rms_normalised(norm: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def channels_normalised(norm: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the root mean square norm over the channels of a VAE's features, in float32 at least.
-
-    Shape: (batch, channels, ...).
-    """
+    """Return the root mean square norm over channels, in float32 at least. Shape: (batch, channels, ...)."""
     squares = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square()
     # 1e-12 is the least length by which diffusers divides.
     per_length = squares.sum(1, keepdim=True).clamp_min(1e-24).rsqrt()

@@ -17,8 +17,11 @@ def renamed_by_family(part: str, direction: str, rows: Mapping[str, Tensor]) -> 
     """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``); return their family too."""
     reasons = []
     for family in families():
+        convert = getattr(getattr(family, part), direction)
+        if convert is dict:  # of a model that has no other names, it would take any
+            continue
         try:
-            return getattr(getattr(family, part), direction)(rows), family
+            return convert(rows), family
         except ValueError as error:
             reasons.append(f"{family.name}: {error}")
     raise ValueError("; ".join(reasons))

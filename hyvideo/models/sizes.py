@@ -128,8 +128,11 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
             try:
                 config, of_vae = _read(path), _read(vae) if vae.is_file() else {}
                 named = packages().get(str(config.get("_class_name"))) or version_defaults(version).family
-                return sizes_module(named).read(config, of_vae)
-            except (OSError, ValueError) as error:
+                sizes = sizes_module(named).read(config, of_vae)
+                # Settings of another type raise here.
+                assert sizes.parameters and sizes.kept_widths and sizes.latent_size(1, 0, 0)
+                return sizes
+            except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:
                 raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
     if version not in RELEASED:
         raise ValueError(

@@ -153,7 +153,8 @@ class GRPOPipeline:
     @torch.no_grad()
     def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
         latents = noise.float()
-        law = {"eta": eta, "sde_type": self.sampling.sde_type}
+        # At eta 0 a user's sampler need not be the ODE.
+        law = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
         stochastic = set(self.scheduler.stochastic_steps(**law))
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))

@@ -142,7 +142,10 @@ def _sampler_of_file(file: str, name: str) -> Sampler:
         raise ValueError(f"sde_type {file}:{name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(found) and not isinstance(found, Sampler):
         raise ValueError(f"sde_type {file}:{name} must name a function or a Sampler of the file, got {found!r:.80}")
-    return found if isinstance(found, Sampler) else Sampler(name, found)
+    sampler = found if isinstance(found, Sampler) else Sampler(name, found)
+    if not isinstance(sampler.max_eta, int | float) or not isinstance(sampler.label, str):
+        raise ValueError(f"sde_type {file}:{name} needs a text as label and a number as max_eta, got {found!r:.80}")
+    return sampler
 
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:

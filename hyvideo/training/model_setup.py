@@ -127,10 +127,7 @@ def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: 
 
 
 def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
-    """Raises ValueError where the adapter of a run, or the LoRA that it starts from, does not fit its transformer.
-
-    Of the transformer no weights are read.
-    """
+    """Raises ValueError where the run's adapter or start LoRA does not fit its transformer; reads no weights of it."""
     start = read_start(optimizer)
     if start or optimizer.lora_rank:
         empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
@@ -160,10 +157,7 @@ def weights_seed(model: ModelSettings) -> int | None:
 def precompute_conditions(
     encoder: ConditionEncoder, requests_of_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
 ) -> None:
-    """Encodes all requests, given with the frames, height and width of their videos, into the store: each rank a share.
-
-    Lets the encoders go.
-    """
+    """Encodes all requests, given with their videos' sizes, each rank a share, and lets the encoders go."""
     for requests, (_, height, width) in requests_of_sizes:
         for request in requests[mesh.rank :: mesh.world_size]:
             encoder([request], height=height, width=width)

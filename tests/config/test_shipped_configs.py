@@ -11,9 +11,11 @@ from hyvideo.config.memory.advice import fastest_change
 from hyvideo.config.memory.hardware import Hardware
 from hyvideo.config.memory.phases import memory
 from hyvideo.config.memory.planned_run import PlannedRun
+from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.settings import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import read_architecture
 
 ROOT = Path(__file__).parents[2]
 LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted((ROOT / "configs" / "paper").glob("*.yaml"))
@@ -93,3 +95,16 @@ def test_configs_of_the_paper_differ_in_the_reward_the_sharding_and_their_folder
     a64, a8, b64, b8 = PAPER
     assert differing(a8, b8) == differing(a64, b64) == {"reward_weights"}
     assert differing(a8, a64) == {"dp_replicate"}
+
+
+@pytest.mark.parametrize("name, world_size, gpu_memory", [("wan21_1gpu_nft", 1, 24.0), ("wan21_8gpu_nft", 8, 80.0)])
+def test_a_config_of_wan_is_legal_and_fits_the_cards_that_it_names(name, world_size, gpu_memory, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = ROOT / "configs" / f"{name}.yaml"
+    assert re.search(f"{gpu_memory:g} GB|{world_size} GPUs", path.read_text().splitlines()[0])
+    config = config_of(path)
+    assert config.model.transformer_version in config.model.pretrained_model_root  # where download_weights.sh puts it
+    architecture = read_architecture("nowhere", config.model.transformer_version)
+    run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
+    check(config, world_size, on_this_machine=False)
+    assert not run.problems and memory(run).fits(gpu_memory)

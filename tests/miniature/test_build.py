@@ -1,14 +1,18 @@
 """The build makes a folder that loads, the same one every time; and the shipped one is small and complete."""
 
+import json
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import build, world
 from hyvideo.miniature.architecture import DRAWN_PARTS, VERSION
 from hyvideo.miniature.measures import measure
@@ -16,6 +20,7 @@ from hyvideo.models.family import family_of
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.wan.encoders import TextEncoder, load_text_encoder
+from hyvideo.trainer import Trainer
 
 SHIPPED = Path("assets/miniature")
 REQUESTS = [Request("a red circle moves up")]
@@ -95,3 +100,14 @@ def test_a_word_is_recognisable_in_its_hidden_state(place, column):
     words = world.LABELS[:, column]
     same, distances = words[:, None] == words[None], torch.cdist(states, states)
     assert distances[same].max() < 0.5 * distances[~same].min()
+
+
+@pytest.mark.slow
+def test_the_miniature_of_wan_learns(tmp_path):
+    """A minute: 10 of the 30 iterations of its configuration."""
+    settings = {"output_dir": str(tmp_path), "max_steps": 10, "report": False, "num_threads": 1}
+    config = load_config("configs/miniature_wan.yaml", **settings)
+    Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), torch.device("cpu")).train()
+    files = (tmp_path / "samples" / name / "scores.json" for name in ("000000", "000010"))
+    before, after = ([row["reward"] for row in json.loads(file.read_text())] for file in files)
+    assert fmean(after) > fmean(before) + 0.5 * stdev(before)

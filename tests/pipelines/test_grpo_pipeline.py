@@ -94,6 +94,14 @@ def test_sampling_with_eta_0_is_the_ode(parts):
     assert rollout.log_probs.abs().max() == 0
 
 
+def test_the_ode_does_not_ask_a_users_sampler_which_may_have_noise_at_eta_0(parts, tmp_path):
+    (tmp_path / "own.py").write_text("def constant(sigma, sigma_next, eta, second):\n    return sigma - sigma_next\n")
+    pipeline, conditions, noise = parts
+    ode = pipeline.sample_ode(conditions, noise)
+    for sde_type in (f"{tmp_path}/own.py:constant", f"{tmp_path}/removed.py:f"):
+        assert torch.equal(with_sampling(pipeline, sde_type=sde_type).sample_ode(conditions, noise), ode)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
 def test_replaying_a_rollout_gives_its_log_probs_exactly(parts, sde_type):

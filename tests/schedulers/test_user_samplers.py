@@ -36,6 +36,7 @@ def cps(sigma, sigma_next, eta, sigma_after_first):
     return Transition(a=(1 - sigma_next) + kept, b=-sigma * (1 - sigma_next) + (1 - sigma) * kept, std=std)
 
 full = Sampler("Own CPS", cps, max_eta=1.0, recommended_eta=0.3, is_normalised=False)
+unbounded = Sampler("Unbounded", cps, max_eta="all")
 number = 3
 """
 
@@ -172,6 +173,7 @@ def test_files_of_one_name_in_two_folders_are_two_samplers(tmp_path, monkeypatch
     [
         ("absent", "own.py:absent must name a function or a Sampler of the file, got None"),
         ("number", "own.py:number must name a function or a Sampler of the file, got 3"),
+        ("unbounded", "own.py:unbounded needs a text as label and a number as max_eta"),
     ],
 )
 def test_a_name_that_is_no_sampler_is_refused(place, name, said):

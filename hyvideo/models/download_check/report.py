@@ -145,10 +145,7 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
 
 
 def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
-    """Problems of the VAE, or of the encoder of a kind of condition.
-
-    An encoder's tokenizer is a download of its own and may be missing.
-    """
+    """Problems of the VAE or of a condition's encoder, whose tokenizer, another download, may be missing."""
     if kind == "vae":
         return fit_checks.model_problems(loading.vae_folder(root), "vae", family=family)
     of_kind = next(part for part in family.parts if part.kind == kind)

@@ -25,10 +25,7 @@ def forward(self: nn.Module, image: Tensor, text: Tensor, time: Tensor, layout: 
 
 
 def attention(self: nn.Module, image: Tensor, text: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return image tokens and text tokens after joint attention; text is padded on the right.
-
-    Shape of each: (batch, tokens, dim).
-    """
+    """Return image and text tokens after joint attention; text is padded right. Shape of each: (batch, tokens, dim)."""
     of_image = self.to_q, self.to_k, self.to_v, self.norm_q, self.norm_k
     of_text = self.add_q_proj, self.add_k_proj, self.add_v_proj, self.norm_added_q, self.norm_added_k
     image, text = self.sequence.attend(

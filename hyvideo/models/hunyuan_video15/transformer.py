@@ -106,10 +106,7 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
 
 
 def _tokens_of(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return text, quoted text and image features of each sample, no tokens where it has none of a kind.
-
-    Shape of each: (tokens, width of the kind).
-    """
+    """Return text, quoted text and image features (tokens, width) of each sample; no tokens where it has none."""
     texts = [one.text for one in conditions]
     zeros, config = texts[0].new_zeros, model.config
     glyphs = [zeros(0, config.text_embed_2_dim) if one.glyph is None else one.glyph for one in conditions]

@@ -82,10 +82,7 @@ def stock_inputs(
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
-    """Return the texts padded with zeros. Shape: (batch, 512, dim).
-
-    Raises ValueError for a longer text and for a reference image.
-    """
+    """Return the texts padded with zeros (batch, 512, dim). ValueError for a longer text or a reference image."""
     if any(one.image is not None for one in conditions):
         raise ValueError("Wan's text-to-video models take no reference image, got one. Leave the images out")
     if (longest := max(len(one.text) for one in conditions)) > TEXT_SLOTS:

@@ -68,11 +68,13 @@ def latents(config: Mapping[str, Any]) -> Latents:
         raise ValueError(
             f"scale_factor_spatial and _temporal must be {found} by the VAE's layers, got {spatial, temporal}"
         )
-    mean, std = tuple(config["latents_mean"]), config["latents_std"]
-    if not len(mean) == len(std) == channels:
-        raise ValueError(f"latents_mean and latents_std need {channels} numbers, got {len(mean)} and {len(std)}")
+    mean, std = config["latents_mean"], config["latents_std"]
+    for name, values in (("latents_mean", mean), ("latents_std", std)):
+        are_numbers = isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)
+        if not are_numbers or len(values) != channels or (values is std and min(values) <= 0):
+            raise ValueError(f"{name} must be {channels} numbers, deviations above 0, got {values}")
     # Of float32 numbers, as diffusers: to the last bit.
-    return Latents(channels, temporal, spatial, mean, divisor=tuple((1.0 / torch.tensor(std)).tolist()))
+    return Latents(channels, temporal, spatial, tuple(mean), divisor=tuple((1.0 / torch.tensor(std)).tolist()))
 
 
 def export_parts(

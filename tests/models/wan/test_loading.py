@@ -1,16 +1,20 @@
 """Whichever way a Wan transformer is loaded, none of its tensors is left without a value or rounded unasked."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
+from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
 from hyvideo.models.family import install, stock_twin
-from hyvideo.models.fit_checks import model_problems
+from hyvideo.models.fit_checks import check_checkpoint, model_problems, size_problems
+from hyvideo.models.sizes import read_architecture
 from hyvideo.training import saved_policy
 from tests.models.wan.tiny import inputs, tiny
+from tests.tiny_wan import write_wan
 
 
 @pytest.fixture
@@ -78,3 +82,44 @@ def test_an_image_to_video_model_is_a_problem_of_its_folder(root):
     config.write_text(config.read_text().replace('"image_dim": null', '"image_dim": 1280'))
     with pytest.raises(ValueError, match="image-to-video"):
         model_problems(loading.transformer_folder(root, None))
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("transformer/config.json", {"num_attention_heads": "3"}),
+        ("transformer/config.json", {"num_attention_heads": 0}),
+        ("transformer/config.json", {"attention_head_dim": 23}),
+        ("transformer/config.json", {"num_layers": None}),
+        ("transformer/config.json", {"patch_size": 2}),
+        ("transformer/config.json", {"patch_size": [1, 2]}),
+        ("vae/config.json", {"z_dim": "4"}),
+        ("vae/config.json", {"dim_mult": 3}),
+        ("vae/config.json", {"base_dim": "8"}),
+        ("vae/config.json", {"scale_factor_spatial": "8"}),
+        ("vae/config.json", {"latents_std": [1.0, 1.0, 1.0, 0.0]}),
+        ("text_encoder/config.json", {"d_model": "x"}),
+        ("tokenizer/tokenizer.json", {"model": None, "added_tokens": None}),
+        ("model_index.json", {"transformer_2": 5}),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_the_check(tmp_path, file, change):
+    """None leaves a key of tokenizer.json out."""
+    path = write_wan(tmp_path) / file
+    settings = json.loads(path.read_text()) | change
+    if path.parent.name == "tokenizer":
+        settings = {name: value for name, value in settings.items() if value is not None}
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ValueError):  # and nothing else
+        problems = check_checkpoint(tmp_path, "wan2.1_t2v_1.3b", [Request("a car")])
+        problems = problems or size_problems(tmp_path, None, num_frames=5, height=48, width=32)
+        read_architecture(tmp_path, "wan2.1_t2v_1.3b")
+        raise ValueError(*problems) if problems else AssertionError("was accepted")
+
+
+def test_a_vae_of_other_channels_is_refused(tmp_path):
+    path = write_wan(tmp_path) / "vae" / "config.json"
+    settings = json.loads(path.read_text()) | {"z_dim": 6, "latents_mean": [0.0] * 6, "latents_std": [1.0] * 6}
+    path.write_text(json.dumps(settings))
+    (problem,) = size_problems(tmp_path, None, num_frames=5, height=48, width=32)
+    assert "has latents of 6 channels" in problem and "makes 4" in problem

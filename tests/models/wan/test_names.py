@@ -7,6 +7,7 @@ import torch
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from safetensors.torch import load_file
 
+from hyvideo.models import original_checkpoint
 from hyvideo.models.family import new_model
 from hyvideo.models.loading import load_transformer, read_task
 from hyvideo.models.saving import save_original
@@ -59,6 +60,12 @@ def test_names_go_both_ways_as_by_diffusers_converter():
 def test_a_name_that_is_not_the_originals_is_refused(name):
     with pytest.raises(ValueError, match=f"tensor '{name}' .* is no tensor of an original Wan transformer"):
         transformer_to_diffusers({name: torch.zeros(1)})
+
+
+@pytest.mark.parametrize("direction", ["vae_to_diffusers", "vae_to_original"])
+def test_names_of_no_vae_are_refused_though_wans_vae_has_one_layout(direction):
+    with pytest.raises(ValueError, match="'other.weight'.* is no tensor of"):
+        getattr(original_checkpoint, direction)({"other.weight": torch.zeros(1)})
 
 
 def test_settings_go_both_ways_and_leave_out_what_the_original_leaves_out():

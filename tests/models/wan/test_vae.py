@@ -126,8 +126,11 @@ def test_latents_are_scaled_as_diffusers_scales_them_to_the_last_bit():
         ({"scale_factor_spatial": 16}, r"must be \(8, 4\) by the VAE's layers, got \(16, 4\)"),
         ({"scale_factor_temporal": 2}, r"must be \(8, 4\)"),
         ({"patch_size": 2}, r"must be \(16, 4\)"),
-        ({"latents_mean": [0.0]}, "need 4 numbers, got 1 and 4"),
-        ({"latents_std": [1.0] * 16}, "need 4 numbers, got 4 and 16"),
+        ({"latents_mean": [0.0]}, r"latents_mean must be 4 numbers.*got \[0.0\]"),
+        ({"latents_mean": [0.0, "a", 0.0, 0.0]}, "latents_mean must be 4 numbers"),
+        ({"latents_std": [1.0] * 16}, "latents_std must be 4 numbers"),
+        ({"latents_std": [1.0, 1.0, 0.0, 1.0]}, "deviations above 0"),
+        ({"latents_std": None}, "latents_std must be 4 numbers.*got None"),
     ],
 )
 def test_settings_that_disagree_are_refused(change, message):

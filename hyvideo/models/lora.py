@@ -104,7 +104,7 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
     """Raises ValueError that names the modules and shapes which are not the transformer's; it may be without memory."""
     own, modules = family_of(transformer), dict(transformer.named_modules())
-    for family in families():
+    for family in families() if lora.keys().isdisjoint(modules) else ():  # families may share names of modules
         if family is not own and any(re.match(family.matrices, module) for module in lora):
             raise ValueError(f"the LoRA must be for a transformer of family {own.name}, got one for {family.name}")
     problems = []

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import install
+from hyvideo.models.family import family_of, install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
     FORMS,
     Pair,
     add_lora,
+    check_lora,
     lora_of,
     merge,
     read_lora,
@@ -296,6 +298,15 @@ def test_a_lora_of_another_model_leaves_the_transformer_alone(transformer):
     with pytest.raises(ValueError, match=r"(?s)to_q has shape \(64, 64\).*blocks.77.attn.to_q is no linear layer"):
         add_lora(transformer, lora)
     assert not hasattr(transformer, "peft_config")
+
+
+def test_a_lora_fits_its_transformer_where_another_family_names_its_modules_alike(transformer, monkeypatch):
+    own = family_of(transformer)
+    alike = replace(family_of("WanTransformer3DModel"), matrices=own.matrices)
+    monkeypatch.setattr("hyvideo.models.lora.families", lambda: [own, alike])
+    check_lora(transformer, draw(transformer))
+    with pytest.raises(ValueError, match="of family hunyuan_video15, got one for wan"):
+        check_lora(transformer, {"transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)})
 
 
 def test_what_is_more_than_lora_is_refused(transformer, tmp_path):

@@ -105,13 +105,13 @@ def linear(inputs: int, outputs: int) -> int:
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """Return the package of every family by the class names of its models, those of the default family first."""
+    """Return the package of every family by the class names of its models."""
     found: dict[str, str] = {}
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.ispkg:
             package = importlib.import_module(f"hyvideo.models.{module.name}")
             found |= dict.fromkeys(getattr(package, "CLASS_NAMES", ()), module.name)
-    return dict(sorted(found.items(), key=lambda row: row[1] != version_defaults(None).family))
+    return found
 
 
 def read_architecture(root: str | Path, version: str) -> Sizes:

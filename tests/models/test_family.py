@@ -8,7 +8,6 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.family import Latents, blocks, families, family_of, family_of_config, install, prepare, stock_twin
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import packages, sizes_module
-from hyvideo.models.versions import Version, version_defaults
 
 CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]
 
@@ -31,12 +30,6 @@ def test_every_family_has_sizes_and_names_classes_of_diffusers():
         assert {"read", "released"} <= vars(sizes_module(family.name)).keys()
         for component in (family.transformer, family.vae):
             assert hasattr(diffusers, component.class_name) and packages()[component.class_name] == family.name
-
-
-def test_the_default_family_is_first_whatever_the_names_of_the_packages(monkeypatch):
-    assert families()[0].name == version_defaults(None).family
-    monkeypatch.setattr("hyvideo.models.sizes.version_defaults", lambda name: Version("", "wan"))
-    assert next(iter(packages.__wrapped__().values())) == "wan"
 
 
 def test_a_request_has_the_kinds_of_conditions_that_it_names(transformer):

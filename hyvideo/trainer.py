@@ -42,9 +42,8 @@ from hyvideo.training.run_state import Progress
 class Trainer(RunParts):
     """Trains the policy on this process's share of the rollouts.
 
-    It has the folder of the run from here on, to the end of `train` or of the process. Raises ValueError for
-    checkpoints or prompts that cannot be used, before any weights are read, and NotOwner where another life has the
-    folder.
+    It owns the run's folder until `train` or the process ends. Raises ValueError for checkpoints or prompts that cannot
+    be used, before any weights are read, and NotOwner if another process owns the folder.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class Trainer(RunParts):
     def train(self) -> None:
         """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``.
 
-        A run that ends before, for a signal or for its rewards, is saved as after its last finished iteration. Raises
-        RewardHacking where ``on_reward_hacking`` ends the run, Stopped after a signal, NotOwner where another life has
+        A run that a signal or its rewards end early is saved as it was after its last finished iteration. Raises
+        RewardHacking if ``on_reward_hacking`` ends the run, Stopped after a signal, NotOwner if another process owns
         the folder, TooManyMissingRewards and OffPolicyError.
         """
         with self.owner, self.bar.begin(self.iteration):  # whose folder it is, is asked again before any write

@@ -28,7 +28,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")  # hosts may share a name, as lo
 
 
 class NotOwner(ValueError):
-    """The folder of the run is another life's."""
+    """Another process owns the folder of the run."""
 
 
 class Ownership:

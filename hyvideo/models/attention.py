@@ -6,7 +6,7 @@ to its valid tokens, which is exact: a masked token changes no other. Where the 
 different length, attention goes over each run of equal length by itself, and what is left of the padding is 0.
 
 The lengths are Python numbers and travel with the rotary tables as an argument of every block, so a recomputed
-block knows them too and no GPU is asked for them. The VAE's attention has a cure of its own: `vae.install_layers`.
+block knows them too and no GPU is asked for them.
 """
 
 import itertools

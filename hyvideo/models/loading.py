@@ -170,14 +170,16 @@ def read_family(folder: Folder, part: str = "transformer") -> Family:
     return family_of_config(weight_files.read_json(folder.path / "config.json", folder.label), part)
 
 
-def check_family(root: str | Path, version: str) -> None:
-    """Raise ValueError where the transformer in a folder is not of the family whose settings its version has."""
-    found, folder = read_family(transformer_folder(root, version)).name, transformer_folder(root, version).path
-    if found != (listed := version_defaults(version).family):
+def checked_family(root: str | Path, version: str) -> Family:
+    """Return the family of a folder's transformer. Raises ValueError if the version has another family's settings."""
+    folder = transformer_folder(root, version)
+    family, listed = read_family(folder), version_defaults(version).family
+    if family.name != listed:
         raise ValueError(
-            f"transformer_version {version} has the settings of {listed}, but {folder} has a transformer of {found}; "
-            "set transformer_version and pretrained_model_root to one family"
+            f"transformer_version {version} has the settings of {listed}, but {folder.path} has a transformer of "
+            f"{family.name}; set transformer_version and pretrained_model_root to one family"
         )
+    return family
 
 
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:

@@ -183,7 +183,7 @@ def check_checkpoint(
     problems = fit_checks.check_checkpoint(root, version, asked, weights_needed=not model.random_weights)
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
-    loading.check_family(root, version)
+    family = loading.checked_family(root, version)
     for frames, height, width in dict.fromkeys(sizes):
         is_own = (frames, height, width) == config.validation_size != config.rollout_size
         found = fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
@@ -194,7 +194,7 @@ def check_checkpoint(
         problems += images_fit_the_task(task, some, f"transformer_version {version}", source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
-    return loading.read_family(loading.transformer_folder(root, version)).kinds(asked)
+    return family.kinds(asked)
 
 
 _SAMPLE = 2**16  # bytes

@@ -1,24 +1,14 @@
 """What a GPU has to do for a rollout and an update, counted on a CUDA device that does not exist."""
 
-import json
-import shutil
-import subprocess
-import sys
-
 import pytest
-import torch
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="the device is compiled with g++"),
-    pytest.mark.skipif(bool(torch.version.cuda), reason="a torch with CUDA of its own has the place of the device"),
-]
+from tests.fake_cuda.counting import counted as counted_by
 
 
 @pytest.fixture(scope="module")
 def counted():
-    """Counts by part of a run. Its own process: torch has looked for CUDA in this one."""
-    command = [sys.executable, "-m", "tests.fake_cuda.checks"]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    """Counts by part of a run."""
+    return counted_by("tests.fake_cuda.checks")
 
 
 def test_the_device_sees_what_a_gpu_would_refuse_or_wait_for(counted):

@@ -8,11 +8,11 @@ from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import check_checkpoint
 from tests.distributed.launch import launch
+from tests.test_trainer import CPU, Redness
 from tests.tiny_checkpoint import write_original
 from tests.tiny_wan import write_wan
 
 MODULE = "tests.training.test_wan_training"
-CPU = torch.device("cpu")
 PROMPTS = ["a red car turns left", "a car turns"]
 # 8 rollouts of 5 frames of 16 x 16 pixels: 2 x 1 x 1 tokens would be too few to share among 3 ranks, so 48 x 32.
 SETTINGS = {
@@ -39,20 +39,6 @@ def config(tiny_config, root, tmp_path):
     csv = tmp_path / "prompts.csv"
     csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
     return tiny_config.with_settings(**SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv))
-
-
-class Redness:
-    """Rewards red over blue."""
-
-    def score(self, videos, prompts, *, fps):
-        values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
-        return [{"VQ": value, "MQ": value, "TA": value} for value in values]
-
-    def check_prompts(self, prompts):
-        pass
-
-    def held_out(self, videos, prompts):
-        return {}
 
 
 def iterations(config, mesh, count=1):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from hyvideo.data.outside import shown
 from hyvideo.models.encoders import PromptEncoder, class_problems, frozen, load_tokenizer, plain_t5, with_tokenizer
 from hyvideo.models.family import Part
+from hyvideo.models.wan.settings import TEXT_SLOTS
 from hyvideo.models.weight_files import Folder
 
-MAX_TOKENS = 512  # with the end token; the transformer pads to as many
 _MODEL = "UMT5EncoderModel"
 _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1.3B-Diffusers)"
 _OUTSIDE_PLAIN_TEXT = re.compile(r"[^\t\n\r -%'-~]")  # "&" begins an HTML entity
@@ -24,10 +24,10 @@ class TextEncoder(PromptEncoder):
     def _token_ids(self, prompt: str) -> list[int]:
         text = clean(prompt)
         ids = self.tokenizer(text, verbose=False).input_ids
-        if len(ids) <= MAX_TOKENS:
+        if len(ids) <= TEXT_SLOTS:
             return ids
-        self._warn_of_cut(len(ids), MAX_TOKENS, ids[MAX_TOKENS - 1 :])
-        return self.tokenizer(text, truncation=True, max_length=MAX_TOKENS).input_ids
+        self._warn_of_cut(len(ids), TEXT_SLOTS, ids[TEXT_SLOTS - 1 :])
+        return self.tokenizer(text, truncation=True, max_length=TEXT_SLOTS).input_ids
 
     def _states(self, ids: Tensor) -> Tensor:
         return self.model(input_ids=ids).last_hidden_state

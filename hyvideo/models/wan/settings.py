@@ -9,7 +9,7 @@ import yaml
 from hyvideo.models.names import both_directions, setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
-TEXT_SLOTS = 512  # to which texts are padded
+TEXT_SLOTS = 512  # most tokens of a text, with the end token, and to how many it is padded
 _TABLE = NAMES["transformer"]
 
 transformer_to_diffusers, transformer_to_original = both_directions(NAMES, "transformer", "Wan transformer")

@@ -30,8 +30,8 @@ def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 def prepare(vae: nn.Module) -> None:
     """Replace the norm, for which torch takes a vector norm over channels, by a sum of squares; warn of float16.
 
-    The clamp at the end of decoding does not hide an overflow: the norms before the last layer make NaN of it, and the
-    clamp keeps NaN.
+    The clamp at the end of decoding keeps the NaN that the norms make of an overflow. It hides an infinity that the
+    last convolution makes.
     """
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 

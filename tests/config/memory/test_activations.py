@@ -1,20 +1,14 @@
 """What a block holds, against the operators of the project's own block on a GPU that does not exist."""
 
-import json
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
 from hyvideo.config.memory import activations
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.config.memory.simulated import BLOCK_TEXT, simulated
+from tests.fake_cuda.counting import counted as counted_by
 
-ROOT = Path(__file__).parents[3]
 ONE_BLOCK = {"text_tokens": BLOCK_TEXT, "architecture": Architecture(num_layers=1)}
 SIZE = {"sample_n_frames": 81, "height": 480, "width": 864}
 RUNS = {"all": replace(simulated(**SIZE), **ONE_BLOCK), "lora": replace(simulated(**SIZE, lora_rank=32), **ONE_BLOCK)}
@@ -25,12 +19,7 @@ KINDS = pytest.mark.parametrize("kind", RUNS)
 @pytest.fixture(scope="module")
 def counted():
     """Bytes by what is trained and what is recomputed: of the forward, kept after it, and of the backward."""
-    if not shutil.which("g++") or torch.version.cuda:
-        pytest.skip("the GPU that does not exist is compiled by g++, for a torch without CUDA of its own")
-    command = [sys.executable, "-m", "tests.config.memory.counted_block"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return counted_by("tests.config.memory.counted_block")
 
 
 def test_a_block_keeps_what_its_forward_pass_keeps(counted):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel
 from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_wan_lora_to_diffusers
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +20,7 @@ from hyvideo.models.lora import (
 )
 from hyvideo.training.muon import Muon
 from hyvideo.training.optimizers import make_optimizers
+from tests.models.test_lora import assert_same
 from tests.models.wan.tiny import FAMILY, inputs, installed, tiny
 
 FILE = "pytorch_lora_weights.safetensors"
@@ -35,13 +35,6 @@ def draw(model, alpha=4.0, rank=2, names=None):
             torch.randn(rank, into, generator=generator), torch.randn(out, rank, generator=generator), alpha
         )
     return lora
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name].a, other[name].a) and torch.equal(one[name].b, other[name].b)
-        assert one[name].alpha == other[name].alpha
 
 
 def test_a_new_adapter_is_on_ten_layers_of_each_block_and_changes_nothing():
@@ -107,25 +100,12 @@ def test_an_added_adapter_and_a_merged_one_give_the_same_velocity():
         torch.testing.assert_close(model(**inputs()), added, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_of_another_family_is_refused():
-    other = HunyuanVideo15Transformer3DModel(
-        in_channels=9,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=1,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        text_embed_dim=12,
-        text_embed_2_dim=10,
-        image_embed_dim=8,
-        rope_axes_dim=(4, 6, 6),
-    )
-    of_other = draw(other, names=["transformer_blocks.0.attn.to_q"])
+def test_an_adapter_of_another_family_is_refused(transformer):
+    of_other = draw(transformer, names=["transformer_blocks.0.attn.to_q"])
     with pytest.raises(ValueError, match="of family wan, got one for hunyuan_video15"):
         add_lora(tiny(), of_other)
     with pytest.raises(ValueError, match="of family hunyuan_video15, got one for wan"):
-        add_lora(other, draw(tiny()))
+        add_lora(transformer, draw(tiny()))
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adam_the_rest():

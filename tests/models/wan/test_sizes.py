@@ -1,11 +1,7 @@
 """Parameters and operations are counted as the classes have them, and a block holds what the planner says."""
 
 import json
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +16,9 @@ from hyvideo.models.lora import training_config
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.wan.sizes import Architecture, read, released
 from hyvideo.models.wan.transformer import stock_inputs
+from tests.fake_cuda.counting import counted as counted_by
 from tests.models.wan.tiny import SIZES, inputs, tiny
 
-ROOT = Path(__file__).parents[3]
 VERSIONS = {"wan2.1_t2v_1.3b": 1_418_996_800, "wan2.1_t2v_14b": 14_288_491_584, "wan2.2_ti2v_5b": 4_999_787_712}
 WAN22_VAE = {
     "base_dim": 160,
@@ -124,12 +120,7 @@ def test_a_configuration_of_the_original_is_read(tmp_path):
 @pytest.fixture(scope="module")
 def counted():
     """Bytes by version, what is trained and what is recomputed: of the forward, kept after it, and of the backward."""
-    if not shutil.which("g++") or torch.version.cuda:
-        pytest.skip("the GPU that does not exist is compiled by g++, for a torch without CUDA of its own")
-    command = [sys.executable, "-m", "tests.models.wan.counted_block"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return counted_by("tests.models.wan.counted_block")
 
 
 def one_block(version, kind, **settings):

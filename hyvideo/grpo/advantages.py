@@ -1,4 +1,4 @@
-"""Rewards to group-relative advantages. A missing reward is NaN, goes in as NaN and comes out as NaN."""
+"""Group-relative advantages. A failed reward is NaN, and so is its advantage."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,17 @@ MAX_ADVANTAGE = 5.0
 
 
 def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVANTAGE) -> Tensor:
-    """``(R - mean) / (std + 1e-8)`` within each group of consecutive rollouts, clipped. Source: method.md, 5.
+    """Return ``(R - mean) / (std + 1e-8)`` within each group of consecutive rollouts, clamped to ``[-clip, clip]``.
 
-    The standard deviation divides by the number of scored rollouts. A group whose rewards are all equal has
-    advantage 0. A rollout without a finite reward is left out of its group's statistics and has advantage NaN; so
-    have all rollouts of a group with fewer than two scored ones. The loss leaves NaN out.
-    Shape: (groups * group_size,) to the same, in the dtype of ``rewards``.
+    ``std`` is the population standard deviation over the scored rollouts. A group of equal rewards has advantage 0.
+    A rollout without a finite reward is excluded from its group's statistics and has advantage NaN, and so have all
+    rollouts of a group with fewer than two finite rewards. The loss excludes them.
+    Source: arXiv:2603.21872, Section 3.1; GRPO, arXiv:2402.03300. Shape: (groups * group_size,), input and output.
     """
     if group_size < 1 or rewards.ndim != 1 or len(rewards) % group_size:
-        raise ValueError(f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}")
-    # Float64: the rounding of a mean of equal float32 numbers is as large as epsilon.
+        shape = tuple(rewards.shape)
+        raise ValueError(f"rewards must be a vector of whole groups: got shape {shape} and group_size={group_size}")
+    # In float32, the rounding error of the mean of equal rewards is as large as EPSILON.
     groups = rewards.detach().double().view(-1, group_size)
     scored = groups.isfinite()
     count = scored.sum(1, keepdim=True)

@@ -1,7 +1,8 @@
-"""The temporal gradient equalizer: gradient norms of the log-probability per step become loss weights.
+"""Temporal gradient equalizer: per-step loss weights that make the steps' gradients equally large.
 
-The gradient of the log-probability grows by two orders of magnitude from the first, noisy step to the last; without
-weights the loss is trained at the last steps alone, where colour and motion are already decided. Source: method.md, 4.
+The gradient of the log-probability grows by two orders of magnitude from the first, noisy step to the last. Without
+weights, the last steps dominate the loss, although color and motion are decided earlier.
+Source: arXiv:2603.21872, Section 3.2.1 and Figure 4; docs/sde.md lists the weights of every sampler.
 """
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 
 
 def balancing_factors(grad_norms: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """``S_t = median(N) / (N_t + eps)``, the median over the stochastic steps; 0 where N_t is 0. Shape: (steps,), both.
+    """Return ``S_t = median(N) / (N_t + eps)``, or 0 where ``N_t`` is 0. Shape: (steps,), input and output.
 
-    Of an even number of steps the median is the lower of the two in the middle, as ``torch.median`` takes it in the
-    code that made the paper's numbers.
+    The median is taken over the stochastic steps. For an even number of steps it is the lower of the two middle
+    values (``torch.median``), as in the code that produced the paper's results.
     """
     is_stochastic = grad_norms > 0
     if not is_stochastic.any():

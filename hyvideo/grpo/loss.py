@@ -1,4 +1,4 @@
-"""The loss of GRPO in its trust region: tensors in, terms out. It knows no model, no rank and no setting."""
+"""GRPO loss with KL terms, as functions of tensors: no model, no ranks, no settings."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,22 @@ from hyvideo.grpo.trust_region import KLWeights, position_kl, velocity_kl
 
 @dataclass(frozen=True)
 class LossInputs:
-    """A batch of (rollout, step) pairs; what carries the gradient is ``log_prob`` and ``mean``."""
+    """A batch of (rollout, step) pairs. Only ``log_prob`` and ``mean`` carry a gradient."""
 
-    log_prob: Tensor  # (batch,), of the drawn transition under the policy as it is now
-    mean: Tensor  # (batch, channels, frames, height, width), of that transition
+    log_prob: Tensor  # (batch,), of the sampled transition under the current policy
+    mean: Tensor  # (batch, channels, frames, height, width), under the current policy
     std: Tensor  # (batch, 1, 1, 1, 1)
-    old_log_prob: Tensor  # (batch,), under the policy that drew it
+    old_log_prob: Tensor  # (batch,), under the rollout policy
     advantages: Tensor  # (batch,), finite
-    step_weights: Tensor  # (batch,), of the equalizer
-    anchor_mean: Tensor | None = None  # as ``mean``; None where the position distance is not measured or exactly 0
-    anchor_weight: float = 1.0  # of the position distance: 1 over the part of the pairs at which it is measured
-    rollout_mean: Tensor | None = None  # as ``mean``, for the closed form of the velocity distance; None: log-ratio
+    step_weights: Tensor  # (batch,), from the equalizer
+    anchor_mean: Tensor | None = None  # like ``mean``; None if the position KL is exactly 0 or not computed
+    anchor_weight: float = 1.0  # 1 / fraction of the pairs whose position KL is computed
+    rollout_mean: Tensor | None = None  # like ``mean``, for the closed-form velocity KL; None: log-ratio
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Terms of each pair, (batch,) each; the caller divides their sum by the number of terms of the update."""
+    """Loss terms of each pair, (batch,) each; the caller divides their sum by the number of pairs in the update."""
 
     loss: Tensor  # with gradient
     policy: Tensor
@@ -36,7 +36,7 @@ class LossTerms:
     is_clipped: Tensor  # where the ratio is outside the clip range
     log_prob: Tensor
 
-    # The field of each sum, by its name in the metrics.
+    # Metric name -> field.
     SUMMED = {
         "loss/policy": "policy",
         "loss/total": "loss",
@@ -49,16 +49,16 @@ class LossTerms:
     }
 
     def sums(self) -> Tensor:
-        """Sums over the batch in the order of ``SUMMED``, float64, without gradient. Shape: (8,)."""
+        """Return detached float64 sums over the batch, in the order of ``SUMMED``. Shape: (8,)."""
         return torch.stack([getattr(self, field).detach().double().sum() for field in self.SUMMED.values()])
 
     def largest_deviation(self) -> Tensor:
-        """Largest ``|ratio - 1|``. Shape: ()."""
+        """Return the largest ``|ratio - 1|``. Shape: ()."""
         return (self.ratio - 1).abs().amax()
 
 
 def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
-    """``L = L_pol + beta (w_pos KL_pos + w_vel KL_vel)`` of each pair. Source: method.md, 6 to 8."""
+    """Return ``L = L_pol + beta (w_pos KL_pos + w_vel KL_vel)`` of each pair. Source: arXiv:2603.21872, Section 3.2."""
     policy, ratio = clipped_policy_loss(
         inputs.log_prob, inputs.old_log_prob, inputs.advantages, inputs.step_weights, clip_range=clip_range
     )
@@ -80,7 +80,7 @@ def grpo_terms(inputs: LossInputs, *, clip_range: float, kl_weights: KLWeights, 
 def in_trust_region(
     policy: Tensor, position: Tensor, velocity: Tensor, weights: KLWeights, coefficient: float
 ) -> dict[str, Tensor]:
-    """The loss and its parts, by their names in `LossTerms`. Shape of each: (batch,)."""
+    """Return the loss and its parts, keyed by their field in `LossTerms`. Shape: (batch,) each."""
     kl = weights.position * position + weights.velocity * velocity
     loss = policy + coefficient * kl
     return {"loss": loss, "policy": policy, "position": position, "velocity": velocity, "kl": kl}
@@ -89,9 +89,10 @@ def in_trust_region(
 def clipped_policy_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, step_weights: Tensor, *, clip_range: float
 ) -> tuple[Tensor, Tensor]:
-    """``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))``, and the detached ``ratio = exp(log_prob - old)``.
+    """Return ``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))`` and the detached ``ratio = exp(log_prob - old)``.
 
-    Every argument and result has shape (batch,); ``log_prob`` carries the gradient. Source: method.md, 6.
+    Only ``log_prob`` carries a gradient. Shape: (batch,), arguments and results.
+    Source: PPO's clipped objective, arXiv:1707.06347, with the equalizer's weight S (arXiv:2603.21872, Section 3.2.1).
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clamped = ratio.clamp(1 - clip_range, 1 + clip_range)

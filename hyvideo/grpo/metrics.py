@@ -1,4 +1,4 @@
-"""The numbers of an iteration: sums over training forwards, means over updates, statistics of the rewards."""
+"""Metrics of an iteration: reward statistics, sums per denoising step, and means over the updates."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Means of one optimizer update over the ranks, rollouts and steps that it trained on."""
+    """Means of one optimizer update over its ranks, rollouts and steps."""
 
     metrics: dict[str, float]
     num_terms: int  # (rollout, step) pairs
-    by_step: Tensor | None = None  # `sums_by_step` of all replicas; None where no denoising steps are trained
+    by_step: Tensor | None = None  # `sums_by_step` over all replicas; None if no denoising steps are trained
 
 
 def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensions: Sequence[str]) -> dict[str, float]:
-    """Means and spreads over the scored rollouts of an iteration.
+    """Return means and standard deviations over the scored rollouts of an iteration.
 
-    Shapes: rewards, the total and each dimension, (rollouts, 1 + dimensions); advantages (rollouts,).
+    Shapes: rewards (rollouts, 1 + dimensions), the total in the first column; advantages (rollouts,).
     """
     scored = rewards[:, 0].isfinite()
     means = rewards[scored].nanmean(0).tolist()
@@ -38,7 +38,7 @@ def reward_metrics(rewards: Tensor, advantages: Tensor, group_size: int, dimensi
 
 
 def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> Tensor:
-    """Number of terms of each denoising step, sums of their ratio and KL, and their largest ``|ratio - 1|``.
+    """Return for each denoising step: number of terms, sum of ratios, sum of KLs, largest ``|ratio - 1|``.
 
     Shapes: ratios, kls and steps (terms,), on the CPU; result (4, num_steps).
     """
@@ -50,10 +50,10 @@ def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> 
 
 
 def average(results: list[UpdateResult]) -> dict[str, float | list[float | None]]:
-    """Means over the updates of an iteration, weighted by their terms; empty for one without any.
+    """Return means over the updates of an iteration, weighted by their number of terms; empty without updates.
 
-    The ratio's deviation is the largest of all, and that of the first update, which sees the policy that made the
-    rollouts: it must be 0 but for rounding. Lists are by denoising step, None where it is not trained.
+    ``policy/ratio_max_deviation`` is the maximum over the updates. ``policy/ratio_first_deviation`` is that of the
+    first update, which starts from the rollout policy: it must be 0 up to rounding. `_by_step` adds lists by step.
     """
     if not results:
         return {}
@@ -66,8 +66,8 @@ def average(results: list[UpdateResult]) -> dict[str, float | list[float | None]
 
 
 def _by_step(tables: Tensor) -> dict[str, list[float | None]]:
-    """Lists by denoising step, None where it is not trained. Shape: (updates, 4, steps)."""
+    """Return lists with one value per denoising step, None for untrained steps. Shape: (updates, 4, steps)."""
     counts, ratios, kls = tables[:, :3].sum(0)
     largest = torch.where(counts > 0, tables[:, 3].amax(0), torch.nan)
-    told = {"by_step/ratio_mean": ratios / counts, "by_step/ratio_max_deviation": largest, "by_step/kl": kls / counts}
-    return {name: [v if math.isfinite(v) else None for v in values.tolist()] for name, values in told.items()}
+    table = {"by_step/ratio_mean": ratios / counts, "by_step/ratio_max_deviation": largest, "by_step/kl": kls / counts}
+    return {name: [v if math.isfinite(v) else None for v in values.tolist()] for name, values in table.items()}

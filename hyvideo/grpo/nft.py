@@ -1,12 +1,12 @@
-"""DiffusionNFT: reinforcement learning on the forward process. Tensors in, terms out.
+"""DiffusionNFT loss: reinforcement learning on the forward process, as functions of tensors.
 
-A rollout x0 is noised anew, ``x_s = (1 - s) x0 + s e``, where the velocity of the flow is ``e - x0``. With the
-advantage A, ``r = (1 + A / clip) / 2``, the policy's velocity v and that of the policy of the rollouts v_old,
+A rollout x0 is re-noised to ``x_s = (1 - s) x0 + s e`` with noise e, so that the target velocity is ``e - x0``. With
+advantage A, ``r = (1 + A / clip) / 2``, the policy's velocity v and the rollout policy's velocity v_old,
 
     loss = r |v - target|^2 + (1 - r) |(2 v_old - v) - target|^2
 
-draws v towards what good rollouts show, and away from what bad ones show: its gradient at v = v_old is
-``2 (2 r - 1) (v - target)``. Source: Zheng et al. 2025, "DiffusionNFT", with beta 1.
+moves v towards the target of good rollouts and away from that of bad ones: the gradient at v = v_old is
+``2 (2 r - 1) (v - target)``. Source: Zheng et al. 2025, "DiffusionNFT", arXiv:2509.16117, with beta 1.
 """
 
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from hyvideo.grpo.trust_region import KLWeights
 
 @dataclass(frozen=True)
 class NFTInputs:
-    """A batch of (rollout, noise level) pairs; what carries the gradient is ``velocity``."""
+    """A batch of (rollout, noise level) pairs. Only ``velocity`` carries a gradient."""
 
     velocity: Tensor  # (batch, channels, frames, height, width), guided as in sampling
-    old_velocity: Tensor  # as ``velocity``, of the policy that made the rollouts
-    target: Tensor  # as ``velocity``: noise less the rollout
-    advantages: Tensor  # (batch,), finite, within plus and minus the clip
-    anchor_velocity: Tensor | None = None  # as ``velocity``; None where its distance is not measured
-    anchor_weight: float = 1.0  # of that distance: 1 over the part of the pairs at which it is measured
+    old_velocity: Tensor  # like ``velocity``, from the rollout policy
+    target: Tensor  # like ``velocity``: noise - rollout
+    advantages: Tensor  # (batch,), finite, within [-clip, clip]
+    anchor_velocity: Tensor | None = None  # like ``velocity``; None if the position KL is not computed
+    anchor_weight: float = 1.0  # 1 / fraction of the pairs whose position KL is computed
 
 
 def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights, kl_coefficient: float) -> LossTerms:
-    """The loss of each pair, and the trust region's distances: mean squares of differences of velocities.
+    """Return the loss of each pair, with mean squared velocity differences in place of the KL terms.
 
-    ``ratio`` is 1 plus the distance to the old policy in units of its error, and 1 before the first update;
-    ``is_clipped`` counts advantages at the clip, and ``log_prob`` is the error with a minus.
+    ``ratio`` is ``1 + sqrt(|v - v_old|^2 / |v_old - target|^2)``, so 1 before the first update; ``is_clipped`` marks
+    advantages at the clip; ``log_prob`` is the negative error, ``-|v - target|^2``.
     """
     weight = (1 + (inputs.advantages / advantage_clip).clamp(-1, 1)) / 2
     error = mean_square(inputs.velocity - inputs.target)
@@ -54,5 +54,5 @@ def nft_terms(inputs: NFTInputs, *, advantage_clip: float, kl_weights: KLWeights
 
 
 def mean_square(values: Tensor) -> Tensor:
-    """Mean of the squares of each sample. Shape: (batch, ...) to (batch,)."""
+    """Return the mean square of each sample. Shape: (batch, ...) to (batch,)."""
     return values.square().flatten(1).mean(1)

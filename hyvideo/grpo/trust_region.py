@@ -1,6 +1,6 @@
-"""The trust region: distance to an anchor (position), distance to the rollout policy (velocity), and its coefficient.
+"""Trust region: KL to an anchor (position), KL to the rollout policy (velocity), and the coefficient of both.
 
-Source: method.md, 7 and 8.
+Source: arXiv:2603.21872, Section 3.2 (macro level), Figures 7 and 8.
 """
 
 import math
@@ -13,27 +13,27 @@ STRATEGIES = ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"
 
 
 def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
-    """KL of two Gaussians of equal variance: mean over elements of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
+    """Return the KL of two Gaussians of equal variance, the mean of ``(mean - anchor)^2 / (2 std^2 + 1e-6)``.
 
-    Shapes: (batch, ...) both means, (batch, 1, ..., 1) their std; (batch,) the result.
+    Shapes: both means (batch, ...); std (batch, 1, ..., 1); result (batch,).
     """
     return ((mean - anchor_mean) ** 2 / (2 * std**2 + 1e-6)).flatten(1).mean(1)
 
 
 def velocity_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """``log_prob_rollout - log_prob_new``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
+    """Return ``old_log_prob - log_prob``, an unbiased estimate of the KL to the rollout policy. Shape: (batch,).
 
-    With one update per round it is 0, with a gradient that is zero on average; the closed form is
-    ``position_kl(mean, rollout_mean, std)``. Under cps, whose log-probability is ``-(x' - mean)^2``, it estimates
-    ``2 std^2`` times the KL: at 20 steps, shift 5 and eta 0.5 that is 0.98 of it at the first and 0.04 at the last
-    stochastic step. The closed form is the KL at every step.
+    With one update per iteration it is 0 and its gradient is zero on average. The closed form is
+    ``position_kl(mean, rollout_mean, std)``. With cps, whose log-probability is ``-(x' - mean)^2``, the estimate is
+    ``2 std^2`` times the KL: with 20 steps, shift 5 and eta 0.5, 0.98 times the KL at the first stochastic step and
+    0.04 times at the last. The closed form is exact at every step. Source: docs/sde.md.
     """
     return old_log_prob - log_prob
 
 
 @dataclass(frozen=True)
 class KLWeights:
-    """Weights of the two distances in the loss: ``position * KL_pos + velocity * KL_vel``."""
+    """Weights of the two KL terms in the loss: ``position * KL_pos + velocity * KL_vel``."""
 
     position: float
     velocity: float
@@ -41,7 +41,7 @@ class KLWeights:
 
 
 def kl_weights(strategy: str, *, dual_position: float = 1.0, dual_velocity: float = 0.1) -> KLWeights:
-    """Weights of the two distances under a strategy's name."""
+    """Return the weights of a KL strategy. Raises ValueError if the strategy is unknown."""
     weights = {
         "none": KLWeights(0.0, 0.0, False),
         "fixed": KLWeights(1.0, 0.0, False),
@@ -51,13 +51,13 @@ def kl_weights(strategy: str, *, dual_position: float = 1.0, dual_velocity: floa
         "dual_fixed": KLWeights(dual_position, dual_velocity, False),
     }
     if strategy not in weights:
-        raise ValueError(f"the KL strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+        raise ValueError(f"kl_strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
     return weights[strategy]
 
 
 @dataclass(frozen=True)
 class KLScheduleSettings:
-    """Rule of the coefficient beta of the KL term, which lies in [minimum, maximum] and starts at ``initial``."""
+    """Schedule of the KL coefficient beta, which lies in [minimum, maximum] and starts at ``initial``."""
 
     schedule: str = "adaptive"
     feedback: str = "paper"
@@ -71,12 +71,12 @@ class KLScheduleSettings:
 
 
 class KLCoefficient:
-    """The coefficient beta over the updates of a run.
+    """KL coefficient beta over the updates of a run.
 
-    ``constant`` stays at the maximum. ``two_stage`` rises linearly over the warm-up and stays. ``adaptive`` rises
-    likewise and then follows the mean m of the last KL values with ``e = (m - target) / target``:
-    ``beta <- clip(beta (1 - gain e))``; the paper lowers beta where the KL is large, ``lagrangian`` raises it. One
-    update changes beta by at most a factor of 2.
+    ``constant``: the maximum. ``two_stage``: a linear warm-up to the maximum. ``adaptive``: the same warm-up, then
+    ``beta <- clip(beta (1 - gain e), minimum, maximum)`` with ``e = (m - target) / target`` and m the mean of the last
+    ``window`` KL values. Feedback ``paper`` lowers beta if the KL is above the target; ``lagrangian`` raises it
+    (``1 + gain e``). One update changes beta by at most a factor of 2.
     """
 
     def __init__(self, settings: KLScheduleSettings):
@@ -86,16 +86,16 @@ class KLCoefficient:
         self.value = self._scheduled(settings.initial)
 
     def observe(self, kl: float) -> None:
-        """Counts one update, given the KL averaged over its ranks, samples and steps."""
+        """Record one update and its KL, averaged over ranks, samples and steps."""
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        follows = self.settings.schedule == "adaptive" and self.num_updates > self.settings.warmup_updates
-        factor = self._feedback_factor() if follows and self.recent else 1.0
+        is_adaptive = self.settings.schedule == "adaptive" and self.num_updates > self.settings.warmup_updates
+        factor = self._feedback_factor() if is_adaptive and self.recent else 1.0
         self.value = self._scheduled(self.value * factor)
 
     def _scheduled(self, value: float) -> float:
-        """The coefficient after so many updates: by the schedule, or ``value`` within the bounds where it is free."""
+        """Return the scheduled coefficient, or ``value`` within the bounds if the schedule does not determine it."""
         settings, is_warm = self.settings, self.num_updates >= self.settings.warmup_updates
         if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
             return settings.maximum
@@ -118,7 +118,7 @@ class KLCoefficient:
         return {"value": self.value, "num_updates": self.num_updates, "recent": recent, "settings": settings}
 
     def load_state_dict(self, state: dict) -> None:
-        """Goes on from a state; where it had other settings, by these from the next update on."""
+        """Restore a state. If it was saved with other settings, the current ones apply at once."""
         self.num_updates = state["num_updates"]
         self.recent = deque(state["recent"], maxlen=self.settings.window)
         self.value = self._scheduled(state["value"])

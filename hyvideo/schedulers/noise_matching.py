@@ -1,11 +1,12 @@
-"""Eta at which one sampler injects as much noise as another: baselines compared at equal exploration.
+"""Noise matching: the eta at which one sampler injects as much noise as another, to compare them at equal exploration.
 
-At one eta the samplers explore very differently (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` asks for the eta at
-which the run's sampler has the sum ``sum_t std_t^2`` of sage_grpo at eta 0.5, over the stochastic steps.
+At equal eta, samplers inject very different amounts of noise (docs/sde.md). ``match_noise: "sage_grpo:0.5"`` sets the
+eta at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_grpo at eta 0.5, summed over the
+stochastic steps; in a run with an SDE window, over the window, averaged over its positions.
 
-Bisection finds that eta for any sampler whose sum increases with eta. The result does not depend on the eta that was
-set before: matching twice changes nothing. In a run with a window the sum is over the window, averaged over its
-positions. ``match_noise: recommended`` takes the eta of the method's own video recipe; docs/sde.md has the sources.
+Bisection finds that eta for any sampler whose total variance increases with eta. The result does not depend on the
+previous eta, so matching is idempotent. ``match_noise: recommended`` takes the eta of the method's published video
+recipe (sources in docs/sde.md).
 """
 
 import itertools
@@ -20,64 +21,64 @@ from hyvideo.schedulers.transitions import MAX_ETA, SAMPLERS, sampler_of, schedu
 def matched_eta(
     target: str, sde_type: str, *, num_steps: int, shift: float, last_step: str, sde_window: str = ""
 ) -> float:
-    """Eta at which ``sde_type`` has, in its window, the total variance of ``target``, such as ``sage_grpo:0.5``.
+    """Return the eta at which ``sde_type`` has the total variance of ``target``, such as ``sage_grpo:0.5``.
 
-    Raises: ValueError for a target that is malformed, or that ``sde_type`` cannot reach or has no recipe for, for a
-        variance that does not increase with eta, and for a window that does not fit.
+    Raises ValueError if the target is malformed, if ``sde_type`` cannot reach it or has no recommended eta, if the
+    variance does not increase with eta, or if the window does not fit.
     """
     sampler = sampler_of(sde_type)
     if target == "recommended":
         if sampler.recommended_eta is None:
             known = ", ".join(name for name, built_in in SAMPLERS.items() if built_in.recommended_eta is not None)
-            raise ValueError(f"match_noise recommended is known for {known}, and not for {sde_type}; set eta")
+            raise ValueError(f"match_noise recommended is defined for {known}, not for {sde_type}; set eta instead")
         return sampler.recommended_eta
     named, target_eta = parse_target(target)
     if num_steps < 1 or not 0 < shift < math.inf:
         raise ValueError(f"match_noise needs at least 1 step and a positive shift, got {num_steps} and {shift}")
     levels = shifted_levels(num_steps, shift)
-    wanted = total_variance(named, levels, target_eta, last_step)
+    goal = total_variance(named, levels, target_eta, last_step)
     variances = _variances_around(
-        wanted, lambda eta: total_variance(sde_type, levels, eta, last_step, sde_window), sampler.max_eta
+        goal, lambda eta: total_variance(sde_type, levels, eta, last_step, sde_window), sampler.max_eta
     )
-    found, most = min(variances, key=lambda eta: abs(variances[eta] - wanted)), max(variances.values())
+    found, largest = min(variances, key=lambda eta: abs(variances[eta] - goal)), max(variances.values())
     where = f"at {num_steps} steps with shift {shift:g} and last_step {last_step}"
-    if wanted == 0 or most == 0:
-        name = sde_type if wanted else named
-        raise ValueError(f"match_noise {target} cannot be reached: {name} injects no noise {where}; raise the steps")
+    if goal == 0 or largest == 0:
+        name = sde_type if goal else named
+        raise ValueError(f"match_noise {target} cannot be reached: {name} injects no noise {where}; use more steps")
     for (eta, variance), (larger, after) in itertools.pairwise(sorted(variances.items())):
-        if after < variance * (1 - 1e-9):  # less is rounding
+        if after < variance * (1 - 1e-9):  # a smaller decrease is rounding
             raise ValueError(
-                f"match_noise needs a variance that increases with eta, and that of {sde_type} falls from "
-                f"{variance:.4g} at eta {eta:.4g} to {after:.4g} at eta {larger:.4g}; set eta"
+                f"match_noise needs a variance that increases with eta, but that of {sde_type} falls from "
+                f"{variance:.4g} at eta {eta:.4g} to {after:.4g} at eta {larger:.4g}; set eta instead"
             )
-    if not math.isclose(variances[found], wanted, rel_tol=1e-9):
+    if not math.isclose(variances[found], goal, rel_tol=1e-9):
         inside = sde_window and f" in sde_window {sde_window}"
-        words = f"at most {most:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
-        words = words if most < wanted else f"jumps past it at eta {found:.4g}; set eta"
+        reason = f"reaches at largest {largest:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
+        reason = reason if largest < goal else f"jumps past it at eta {found:.4g}; set eta instead"
         raise ValueError(
-            f"match_noise {target} cannot be reached: it injects a variance of {wanted:.4g} {where}, and "
-            f"{sde_type} {words}"
+            f"match_noise {target} cannot be reached: the target variance is {goal:.4g} {where}, and "
+            f"{sde_type} {reason}"
         )
     return found
 
 
-def _variances_around(wanted: float, variance: Callable[[float], float], max_eta: float) -> dict[float, float]:
-    """Return variances by eta: of a grid up to an eta that has at least the wanted one, and of a bisection for it."""
+def _variances_around(goal: float, variance: Callable[[float], float], max_eta: float) -> dict[float, float]:
+    """Return {eta: variance} on a grid that reaches the goal if possible, and along a bisection for the goal."""
     high = min(1.0, max_eta)
-    while high < max_eta and variance(high) < wanted:
+    while high < max_eta and variance(high) < goal:
         high = min(2 * high, max_eta)
     variances = {high * part / 16: variance(high * part / 16) for part in range(1, 17)}
     low = 0.0
     while low < (middle := (low + high) / 2) < high:
         variances[middle] = variance(middle)
-        low, high = (middle, high) if variances[middle] < wanted else (low, middle)
+        low, high = (middle, high) if variances[middle] < goal else (low, middle)
     return variances
 
 
 def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_step: str, sde_window: str = "") -> float:
-    """``sum_t std_t^2`` over the stochastic steps, or over a window of them in the mean over its places.
+    """Return ``sum_t std_t^2`` over the stochastic steps, or over a window of them, averaged over its positions.
 
-    Raises: ValueError for a window that does not fit.
+    Raises ValueError if the window does not fit.
     """
     variances = [step.std**2 for step in schedule(sde_type, levels, eta, last_step) if step.is_stochastic]
     window = parse_window(sde_window, len(variances)) if variances else None
@@ -85,7 +86,7 @@ def total_variance(sde_type: str, levels: tuple[float, ...], eta: float, last_st
 
 
 def parse_target(target: str) -> tuple[str, float]:
-    """Sampler and eta of ``<sde_type>:<eta>``. Raises ValueError, also as `sampler_of`."""
+    """Return sampler name and eta of ``<sde_type>:<eta>``. Raises ValueError if malformed."""
     name, _, number = target.rpartition(":")
     try:
         eta = float(number)
@@ -95,7 +96,7 @@ def parse_target(target: str) -> tuple[str, float]:
     max_eta = sampler_of(name).max_eta if is_known else MAX_ETA
     if not is_known or not 0 < eta <= max_eta:
         raise ValueError(
-            f"match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, with one of {', '.join(SAMPLERS)} or "
-            f"FILE.py:NAME and an eta above 0, at most {max_eta:g}, got {target!r}"
+            f"match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, where sde_type is one of "
+            f"{', '.join(SAMPLERS)} or FILE.py:NAME and eta is in (0, {max_eta:g}], got {target!r}"
         )
     return name, eta

@@ -1,11 +1,11 @@
-"""Mixed ODE/SDE sampling: noise, and so training, on some steps of the schedule; the ODE elsewhere.
+"""SDE window: noise and training on some steps of the schedule, deterministic (ODE) steps elsewhere.
 
-    fixed:2:4      the 4 stochastic steps from the third on, always
-    random:4       4 neighbouring ones, drawn anew each iteration
-    sliding:4:2    4 neighbouring ones, 2 further on each iteration, round and round
+    fixed:2:4      4 stochastic steps, starting at the third
+    random:4       4 consecutive stochastic steps, drawn in each iteration
+    sliding:4:2    4 consecutive stochastic steps, shifted by 2 in each iteration, cyclically
 
-A window counts the steps that are stochastic without it, so that each has as many to train. All rollouts of an
-iteration share one: they are compared with each other.
+Positions count only the steps that are stochastic without a window, so that every position trains equally many steps.
+All rollouts of an iteration share the window, because they are compared with each other.
 """
 
 import math
@@ -15,28 +15,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """Neighbouring stochastic steps that have noise."""
+    """Consecutive stochastic steps that keep their noise."""
 
     kind: str  # fixed, random or sliding
     length: int
-    start: int = 0  # of a fixed one
-    stride: int = 1  # of a sliding one
+    start: int = 0  # for fixed
+    stride: int = 1  # for sliding
 
     def starts(self, num_stochastic: int) -> range:
-        """Places among the stochastic steps where the window begins, each as often as the others."""
+        """Return the start positions among the stochastic steps; all are equally frequent."""
         if self.kind == "fixed":
             return range(self.start, self.start + 1)
         num_starts = num_stochastic - self.length + 1
-        return range(0, num_starts, math.gcd(self.stride, num_starts))  # all, of a random one
+        return range(0, num_starts, math.gcd(self.stride, num_starts))  # stride 1, so all positions, if random
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Sums of numbers of the stochastic steps over the window, at each of its places."""
+        """Return the sum over the window at each of its positions, given one value per stochastic step."""
         return [sum(values[start : start + self.length]) for start in self.starts(len(values))]
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
-        """Steps that have noise in an iteration, counted from 1, of the stochastic ones.
+        """Return the stochastic steps in the window of an iteration, counted from 1.
 
-        ``draw`` gives a number below its argument, drawn for this iteration: the start of a random window.
+        ``draw(n)`` returns a random integer in [0, n) for this iteration, the start of a random window.
         """
         num_starts = len(stochastic) - self.length + 1
         if self.kind == "sliding":
@@ -47,7 +47,7 @@ class Window:
 
 
 def parse_window(text: str, num_stochastic: int) -> Window | None:
-    """Window of a setting; None for an empty one. Raises ValueError for what does not fit the stochastic steps."""
+    """Return the window of a setting, None if empty. Raises ValueError if it does not fit the stochastic steps."""
     if not text:
         return None
     kind, *numbers = text.split(":")
@@ -61,7 +61,7 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
     window = Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
     if window.length < 1 or window.stride < 1 or window.start + window.length > num_stochastic:
         raise ValueError(
-            f"sde_window must lie within the {num_stochastic} stochastic steps of the schedule and have at least one, "
+            f"sde_window must contain at least 1 step and fit the {num_stochastic} stochastic steps of the schedule, "
             f"got {text!r}"
         )
     return window

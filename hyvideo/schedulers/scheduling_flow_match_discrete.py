@@ -1,7 +1,7 @@
-"""The flow-matching schedule and the stochastic sampler that knows its own log-probability.
+"""Flow-matching schedule and stochastic sampler with log-probabilities.
 
-``x = (1 - sigma) x0 + sigma x1`` with data x0 and noise x1; sigma runs from 1 to 0 over
-``shift u / (1 + (shift - 1) u)`` of an even grid; the model sees ``timestep = 1000 sigma`` and predicts ``x1 - x0``.
+``x = (1 - sigma) x0 + sigma x1`` with data x0 and noise x1. The schedule is ``shift u / (1 + (shift - 1) u)`` for an
+even grid u from 1 to 0. The model takes ``timestep = 1000 sigma`` and predicts the velocity ``x1 - x0``.
 """
 
 import math
@@ -23,10 +23,10 @@ NUM_TRAIN_TIMESTEPS = 1000
 
 @dataclass(frozen=True)
 class SdeStepOutput:
-    """One step of a batch; all tensors are float32.
+    """Result of one step of a batch; all tensors are float32.
 
-    A sample whose step is deterministic has ``std_dev_t`` 0, ``prev_sample`` equal to the mean, and no
-    log-probability: its ``log_prob`` reads 0 and carries no gradient.
+    For a sample whose step is deterministic, ``std_dev_t`` is 0, ``prev_sample`` is the mean, and ``log_prob`` is 0
+    without a gradient.
     """
 
     prev_sample: Tensor  # (batch, ...), the latent at the next, smaller sigma
@@ -37,10 +37,10 @@ class SdeStepOutput:
 
 
 class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
-    """Sigmas with shift, and the transitions of every sampler, by ``sde_type``: a built-in name or ``FILE.py:NAME``.
+    """Shifted sigma schedule and the step of every sampler; ``sde_type`` is a built-in name or ``FILE.py:NAME``.
 
-    ``last_step`` is ``stochastic``, to leave the noise of the last step in the latent as the paper's configurations do,
-    or ``deterministic``, to end at x0_hat; then the step is not trained.
+    ``last_step="stochastic"`` leaves the noise of the last step in the final latent, as the paper's configurations do.
+    ``last_step="deterministic"`` ends at x0_hat and excludes that step from training.
     """
 
     order = 1
@@ -56,9 +56,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self._window: frozenset[int] | None = None
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device = "cpu") -> None:
-        """Sets ``sigmas`` (steps + 1,) and ``timesteps`` (steps,), both float32 on ``device``."""
+        """Set ``sigmas``, shape (steps + 1,), and ``timesteps``, shape (steps,), both float32 on ``device``."""
         if num_inference_steps < 1:
-            raise ValueError(f"the number of denoising steps must be at least 1, got {num_inference_steps}")
+            raise ValueError(f"num_inference_steps must be at least 1, got {num_inference_steps}")
         self._levels = transitions.shifted_levels(num_inference_steps, self.config.shift)
         self.num_inference_steps = num_inference_steps
         self._ode = [transitions.ode_transition(*pair) for pair in zip(self._levels, self._levels[1:])]
@@ -66,19 +66,19 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self.timesteps = self.sigmas[:-1] * NUM_TRAIN_TIMESTEPS
 
     def restrict_noise(self, steps: Iterable[int] | None) -> None:
-        """Steps other than these become steps of the ODE, for every sampler; None lifts that."""
+        """Restrict noise to these steps, for every sampler; other steps use the ODE. None removes the restriction."""
         self._window = None if steps is None else frozenset(steps)
 
     def stochastic_steps(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> list[int]:
-        """Places in the schedule whose step has noise and so a log-probability."""
+        """Return the indices of the steps that have noise and therefore a log-probability."""
         return [i for i, step in enumerate(self._transitions(sde_type, eta)) if step.is_stochastic]
 
     def next_timesteps(self, timesteps: Iterable[float]) -> list[float]:
-        """Timesteps where the steps that begin at ``timesteps`` end, 0 after the last."""
-        return [self._levels[self._place_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
+        """Return the timestep that follows each of ``timesteps``; 0 after the last."""
+        return [self._levels[self._index_of(value) + 1] * NUM_TRAIN_TIMESTEPS for value in timesteps]
 
     def std_devs(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
-        """Standard deviation of each step, 0 where it is deterministic. Shape: (steps,)."""
+        """Return the standard deviation of each step, 0 for deterministic steps. Shape: (steps,)."""
         return torch.tensor([step.std for step in self._transitions(sde_type, eta)])
 
     def sde_step_with_logprob(
@@ -94,20 +94,21 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> SdeStepOutput:
-        """Takes one step, or gives the log-probability of one that was taken.
+        """Sample one step, or score a given ``prev_sample``.
 
-        The law is in ``transitions``; ``log_prob`` is the mean over the elements of a sample of the normal
-        log-density, for cps of ``-(x' - mean)^2`` (method.md, 3), with x' detached.
+        The transition ``x' ~ N(a x + b v, std^2)`` is given in docs/sde.md. ``log_prob`` is the mean over a sample's
+        elements of ``-(x' - mean)^2 / (2 std^2) - log std - log sqrt(2 pi)``, and for cps of ``-(x' - mean)^2``; x' is
+        detached.
 
         Args:
             model_output: Velocity after guidance. Shape: (batch, ...).
             sample: Noisy latent. Shape: (batch, ...).
-            timestep: One of ``timesteps`` for the batch, or one for each sample. Shape: () or (batch,).
-            prev_sample: The latent that the step led to, to be scored. By default a new one is drawn.
-            noise: Standard normal numbers to draw with. By default they come from ``generator``.
+            timestep: One of ``timesteps`` for the batch, or one per sample. Shape: () or (batch,).
+            prev_sample: The latent after the step, to be scored. By default a new one is sampled.
+            noise: Standard normal noise of the step. By default it is drawn from ``generator``.
             deterministic: Take the Euler step of the ODE instead.
 
-        Raises: ValueError for shapes that differ, a timestep that is not in the schedule, an unknown ``sde_type``.
+        Raises ValueError if shapes differ, a timestep is not in the schedule, or ``sde_type`` is unknown.
         """
         _check_shapes(model_output, sample, prev_sample, noise)
         velocity, sample = model_output.float(), sample.float()
@@ -133,63 +134,64 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         )
 
     def compute_log_prob_grad_norms(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
-        """Scale of the log-probability's gradient at each step, 0 at deterministic steps. Shape: (steps,)."""
+        """Return the gradient scale ``N_t`` of each step, see `Sampler.log_prob_grad_norm`. Shape: (steps,)."""
         norms = [sampler_of(sde_type).log_prob_grad_norm(step) for step in self._transitions(sde_type, eta)]
         return torch.tensor(norms, dtype=torch.float32)
 
     def compute_grad_balancing_factors(self, *, eta: float = 0.5, sde_type: str = "sage_grpo") -> Tensor:
-        """Factors of the temporal gradient equalizer, 0 at deterministic steps. Shape: (steps,)."""
+        """Return the equalizer's weights ``S_t``, 0 at deterministic steps. Shape: (steps,)."""
         return balancing_factors(self.compute_log_prob_grad_norms(eta=eta, sde_type=sde_type))
 
     def _transitions(self, sde_type: str, eta: float) -> tuple[Transition, ...]:
         if not self._levels:
-            raise ValueError("the scheduler has no schedule yet: call set_timesteps first")
+            raise ValueError("the scheduler has no timesteps: call set_timesteps first")
         table = transitions.schedule(sde_type, self._levels, eta, self.config.last_step)
         if self._window is None:
             return table
         return tuple(step if i in self._window else self._ode[i] for i, step in enumerate(table))
 
     def _indices(self, timestep: Tensor | float, batch: int) -> list[int]:
-        """Places in the schedule, one per sample. Timesteps on the CPU cost no synchronisation."""
+        """Return the step index of each sample. Timesteps on the CPU avoid a GPU synchronization."""
         values = torch.as_tensor(timestep, dtype=torch.float32).flatten().tolist()
         if len(values) not in (1, batch):
-            raise ValueError(f"timestep must be one number or one for each of {batch} samples, got {len(values)}")
-        places = [self._place_of(value) for value in values]
-        return places * batch if len(places) == 1 else places
+            raise ValueError(f"timestep must be a scalar or one value for each of {batch} samples, got {len(values)}")
+        indices = [self._index_of(value) for value in values]
+        return indices * batch if len(indices) == 1 else indices
 
-    def _place_of(self, value: float) -> int:
-        place = min(range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value))
-        if not abs(self._levels[place] * NUM_TRAIN_TIMESTEPS - value) <= 1e-3:  # refuses NaN too
+    def _index_of(self, value: float) -> int:
+        index = min(range(self.num_inference_steps), key=lambda i: abs(self._levels[i] * NUM_TRAIN_TIMESTEPS - value))
+        if not abs(self._levels[index] * NUM_TRAIN_TIMESTEPS - value) <= 1e-3:  # also rejects NaN
             raise ValueError(
                 f"timestep {value} is not in the schedule of {self.num_inference_steps} steps with shift "
-                f"{self.config.shift}; take one of scheduler.timesteps, in float32"
+                f"{self.config.shift}; use a float32 value of scheduler.timesteps"
             )
-        return place
+        return index
 
 
 def _check_shapes(model_output: Tensor, sample: Tensor, prev_sample: Tensor | None, noise: Tensor | None) -> None:
-    """Raises ValueError for tensors that do not belong to one step."""
+    """Raise ValueError if the shapes differ or both ``prev_sample`` and ``noise`` are given."""
     for name, given in (("model_output", model_output), ("prev_sample", prev_sample), ("noise", noise)):
         if given is not None and given.shape != sample.shape:
             raise ValueError(f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}")
     if prev_sample is not None and noise is not None:
-        raise ValueError("prev_sample is to be scored and noise is to be drawn with: give one of them, got both")
+        raise ValueError("prev_sample (to score) and noise (to sample) exclude each other: got both, pass one of them")
 
 
 def _per_sample(values, sample: Tensor) -> Tensor:
-    """Numbers of the samples, shaped to broadcast over them: (batch, 1, ..., 1)."""
+    """Return one value per sample, shaped to broadcast over ``sample``: (batch, 1, ..., 1)."""
     return filled(values, sample.device).reshape(len(sample), *[1] * (sample.ndim - 1))
 
 
 def filled(values: Iterable[float], device: torch.device) -> Tensor:
-    """A float32 tensor of numbers that the host knows, written on the device: nothing is copied. Shape: (values,)."""
+    """Return a float32 tensor of host values, filled on the device without a copy. Shape: (values,)."""
     return torch.cat([torch.full((1,), value, dtype=torch.float32, device=device) for value in values])
 
 
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
-    """Mean over the elements of a sample, 0 where std is 0. Shape: (batch,).
+    """Return the mean log-density over a sample's elements, 0 where std is 0. Shape: (batch,).
 
-    Added up in float64: a GPU adds in an order that the batch decides, and rollout and update have different ones.
+    The sum is in float64, because the summation order on a GPU depends on the batch, which differs between rollout and
+    update.
     """
     is_stochastic = std > 0
     squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)

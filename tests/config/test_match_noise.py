@@ -65,7 +65,7 @@ def test_an_eta_of_the_file_gives_way_and_one_of_the_command_line_is_a_contradic
     "changes, said",
     [
         ({"match_noise": "sage_grpo"}, "match_noise must be <sde_type>:<eta>"),
-        ({"match_noise": "flow_grpo:9", "sde_type": "cps"}, "cps at most .*, at eta 1; lower the eta of flow_grpo"),
+        ({"match_noise": "flow_grpo:9", "sde_type": "cps"}, "cps reaches at most .*, at eta 1; lower the eta of flow_grpo"),
     ],
 )
 def test_what_cannot_be_matched_is_told_once_by_the_check(tiny_config, tmp_path, changes, said):
@@ -119,7 +119,7 @@ def test_recommended_is_the_eta_of_the_methods_own_recipe(tiny_config, sde_type,
 
 
 def test_no_recipe_is_invented(tiny_config):
-    with pytest.raises(ValueError, match="recommended is known for sage_grpo, dance_grpo, and not for cps; set eta"):
+    with pytest.raises(ValueError, match="recommended is defined for sage_grpo, dance_grpo, not for cps; set eta"):
         check(tiny_config.with_settings(sde_type="cps", match_noise="recommended").resolved())
 
 
@@ -135,7 +135,7 @@ def test_the_noise_of_all_steps_is_matched_inside_a_window(tiny_config):
 def test_a_window_that_does_not_fit_is_told_once(tiny_config):
     with pytest.raises(ValueError) as refusal:
         check(tiny_config.with_settings(match_noise="sage_grpo:0.5", sde_window="fixed:3:2").resolved())
-    assert str(refusal.value).count("sde_window must lie within the 3 stochastic steps") == 1
+    assert str(refusal.value).count("sde_window must contain at least 1 step and fit the 3 stochastic steps") == 1
 
 
 def test_more_noise_than_cps_has_in_a_window_is_refused(tiny_config):

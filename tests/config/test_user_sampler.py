@@ -65,7 +65,7 @@ def test_an_unnormalised_log_prob_of_a_file_is_described_as_that_of_cps(file, ti
 @pytest.mark.parametrize(
     "name, eta, said",
     [
-        ("absent", 0.5, "my.py:absent must name a function or a Sampler of the file, got None"),
+        ("absent", 0.5, "my.py:absent must name a function or a Sampler in the file, got None"),
         ("broken", 0.5, "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised ZeroDivisionError"),
         ("late", 0.5, "my.py:late is not defined at step 2 of 4 .*got nan"),
         ("cps", 1.5, r"eta must be within \[0, 1\] for .*my.py:cps, got 1.5"),

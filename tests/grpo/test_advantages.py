@@ -22,7 +22,7 @@ def test_groups_are_consecutive_and_independent():
     torch.testing.assert_close(together, torch.cat([group_advantages(first, 3), group_advantages(second, 3)]))
 
 
-def test_advantages_do_not_see_a_shift_or_a_positive_scale():
+def test_advantages_are_invariant_to_a_shift_and_a_positive_scale():
     rewards = torch.tensor([1.0, 2.0, 5.0, -1.0], dtype=torch.float64)
     torch.testing.assert_close(group_advantages(3 * rewards + 7, 4), group_advantages(rewards, 4))
 
@@ -47,21 +47,21 @@ def test_advantages_are_clipped_on_both_sides():
 
 
 @pytest.mark.parametrize("missing", [NAN, math.inf, -math.inf])
-def test_a_missing_reward_is_left_out_of_its_group(missing):
+def test_a_missing_reward_is_excluded_from_its_group(missing):
     advantages = group_advantages(torch.tensor([1.0, missing, 2.0, 6.0]), 4)
     assert advantages[1].isnan()
     torch.testing.assert_close(advantages[[0, 2, 3]], group_advantages(torch.tensor([1.0, 2.0, 6.0]), 3))
 
 
 @pytest.mark.parametrize("rewards", [[1.0, NAN, NAN], [NAN, NAN, NAN]])
-def test_a_group_with_fewer_than_two_rewards_is_left_out_whole(rewards):
+def test_a_group_with_fewer_than_two_rewards_has_no_advantages(rewards):
     advantages = group_advantages(torch.tensor([*rewards, 1.0, 2.0, 3.0]), 3)
     assert advantages[:3].isnan().all()
     assert advantages[3:].isfinite().all()
 
 
 def test_equal_rewards_beside_a_missing_one_have_advantage_0():
-    """Exactly, although the mean of three 0.1 is not 0.1 in float64."""
+    """The result is exactly 0, although the mean of three 0.1 is not 0.1 in float64."""
     advantages = group_advantages(torch.tensor([0.1, NAN, 0.1, 0.1], dtype=torch.float64), 4)
     assert advantages[[0, 2, 3]].tolist() == [0, 0, 0] and advantages[1].isnan()
 
@@ -74,5 +74,5 @@ def test_dtype_and_shape_are_those_of_the_rewards(dtype):
 
 @pytest.mark.parametrize("shape, group_size", [((5,), 2), ((2, 2), 2), ((4,), 0)])
 def test_rewards_must_be_whole_groups(shape, group_size):
-    with pytest.raises(ValueError, match=f"vector of whole groups of {group_size}, got shape"):
+    with pytest.raises(ValueError, match=f"vector of whole groups: got shape .* and group_size={group_size}"):
         group_advantages(torch.zeros(shape), group_size)

@@ -6,7 +6,7 @@ import torch
 from hyvideo.grpo.equalizer import balancing_factors
 
 
-def test_factors_are_the_median_over_each_norm():
+def test_factors_are_the_median_divided_by_each_norm():
     factors = balancing_factors(torch.tensor([0.5, 4.0, 1.0]))
     torch.testing.assert_close(factors, torch.tensor([2.0, 0.25, 1.0]))
 
@@ -16,7 +16,7 @@ def test_the_median_of_an_even_number_is_the_lower_of_the_middle_two():
     torch.testing.assert_close(factors, 2 / torch.tensor([4.0, 1.0, 100.0, 2.0]))
 
 
-def test_deterministic_steps_have_factor_0_and_no_say_in_the_median():
+def test_deterministic_steps_have_factor_0_and_are_excluded_from_the_median():
     factors = balancing_factors(torch.tensor([0.0, 0.5, 4.0, 1.0, 0.0, 0.0]))
     torch.testing.assert_close(factors, torch.tensor([0.0, 2.0, 0.25, 1.0, 0.0, 0.0]))
 
@@ -26,7 +26,7 @@ def test_a_schedule_without_noise_has_factors_0():
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_factors_do_not_see_the_scale_of_the_gradient(scale):
+def test_factors_are_invariant_to_the_scale_of_the_gradient(scale):
     norms = torch.tensor([0.2, 3.0, 1.5, 0.7])
     torch.testing.assert_close(balancing_factors(scale * norms), balancing_factors(norms), rtol=1e-4, atol=0)
 

@@ -1,4 +1,4 @@
-"""Tests of the clipped policy loss."""
+"""Tests of the GRPO loss: clipped policy loss and KL terms."""
 
 import math
 
@@ -12,7 +12,7 @@ MEAN = (1, 1, 1, 2, 2)  # shape of one transition's mean
 
 
 def terms_of(log_prob, old, advantages, weights, *, clip_range, kl=(0.0, 0.0), coefficient=0.0, **means):
-    """Terms of pairs whose means are 0 unless they are given."""
+    """Return the loss terms of pairs; means default to 0."""
     shape = (len(log_prob), *MEAN[1:])
     inputs = LossInputs(
         log_prob=log_prob,
@@ -28,7 +28,7 @@ def terms_of(log_prob, old, advantages, weights, *, clip_range, kl=(0.0, 0.0), c
 
 
 def loss_of(log_ratio, advantage, *, weight=1.0, clip_range=0.2):
-    """The terms of one pair at a log-ratio, and the gradient of the loss with respect to the new log-probability."""
+    """Return the loss terms of one pair and the gradient of its loss with respect to the new log-probability."""
     log_prob = torch.tensor([log_ratio - 1.5], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([-1.5], dtype=torch.float64)
     advantages, weights = torch.tensor([advantage]).double(), torch.tensor([weight]).double()
@@ -38,7 +38,7 @@ def loss_of(log_ratio, advantage, *, weight=1.0, clip_range=0.2):
 
 
 @pytest.mark.parametrize("advantage", [2.0, -3.0, 0.0])
-def test_before_an_update_the_ratio_is_1_and_the_gradient_is_that_of_reinforce(advantage):
+def test_before_an_update_the_ratio_is_1_and_the_gradient_equals_reinforce(advantage):
     loss, gradient = loss_of(0.0, advantage, weight=0.5)
     assert loss.ratio.item() == 1 and not loss.is_clipped.item()
     assert loss.policy.item() == pytest.approx(-0.5 * advantage)
@@ -50,13 +50,13 @@ def test_before_an_update_the_ratio_is_1_and_the_gradient_is_that_of_reinforce(a
     [
         (1.1, 2.0, -2.2, -2.2),  # inside the range
         (0.9, -2.0, 1.8, 1.8),
-        (1.5, 2.0, -2.4, 0.0),  # a good rollout already made likelier: no more gain
-        (0.5, -2.0, 1.6, 0.0),  # a bad rollout already made rarer: no more gain
-        (0.5, 2.0, -1.0, -1.0),  # moved the wrong way: never clipped
+        (1.5, 2.0, -2.4, 0.0),  # a good rollout that is already more likely: clipped
+        (0.5, -2.0, 1.6, 0.0),  # a bad rollout that is already less likely: clipped
+        (0.5, 2.0, -1.0, -1.0),  # moved in the wrong direction: never clipped
         (1.5, -2.0, 3.0, 3.0),
     ],
 )
-def test_terms_are_the_pessimistic_of_the_ratio_and_the_clamped_ratio(ratio, advantage, term, gradient):
+def test_terms_are_the_maximum_over_the_ratio_and_the_clamped_ratio(ratio, advantage, term, gradient):
     loss, found = loss_of(math.log(ratio), advantage)
     assert loss.policy.item() == pytest.approx(term)
     assert found == pytest.approx(gradient)
@@ -81,11 +81,11 @@ def test_a_term_counts_as_clipped_outside_the_range(log_ratio, is_clipped):
     assert loss_of(log_ratio, 1.0, clip_range=1e-4)[0].is_clipped.item() is is_clipped
 
 
-def test_the_loss_adds_both_distances_by_their_weights_and_the_coefficient():
+def test_the_loss_adds_both_kl_terms_with_their_weights_and_the_coefficient():
     log_prob, old = torch.tensor([-1.0, -2.0]).double(), torch.tensor([-1.3, -1.9]).double()
-    one = torch.ones(2).double()
+    ones = torch.ones(2).double()
     anchor = torch.full((2, *MEAN[1:]), 0.3).double()
-    terms = terms_of(log_prob, old, one, one, clip_range=9.0, kl=(2.0, 0.5), coefficient=0.1, anchor_mean=anchor)
+    terms = terms_of(log_prob, old, ones, ones, clip_range=9.0, kl=(2.0, 0.5), coefficient=0.1, anchor_mean=anchor)
     position = 0.3**2 / (2 * 0.5**2 + 1e-6)
     torch.testing.assert_close(terms.position, torch.full((2,), position).double())
     torch.testing.assert_close(terms.velocity, old - log_prob)
@@ -93,20 +93,20 @@ def test_the_loss_adds_both_distances_by_their_weights_and_the_coefficient():
     torch.testing.assert_close(terms.loss, -(log_prob - old).exp() + 0.1 * terms.kl)
 
 
-def test_the_velocity_distance_in_closed_form_is_measured_to_the_rollout_and_not_to_the_policy_itself():
+def test_the_closed_form_velocity_kl_is_the_kl_to_the_rollout_policy():
     log_prob = torch.tensor([-1.0]).double()
-    one = torch.ones(1).double()
+    ones = torch.ones(1).double()
     mean = torch.full(MEAN, 0.2).double().requires_grad_()
     rollout = torch.full(MEAN, -0.1).double()
     terms = terms_of(
-        log_prob, log_prob, one, one, clip_range=9.0, kl=(0.0, 1.0), coefficient=1.0, mean=mean, rollout_mean=rollout
+        log_prob, log_prob, ones, ones, clip_range=9.0, kl=(0.0, 1.0), coefficient=1.0, mean=mean, rollout_mean=rollout
     )
     assert terms.velocity.item() == pytest.approx(0.3**2 / (2 * 0.5**2 + 1e-6))
     (gradient,) = torch.autograd.grad(terms.loss.sum(), mean)
     assert gradient.sum().item() == pytest.approx(2 * 0.3 / (2 * 0.5**2 + 1e-6))
 
 
-def test_without_an_anchor_the_position_distance_is_zero_and_sums_are_in_the_order_of_their_names():
+def test_without_an_anchor_the_position_kl_is_0_and_sums_follow_the_order_of_their_names():
     log_prob, old = torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -2.5])
     advantages, weights = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 3.0])
     terms = terms_of(log_prob, old, advantages, weights, clip_range=0.2, kl=(1.0, 1.0), coefficient=0.5)

@@ -1,4 +1,4 @@
-"""Statistics of a round's rewards where some are missing."""
+"""Tests of an iteration's metrics, also with missing rewards."""
 
 import math
 
@@ -18,32 +18,32 @@ def metrics_of(*groups):
     return reward_metrics(rewards, group_advantages(totals, len(groups[0])), len(groups[0]), NAMES)
 
 
-def test_means_are_over_what_was_scored():
+def test_means_are_over_the_scored_rollouts():
     metrics = metrics_of([1.0, 3.0], [NAN, 5.0])
     assert metrics["reward/mean"] == metrics["reward/VQ"] == 3
     assert metrics["reward/TA"] == 9 and metrics["reward/missing"] == 1
 
 
-def test_a_group_with_one_score_has_no_spread():
+def test_a_group_with_one_score_has_no_standard_deviation():
     assert metrics_of([0.0, 2.0, 0.0, 2.0], [3.0, NAN, NAN, NAN])["reward/std"] == 1
 
 
-def test_equal_rewards_beside_a_missing_one_are_a_group_without_signal():
+def test_equal_rewards_beside_a_missing_one_are_a_zero_group():
     assert metrics_of([1.0, 1.0, 1.0, NAN], [0.0, 2.0, 0.0, 2.0])["advantage/zero_groups"] == 1
     assert metrics_of([NAN, NAN], [0.0, 2.0])["advantage/zero_groups"] == 0
 
 
-def test_a_dimension_that_is_missing_somewhere_keeps_its_mean():
+def test_a_dimension_missing_in_one_rollout_is_averaged_over_the_others():
     rewards = torch.tensor([[1.0, NAN, 2.0, 3.0], [1.0, 4.0, 2.0, 3.0]], dtype=torch.float64)
     assert reward_metrics(rewards, torch.zeros(2), 2, NAMES)["reward/VQ"] == 4
 
 
-def test_a_dimension_cannot_take_the_name_of_another_number():
+def test_a_dimension_cannot_override_another_metric():
     rewards = torch.tensor([[1.0, 7.0], [1.0, 7.0]], dtype=torch.float64)
     assert reward_metrics(rewards, torch.zeros(2), 2, ["mean"])["reward/mean"] == 1
 
 
-def test_updates_are_averaged_by_their_terms_and_deviations_are_not():
+def test_updates_are_averaged_by_their_terms_except_for_deviations():
     results = [
         UpdateResult({"loss/total": 1.0, "policy/ratio_max_deviation": 0.0}, 1),
         UpdateResult({"loss/total": 4.0, "policy/ratio_max_deviation": 0.2}, 2),
@@ -54,12 +54,12 @@ def test_updates_are_averaged_by_their_terms_and_deviations_are_not():
     assert average([]) == {}
 
 
-def test_ratio_and_kl_are_told_by_denoising_step_over_all_updates():
+def test_ratio_and_kl_are_reported_by_denoising_step_over_all_updates():
     ratios, kls = torch.tensor([1.5, 0.5, 1.0, 0.25]), torch.tensor([1.0, 3.0, 5.0, 7.0])
     first = sums_by_step(ratios, kls, torch.tensor([0, 0, 2, 2]), 4)
     second = sums_by_step(torch.tensor([3.0]), torch.tensor([8.0]), torch.tensor([0]), 4)
     metrics = {"policy/ratio_max_deviation": 0.0}
-    told = average([UpdateResult(metrics, 4, first), UpdateResult(metrics, 1, second)])
-    assert told["by_step/ratio_mean"] == pytest.approx([5 / 3, None, 0.625, None])
-    assert told["by_step/kl"] == pytest.approx([4.0, None, 6.0, None])
-    assert told["by_step/ratio_max_deviation"] == [2.0, None, 0.75, None]
+    metrics_by_step = average([UpdateResult(metrics, 4, first), UpdateResult(metrics, 1, second)])
+    assert metrics_by_step["by_step/ratio_mean"] == pytest.approx([5 / 3, None, 0.625, None])
+    assert metrics_by_step["by_step/kl"] == pytest.approx([4.0, None, 6.0, None])
+    assert metrics_by_step["by_step/ratio_max_deviation"] == [2.0, None, 0.75, None]

@@ -1,4 +1,4 @@
-"""Tests of the trust region: the two distances, the strategies, and the coefficient's schedules by hand."""
+"""Tests of the trust region: both KL terms, the strategies, and schedules of the coefficient computed by hand."""
 
 import math
 
@@ -24,17 +24,17 @@ def latent():
     return lambda shape=LATENT: torch.randn(shape, generator=generator)
 
 
-# --- distances ---------------------------------------------------------------------------------
+# --- KL terms ----------------------------------------------------------------------------------
 
 
-def test_position_kl_is_that_of_two_gaussians_of_equal_variance(latent):
+def test_position_kl_is_the_kl_of_two_gaussians_of_equal_variance(latent):
     mean, anchor, std = latent(), latent(), torch.tensor([0.5, 1.2]).view(2, 1, 1, 1, 1)
     normal = torch.distributions.Normal
     expected = torch.distributions.kl_divergence(normal(mean, std), normal(anchor, std)).mean(dim=(1, 2, 3, 4))
     torch.testing.assert_close(position_kl(mean, anchor, std), expected, rtol=1e-5, atol=0)
 
 
-def test_position_kl_has_a_floor_under_the_variance():
+def test_position_kl_is_bounded_for_small_variances():
     one = torch.ones(1, 1, 1, 1, 1)
     assert position_kl(2 * one, one, 1e-3 * one).item() == pytest.approx(1 / 3e-6)
     assert position_kl(2 * one, one, 0 * one).item() == pytest.approx(1e6)
@@ -62,7 +62,7 @@ def test_velocity_kl_estimates_the_kl_to_the_rollout_policy():
 
 
 def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
-    """Exact for outcomes in pairs around the rollout's mean; the numbers are those of docs/sde.md."""
+    """The factor is exact for outcomes in pairs around the rollout's mean. The numbers equal those in docs/sde.md."""
     scheduler = FlowMatchDiscreteScheduler(shift=5.0)
     scheduler.set_timesteps(20)
     parts = []
@@ -95,7 +95,7 @@ def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
         ("dual_fixed", 1.0, 0.1, False),
     ],
 )
-def test_strategies_weigh_the_two_distances(strategy, position, velocity, anchor_moves):
+def test_strategies_weight_the_two_kl_terms(strategy, position, velocity, anchor_moves):
     weights = kl_weights(strategy)
     assert (weights.position, weights.velocity, weights.anchor_moves) == (position, velocity, anchor_moves)
 
@@ -127,7 +127,7 @@ def coefficient(**changes):
 
 
 def values(beta, kls):
-    """The coefficient after each observed KL."""
+    """Return the coefficient after each observed KL."""
     seen = []
     for kl in kls:
         beta.observe(kl)
@@ -141,7 +141,7 @@ def test_constant_stays_at_the_maximum():
     assert values(beta, [0.0, 100.0, 2.0, 2.0, 50.0]) == [9] * 5
 
 
-def test_two_stage_rises_linearly_and_stays():
+def test_two_stage_rises_linearly_and_then_stays_constant():
     beta = coefficient(schedule="two_stage")
     assert beta.value == 1
     assert values(beta, [100.0] * 6) == pytest.approx([3, 5, 7, 9, 9, 9])
@@ -196,7 +196,7 @@ def test_a_kl_that_is_not_finite_counts_as_an_update_but_is_not_averaged():
     assert beta.num_updates == 4
 
 
-def test_a_resumed_coefficient_goes_on_as_if_never_stopped():
+def test_a_resumed_coefficient_equals_an_uninterrupted_one():
     kls = [9.0, 1.0, 3.0, 2.5, 7.0, 0.5, 4.0, 6.0, 3.0]
     whole = values(coefficient(), kls)
     for stop in range(len(kls)):
@@ -207,7 +207,7 @@ def test_a_resumed_coefficient_goes_on_as_if_never_stopped():
         assert second.state_dict()["recent"] == kls[-2:]
 
 
-def test_two_stages_without_warm_up_begin_at_the_end():
+def test_two_stages_without_warm_up_start_at_the_maximum():
     settings = KLScheduleSettings(schedule="two_stage", warmup_updates=0, initial=1e-7, minimum=1e-7, maximum=1e-5)
     coefficient = KLCoefficient(settings)
     assert coefficient.value == 1e-5
@@ -225,8 +225,8 @@ def test_two_stages_stay_at_the_maximum():
     assert values[0] == 1e-7 and values[3:] == [1e-5] * 3 and values == sorted(values)
 
 
-def test_a_coefficient_that_goes_on_by_other_settings_is_theirs_at_once():
-    """As after allow_changed_settings: the next update must not take a coefficient beyond the new bounds."""
+def test_changed_settings_apply_to_a_resumed_coefficient_at_once():
+    """With allow_changed_settings, the next update must not use a coefficient outside the new bounds."""
     old = coefficient()
     values(old, [4.0] * 6)
     assert old.value == pytest.approx(9 * 0.9**2)

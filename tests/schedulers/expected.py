@@ -1,4 +1,4 @@
-"""What the tests expect of each built-in sampler: one row each, found by `expected_of`."""
+"""Expected properties of the built-in samplers, one row of `EXPECTED` each."""
 
 import math
 from collections.abc import Callable
@@ -12,26 +12,26 @@ def eta_1(width: float) -> float:
 
 
 def falling_eta(width: float) -> float:
-    """The eta at which cps renews a share of the noise equal to the step's width: ``sin^2(eta pi / 2) = width``.
+    """Return the eta at which cps replaces a share ``sin^2(eta pi / 2) = width`` of the predicted noise.
 
     Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times the score, to first
-    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. At a fixed eta the
-    share of the predicted noise that fresh noise replaces does not shrink with the step. The predicted noise depends on
-    the predicted data and the fresh one does not, so what the replacement gets wrong does not shrink either.
+    order in the width: cps is the marginal-preserving SDE with diffusion coefficient ``sigma``. At a fixed eta, the
+    share of the predicted noise that is replaced by fresh noise does not shrink with the step. Only the predicted
+    noise depends on the predicted data, so the error of the replacement does not shrink either.
     """
     return 2 / math.pi * math.asin(math.sqrt(width))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Closed forms and limits of a sampler."""
+    """Closed forms and limits of one sampler."""
 
     stds: tuple[float, float, float, float]
-    """Standard deviations of steps 1, 2, 11 and 20 of 20 at shift 5 and eta 0.5, to four digits."""
+    """Standard deviations of steps 1, 2, 11 and 20 of 20 at shift 5 and eta 0.5, four digits."""
     marginals: dict[str, Callable[[float], float]] = field(default_factory=lambda: {"eta 1": eta_1})
-    """Etas by the width of a step, labelled for docs/sde.md; at the last one the marginals are kept to first order."""
+    """Label in docs/sde.md -> eta as a function of the step width; the last one keeps the marginals to first order."""
     deterministic: Callable[[tuple[float, ...]], list[int]] = lambda levels: []
-    """Steps without noise, of the levels of a schedule."""
+    """Function from the levels of a schedule to the steps without noise."""
 
 
 EXPECTED = {
@@ -50,8 +50,8 @@ EXPECTED = {
 
 
 def expected_of(sde_type: str) -> Expected:
-    """The row of a built-in sampler; fails with what to do where there is none."""
-    assert sde_type in SAMPLERS, f"{sde_type} has a row in EXPECTED of {__file__} and none in SAMPLERS"
+    """Return the row of a built-in sampler. Fails with instructions if there is none."""
+    assert sde_type in SAMPLERS, f"{sde_type} has a row in EXPECTED ({__file__}) but not in SAMPLERS"
     assert sde_type in EXPECTED, (
         f"SAMPLERS in hyvideo/schedulers/transitions.py has {sde_type}: add its row to EXPECTED in "
         "tests/schedulers/expected.py, then run python -m tests.evaluation.samplers.page (docs/add_a_sampler.md)"

@@ -1,4 +1,4 @@
-"""Tests of noise matching: the chosen eta injects the noise that was asked for, or it is said why none can."""
+"""Tests of noise matching: the chosen eta injects the target variance, or an error says why none can."""
 
 import pytest
 
@@ -15,88 +15,90 @@ RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
 @pytest.mark.parametrize("target", ["sage_grpo:0.5", "flow_grpo:0.7", "dance_grpo:0.25", "cps:0.2"])
 @pytest.mark.parametrize("num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")])
 def test_the_scheduler_injects_the_variance_of_the_target(sde_type, target, num_steps, shift, last_step):
-    """Measured on the standard deviations that the sampler draws with."""
+    """The variance is computed from the standard deviations that the scheduler samples with."""
     scheduler = FlowMatchDiscreteScheduler(shift=shift, last_step=last_step)
     scheduler.set_timesteps(num_steps)
     named, named_eta = parse_target(target)
     eta = matched_eta(target, sde_type, num_steps=num_steps, shift=shift, last_step=last_step)
-    got = scheduler.std_devs(sde_type=sde_type, eta=eta).double().square().sum()
-    wanted = scheduler.std_devs(sde_type=named, eta=named_eta).double().square().sum()
-    assert got.item() == pytest.approx(wanted.item(), rel=1e-6)
+    total = scheduler.std_devs(sde_type=sde_type, eta=eta).double().square().sum()
+    goal = scheduler.std_devs(sde_type=named, eta=named_eta).double().square().sum()
+    assert total.item() == pytest.approx(goal.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("text", ["fixed:4:6", "random:5", "sliding:3", "sliding:4:6"])
-def test_a_window_has_the_variance_of_the_target_in_the_mean_of_its_iterations(sde_type, text):
-    """Summed over a whole round of a sliding window, and over every start of a random one."""
+def test_a_window_has_the_variance_of_the_target_on_average_over_iterations(sde_type, text):
+    """The mean is over a full period of a sliding window and over all positions of a random one."""
     eta = matched_eta("sage_grpo:0.3", sde_type, sde_window=text, **RUN)
     stds = [step.std for step in schedule(sde_type, LEVELS, eta, "stochastic") if step.is_stochastic]
-    window, rounds = parse_window(text, len(stds)), range(1, 20 * 20)
-    period = next(n for n in rounds if n > 1 and (n - 1) * window.stride % (len(stds) - window.length + 1) == 0) - 1
+    window, iterations = parse_window(text, len(stds)), range(1, 20 * 20)
+    period = next(n for n in iterations if n > 1 and (n - 1) * window.stride % (len(stds) - window.length + 1) == 0) - 1
     placed = [window.steps(list(range(len(stds))), n, lambda count, n=n: (n - 1) % count) for n in range(1, period + 1)]
     mean = sum(stds[step] ** 2 for steps in placed for step in steps) / period
     assert mean == pytest.approx(total_variance("sage_grpo", LEVELS, 0.3, "stochastic"))
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_an_sde_is_matched_with_itself_at_its_own_eta(sde_type):
+def test_a_sampler_matched_with_itself_keeps_its_eta(sde_type):
     assert matched_eta(f"{sde_type}:0.3", sde_type, **RUN) == pytest.approx(0.3, rel=1e-12)
     assert matched_eta(f"{sde_type}:1", sde_type, **RUN) == pytest.approx(1.0, rel=1e-7)
 
 
-def test_dance_has_the_variance_eta_squared_and_so_a_known_match():
+def test_dance_has_total_variance_eta_squared_and_matches_in_closed_form():
     assert total_variance("dance_grpo", LEVELS, 0.3, "stochastic") == pytest.approx(0.09)
-    wanted = total_variance("sage_grpo", LEVELS, 0.5, "stochastic")
-    assert matched_eta("sage_grpo:0.5", "dance_grpo", **RUN) == pytest.approx(wanted**0.5)
+    goal = total_variance("sage_grpo", LEVELS, 0.5, "stochastic")
+    assert matched_eta("sage_grpo:0.5", "dance_grpo", **RUN) == pytest.approx(goal**0.5)
 
 
-def test_the_closed_form_for_cps_is_the_root_that_bisection_finds():
-    wanted, low, high = total_variance("sage_grpo", LEVELS, 0.5, "stochastic"), 0.0, 1.0
+def test_the_matched_eta_of_cps_is_the_root_of_an_independent_bisection():
+    goal, low, high = total_variance("sage_grpo", LEVELS, 0.5, "stochastic"), 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        too_little = total_variance("cps", LEVELS, middle, "stochastic") < wanted
+        too_little = total_variance("cps", LEVELS, middle, "stochastic") < goal
         low, high = (middle, high) if too_little else (low, middle)
     assert matched_eta("sage_grpo:0.5", "cps", **RUN) == pytest.approx(low, abs=1e-12)
 
 
-def test_a_deterministic_last_step_counts_on_neither_side():
+def test_a_deterministic_last_step_counts_for_neither_sampler():
     run = RUN | {"last_step": "deterministic"}
-    wanted = total_variance("sage_grpo", LEVELS, 0.5, "deterministic")
+    goal = total_variance("sage_grpo", LEVELS, 0.5, "deterministic")
     without_last = sum((a - b) for a, b in zip(LEVELS[:-1], LEVELS[1:-1]))
-    assert matched_eta("sage_grpo:0.5", "dance_grpo", **run) == pytest.approx((wanted / without_last) ** 0.5)
+    assert matched_eta("sage_grpo:0.5", "dance_grpo", **run) == pytest.approx((goal / without_last) ** 0.5)
 
 
 @pytest.mark.parametrize(
     "target",
     ["sage_grpo", "sage_grpo:", "sage_grpo:lots", "ddpm:0.5", ":0.5", "flow_grpo:0", "flow_grpo:-1", "cps:nan"],
 )
-def test_a_malformed_target_is_refused(target):
+def test_a_malformed_target_raises_an_error(target):
     with pytest.raises(ValueError, match="match_noise must be <sde_type>:<eta>"):
         matched_eta(target, "sage_grpo", **RUN)
 
 
-def test_cps_is_no_target_above_eta_1():
-    with pytest.raises(ValueError, match=r"an eta above 0, at most 1, got 'cps:1.2'"):
+def test_a_cps_target_above_eta_1_raises_an_error():
+    with pytest.raises(ValueError, match=r"eta is in \(0, 1\], got 'cps:1.2'"):
         matched_eta("cps:1.2", "sage_grpo", **RUN)
 
 
-def test_more_noise_than_cps_has_at_eta_1_is_refused_with_the_numbers():
-    with pytest.raises(ValueError, match="a variance of 21.7 .* cps at most 11.85, at eta 1; lower the eta of flow"):
+def test_more_noise_than_cps_has_at_eta_1_raises_an_error_with_the_numbers():
+    with pytest.raises(
+        ValueError, match="variance is 21.7 .* cps reaches at most 11.85, at eta 1; lower the eta of flow"
+    ):
         matched_eta("flow_grpo:2", "cps", **RUN)
 
 
 @pytest.mark.parametrize("target, sde_type", [("cps:0.5", "sage_grpo"), ("sage_grpo:0.5", "cps")])
-def test_a_schedule_without_noise_is_refused(target, sde_type):
+def test_a_schedule_without_noise_raises_an_error(target, sde_type):
     with pytest.raises(ValueError, match="cps injects no noise at 1 steps"):
         matched_eta(target, sde_type, **RUN | {"num_steps": 1})
 
 
 @pytest.mark.parametrize("changes", [{"num_steps": 0}, {"shift": 0.0}, {"shift": float("nan")}])
-def test_a_schedule_that_is_none_is_refused(changes):
+def test_an_invalid_schedule_raises_an_error(changes):
     with pytest.raises(ValueError, match="at least 1 step and a positive shift"):
         matched_eta("sage_grpo:0.5", "flow_grpo", **RUN | changes)
 
 
-def test_an_unknown_sde_is_refused():
+def test_an_unknown_sampler_raises_an_error():
     with pytest.raises(ValueError, match="sde_type must be one of"):
         matched_eta("sage_grpo:0.5", "ddpm", **RUN)

@@ -1,4 +1,4 @@
-"""Windows of noise: where they are, and that only what is in them is drawn, trained and paid for."""
+"""Tests of SDE windows: their positions, and that only their steps are stochastic, trained and counted as cost."""
 
 import subprocess
 import sys
@@ -15,42 +15,42 @@ from hyvideo.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-STEPS = [0, 1, 2, 3, 5, 6]  # the fourth is deterministic
+STEPS = [0, 1, 2, 3, 5, 6]  # step 4 is deterministic
 
 
 def steps_of(window, stochastic, seed, iteration):
-    """The steps with noise, drawn as the trainer draws them."""
+    """Return the steps with noise, drawn as in the trainer."""
     random = generator(seed, "sde window", iteration)
     return window.steps(stochastic, iteration, lambda count: int(random.integers(count)))
 
 
-def walk(text, iterations=6):
+def windows_of(text, iterations=6):
     window = parse_window(text, len(STEPS))
     return [steps_of(window, STEPS, 7, iteration) for iteration in range(1, iterations + 1)]
 
 
-def test_a_fixed_window_stays():
-    assert walk("fixed:2:3", 2) == [[2, 3, 5]] * 2
+def test_a_fixed_window_is_the_same_in_every_iteration():
+    assert windows_of("fixed:2:3", 2) == [[2, 3, 5]] * 2
 
 
-def test_a_sliding_window_goes_on_and_begins_again():
-    assert walk("sliding:4") == [[0, 1, 2, 3], [1, 2, 3, 5], [2, 3, 5, 6]] * 2
-    assert walk("sliding:4:2", 3) == [[0, 1, 2, 3], [2, 3, 5, 6], [1, 2, 3, 5]]
+def test_a_sliding_window_moves_and_wraps_around():
+    assert windows_of("sliding:4") == [[0, 1, 2, 3], [1, 2, 3, 5], [2, 3, 5, 6]] * 2
+    assert windows_of("sliding:4:2", 3) == [[0, 1, 2, 3], [2, 3, 5, 6], [1, 2, 3, 5]]
 
 
-def test_a_random_window_is_a_function_of_seed_and_iteration():
-    seen = walk("random:3", 60)
-    assert seen == walk("random:3", 60) and all(len(steps) == 3 for steps in seen)
+def test_a_random_window_depends_only_on_seed_and_iteration():
+    seen = windows_of("random:3", 60)
+    assert seen == windows_of("random:3", 60) and all(len(steps) == 3 for steps in seen)
     assert {steps[0] for steps in seen} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("name", ["transitions", "noise_matching", "noise_window"])
-def test_rules_of_settings_can_ask_the_schedulers_without_torch(name):
+def test_modules_used_by_setting_rules_do_not_import_torch(name):
     program = f"import sys, hyvideo.schedulers.{name}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
-def test_no_window_is_none():
+def test_an_empty_setting_is_no_window():
     assert parse_window("", 6) is None
 
 
@@ -58,13 +58,13 @@ def test_no_window_is_none():
     "text",
     ["fixed:3", "fixed:0:0", "fixed:5:2", "random:7", "random:", "sliding:2:0", "sliding:-1", "all", "random:1.5"],
 )
-def test_what_is_no_window_is_refused_at_the_start(tiny_config, text):
+def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text):
     with pytest.raises(ValueError, match="sde_window must"):
         check(tiny_config.with_settings(sde_window=text))
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    "changes, expected",
     [
         ({}, "noise variance 1 over the steps\n"),
         (
@@ -77,10 +77,10 @@ def test_what_is_no_window_is_refused_at_the_start(tiny_config, text):
         ),
     ],
 )
-def test_the_noise_that_is_told_is_that_of_the_window(tiny_config, changes, told):
+def test_the_reported_noise_is_that_of_the_window(tiny_config, changes, expected):
     even = {"sde_type": "dance_grpo", "grpo_sampling_steps": 4, "shift": 1.0, "eta": 1.0, "last_step": "stochastic"}
     config = tiny_config.with_settings(**even | changes)
-    assert told in describe(config, make_plan(config))
+    assert expected in describe(config, make_plan(config))
 
 
 @pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])
@@ -89,22 +89,22 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
     plan = make_plan(config)
     assert (plan.stochastic_steps, plan.num_trained_steps) == (2, 2)
     trainer = Trainer(config, mesh, CPU)
-    rounds = []
+    iterations = []
     anchor_means = trainer.update.anchor_means
-    trainer.update.anchor_means = lambda rollouts: (rounds.append(rollouts), anchor_means(rollouts))[1]
+    trainer.update.anchor_means = lambda rollouts: (iterations.append(rollouts), anchor_means(rollouts))[1]
     for _ in range(3):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
         window = steps_of(parse_window(text, 5), [0, 1, 2, 3, 4], config.data.seed, trainer.iteration)
-        visited = rounds[-1].trained_steps
+        visited = iterations[-1].trained_steps
         assert all(sorted(row) == window for row in visited.tolist())
-        drawn = rounds[-1].trajectories.log_probs.abs().sum(0) > 0
+        drawn = iterations[-1].trajectories.log_probs.abs().sum(0) > 0
         assert drawn.nonzero().flatten().tolist() == window
         assert metrics["policy/ratio_max_deviation"] <= 1e-6
         assert (trainer.update.step_weights > 0).nonzero().flatten().tolist() == window
     assert metrics["cost/forwards"] == 6 + 3 * 2 + 2  # rollout, training, anchor
     outside = next(i for i in range(6) if i not in window)
-    drawn = rounds[-1]
+    drawn = iterations[-1]
     steps = torch.full((len(drawn), 1), outside)
     ode = trainer.collector.sample(trainer.iteration, drawn.indices, drawn.conditions, mean_steps=steps)
     assert torch.equal(ode.latents[:, outside + 1], ode.means[:, 0])

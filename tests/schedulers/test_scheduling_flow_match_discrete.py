@@ -1,4 +1,4 @@
-"""Tests of the scheduler: one batched step, its log-probability, and the input it refuses."""
+"""Tests of the scheduler: one batched step, its log-probability, and invalid input."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ FIELDS = ("prev_sample", "log_prob", "prev_sample_mean", "std_dev_t", "pred_orig
 
 @pytest.fixture
 def latent():
-    """A function that draws a latent; the same sequence in every test."""
+    """Return a function that draws latents, the same sequence in every test."""
     generator = torch.Generator().manual_seed(0)
     return lambda shape=LATENT: torch.randn(shape, generator=generator)
 
@@ -37,7 +37,7 @@ def test_timesteps_are_a_thousand_sigmas():
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("place", [0, 1, 10, 18])
-def test_step_is_the_affine_gaussian_transition(latent, sde_type, place):
+def test_a_step_is_the_affine_gaussian_transition(latent, sde_type, place):
     scheduler = make_scheduler()
     sample, velocity, noise = latent(), latent(), latent()
     step = schedule(sde_type, shifted_levels(20, 5.0), 0.7, "stochastic")[place]
@@ -51,7 +51,7 @@ def test_step_is_the_affine_gaussian_transition(latent, sde_type, place):
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo"])
-def test_log_prob_agrees_with_torch(latent, sde_type):
+def test_log_prob_equals_torch_distributions(latent, sde_type):
     scheduler = make_scheduler()
     output = scheduler.sde_step_with_logprob(
         latent(), latent(), scheduler.timesteps[7], sde_type=sde_type, noise=latent()
@@ -72,8 +72,8 @@ def test_log_prob_of_cps_is_the_negative_squared_distance(latent):
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("place", [0, 5, 18])
-def test_gradient_norm_is_that_of_autograd(latent, sde_type, place):
-    """With noise 1 everywhere, each element of the summed log-probability has a gradient of exactly N_t."""
+def test_gradient_norm_equals_autograd(latent, sde_type, place):
+    """With noise 1 everywhere, the gradient of the summed log-probability is N_t in every element."""
     scheduler = make_scheduler()
     velocity = latent().requires_grad_()
     output = scheduler.sde_step_with_logprob(
@@ -85,7 +85,7 @@ def test_gradient_norm_is_that_of_autograd(latent, sde_type, place):
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_balancing_factors_are_those_of_the_gradient_norms(sde_type):
+def test_balancing_factors_follow_from_the_gradient_norms(sde_type):
     scheduler = make_scheduler()
     factors = scheduler.compute_grad_balancing_factors(sde_type=sde_type, eta=0.7)
     norms = scheduler.compute_log_prob_grad_norms(sde_type=sde_type, eta=0.7)
@@ -95,7 +95,7 @@ def test_balancing_factors_are_those_of_the_gradient_norms(sde_type):
     torch.testing.assert_close((factors * norms)[is_stochastic], torch.full_like(norms[is_stochastic], median))
 
 
-# --- what GRPO relies on -----------------------------------------------------------------------
+# --- properties that GRPO needs ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
@@ -112,7 +112,7 @@ def test_ratio_is_exactly_one_before_an_update(latent, sde_type):
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_each_sample_may_be_at_its_own_timestep(latent, sde_type):
+def test_samples_of_a_batch_may_have_different_timesteps(latent, sde_type):
     scheduler = make_scheduler()
     shape = (4, *LATENT[1:])
     sample, velocity, noise = latent(shape), latent(shape), latent(shape)
@@ -127,8 +127,8 @@ def test_each_sample_may_be_at_its_own_timestep(latent, sde_type):
             torch.testing.assert_close(getattr(together, name)[one], getattr(alone, name), rtol=0, atol=0)
 
 
-def test_gradient_reaches_the_velocity_through_the_mean_and_not_the_outcome(latent):
-    """A freshly drawn outcome moves with the mean; its log-probability must not be constant for that."""
+def test_the_gradient_flows_through_the_mean_and_not_through_the_outcome(latent):
+    """A sampled outcome moves with the mean; without detaching it, its log-probability would be constant."""
     scheduler = make_scheduler()
     velocity, sample, noise = latent().requires_grad_(), latent(), latent()
     drawn = scheduler.sde_step_with_logprob(velocity, sample, scheduler.timesteps[5], noise=noise)
@@ -141,7 +141,7 @@ def test_gradient_reaches_the_velocity_through_the_mean_and_not_the_outcome(late
     assert from_scored.abs().max() > 0
 
 
-def test_raising_the_log_prob_moves_the_mean_towards_the_outcome(latent):
+def test_increasing_the_log_prob_moves_the_mean_towards_the_outcome(latent):
     scheduler = make_scheduler()
     velocity, sample, outcome = latent().requires_grad_(), latent(), latent()
     before = scheduler.sde_step_with_logprob(velocity, sample, scheduler.timesteps[5], prev_sample=outcome)
@@ -173,7 +173,7 @@ def test_a_deterministic_step_has_no_log_prob(latent, place, settings):
     assert gradient is None or torch.equal(gradient, torch.zeros(LATENT))
 
 
-def test_a_deterministic_sample_leaves_its_neighbour_stochastic(latent):
+def test_a_batch_may_mix_deterministic_and_stochastic_samples(latent):
     scheduler = make_scheduler(last_step="deterministic")
     velocity = latent().requires_grad_()
     output = scheduler.sde_step_with_logprob(velocity, latent(), scheduler.timesteps[[19, 10]], noise=latent())
@@ -183,7 +183,7 @@ def test_a_deterministic_sample_leaves_its_neighbour_stochastic(latent):
     assert gradient.isfinite().all() and gradient[0].abs().max() == 0 and gradient[1].abs().max() > 0
 
 
-def test_sage_with_100_steps_is_deterministic_only_in_its_first(latent):
+def test_sage_with_100_steps_is_deterministic_only_at_the_first_step(latent):
     scheduler = make_scheduler(100, shift=5.0)
     assert scheduler.stochastic_steps() == list(range(1, 100))
     factors = scheduler.compute_grad_balancing_factors()
@@ -197,7 +197,7 @@ def test_sage_with_100_steps_is_deterministic_only_in_its_first(latent):
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_deterministic_last_step_is_the_predicted_data_and_not_trained(latent, sde_type):
+def test_a_deterministic_last_step_returns_the_predicted_data_and_is_not_trained(latent, sde_type):
     scheduler = make_scheduler(8, last_step="deterministic")
     output = scheduler.sde_step_with_logprob(latent(), latent(), scheduler.timesteps[-1], sde_type=sde_type)
     torch.testing.assert_close(output.prev_sample, output.pred_original_sample)
@@ -210,7 +210,7 @@ def test_cps_does_not_train_its_last_step():
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_std_devs_are_those_of_the_steps(latent, sde_type):
+def test_std_devs_equal_those_of_the_steps(latent, sde_type):
     scheduler = make_scheduler(8)
     shape = (8, *LATENT[1:])
     output = scheduler.sde_step_with_logprob(latent(shape), latent(shape), scheduler.timesteps, sde_type=sde_type)
@@ -218,7 +218,7 @@ def test_std_devs_are_those_of_the_steps(latent, sde_type):
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_bfloat16_is_stepped_in_float32(latent, sde_type):
+def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
     scheduler = make_scheduler()
     sample, velocity, noise = latent().bfloat16(), latent().bfloat16(), latent()
     settings = dict(timestep=scheduler.timesteps[4], sde_type=sde_type, noise=noise)
@@ -229,7 +229,7 @@ def test_bfloat16_is_stepped_in_float32(latent, sde_type):
         assert torch.equal(getattr(low, name), getattr(full, name))
 
 
-def test_drawn_noise_comes_from_the_generator(latent):
+def test_noise_is_drawn_from_the_generator(latent):
     scheduler = make_scheduler()
     sample, velocity, noise = latent(), latent(), torch.randn(LATENT, generator=torch.Generator().manual_seed(7))
     drawn = scheduler.sde_step_with_logprob(
@@ -239,14 +239,14 @@ def test_drawn_noise_comes_from_the_generator(latent):
     assert torch.equal(drawn.prev_sample, given.prev_sample)
 
 
-def test_setting_other_timesteps_forgets_the_old_steps():
+def test_set_timesteps_replaces_the_previous_schedule():
     scheduler = make_scheduler(20)
     scheduler.std_devs()
     scheduler.set_timesteps(8)
     torch.testing.assert_close(scheduler.std_devs(), make_scheduler(8).std_devs())
 
 
-def test_scheduler_survives_being_saved(tmp_path):
+def test_a_scheduler_can_be_saved_and_loaded(tmp_path):
     make_scheduler(shift=3.0, last_step="deterministic").save_pretrained(tmp_path)
     loaded = FlowMatchDiscreteScheduler.from_pretrained(tmp_path)
     assert loaded.config.shift == 3.0 and loaded.config.last_step == "deterministic"
@@ -266,7 +266,7 @@ def test_last_step_must_be_known():
         FlowMatchDiscreteScheduler(last_step="none")
 
 
-def test_there_must_be_a_step():
+def test_there_must_be_at_least_one_step():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         make_scheduler(0)
 
@@ -295,7 +295,7 @@ def test_eta_must_be_finite_and_not_negative(latent, eta):
         make_scheduler().sde_step_with_logprob(latent(), latent(), 1000.0, eta=eta)
 
 
-def test_eta_of_cps_must_not_pass_1(latent):
+def test_eta_of_cps_must_be_at_most_1(latent):
     with pytest.raises(ValueError, match=r"eta must be within \[0, 1\] for cps, got 1.5"):
         make_scheduler().sde_step_with_logprob(latent(), latent(), 1000.0, eta=1.5, sde_type="cps")
 
@@ -307,16 +307,16 @@ def test_timestep_must_be_in_the_schedule(latent):
 
 def test_a_timestep_rounded_to_bfloat16_is_not_in_the_schedule(latent):
     scheduler = make_scheduler()
-    with pytest.raises(ValueError, match="in float32"):
+    with pytest.raises(ValueError, match="use a float32 value"):
         scheduler.sde_step_with_logprob(latent(), latent(), scheduler.timesteps[1].bfloat16())
 
 
-def test_timesteps_must_be_one_or_one_per_sample(latent):
+def test_timestep_must_be_a_scalar_or_one_value_per_sample(latent):
     scheduler = make_scheduler()
-    with pytest.raises(ValueError, match="one for each of 2 samples, got 3"):
+    with pytest.raises(ValueError, match="one value for each of 2 samples, got 3"):
         scheduler.sde_step_with_logprob(latent(), latent(), scheduler.timesteps[:3])
 
 
-def test_an_outcome_and_noise_exclude_each_other(latent):
-    with pytest.raises(ValueError, match="give one of them, got both"):
+def test_prev_sample_and_noise_exclude_each_other(latent):
+    with pytest.raises(ValueError, match="prev_sample .* and noise .* exclude each other: got both"):
         make_scheduler().sde_step_with_logprob(latent(), latent(), 1000.0, prev_sample=latent(), noise=latent())

@@ -26,7 +26,7 @@ INTERIOR = [(0.95, 0.9), (0.9, 0.7), (0.5, 0.45), (0.2, 0.05), (0.2, 0.0)]
 # --- closed form -------------------------------------------------------------------------------
 
 
-def test_levels_are_the_shifted_even_grid():
+def test_levels_are_a_shifted_even_grid():
     assert LEVELS[:5] == pytest.approx([1, 0.9896, 0.9783, 0.9659, 0.9524], abs=5e-5)
     assert LEVELS[-3:] == pytest.approx([0.3571, 0.2083, 0], abs=5e-5)
     assert len(LEVELS) == 21 and LEVELS[0] == 1 and LEVELS[-1] == 0
@@ -37,8 +37,8 @@ def test_shift_1_is_the_even_grid():
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS | EXPECTED))
-def test_stds_of_twenty_steps_are_those_of_the_method(sde_type):
-    stds = expected_of(sde_type).stds  # fails with what to add
+def test_stds_of_twenty_steps_are_the_expected_values(sde_type):
+    stds = expected_of(sde_type).stds  # fails with instructions for a new sampler
     steps = schedule(sde_type, LEVELS, 0.5, "stochastic")
     assert [steps[i].std for i in PLACES] == pytest.approx(stds, abs=6e-5)
 
@@ -59,7 +59,7 @@ def test_flow_variance_is_the_left_endpoint_times_the_width():
     assert flow_variance(0.8, 0.6, 0.7, 0.9) == pytest.approx(0.49 * 0.8 / 0.2 * 0.2)
 
 
-def test_flow_puts_the_second_level_in_the_place_of_the_pole():
+def test_flow_uses_the_second_level_at_the_pole():
     assert flow_variance(1.0, 0.9, 0.7, 0.9) == pytest.approx(0.49 * 1.0 / 0.1 * 0.1)
 
 
@@ -114,7 +114,7 @@ def test_gradient_norms_of_sage_span_a_range_of_147():
 
 
 def final_variance_error(sde_type, num_steps, eta_of, data_std=0.5):
-    """How far the variance of Gaussian data ends from its marginal, with the exact velocity, without sampling."""
+    """Return the final deviation of the variance from the marginal, for Gaussian data and the exact velocity."""
 
     def marginal(sigma):
         return (1 - sigma) ** 2 * data_std**2 + sigma**2
@@ -130,14 +130,14 @@ def final_variance_error(sde_type, num_steps, eta_of, data_std=0.5):
 
 @pytest.mark.parametrize("sde_type", VARIANCES)
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
-def test_marginals_are_kept_as_steps_grow_in_number(sde_type, eta):
+def test_marginals_are_kept_to_first_order_in_the_step(sde_type, eta):
     errors = [final_variance_error(sde_type, n, lambda width: eta) for n in (400, 800)]
     assert errors[1] < 1e-3
-    assert errors[1] < 0.6 * errors[0]  # first order: half the step, half the error
+    assert errors[1] < 0.6 * errors[0]  # first order: half the step gives half the error
 
 
-def test_cps_keeps_marginals_where_its_noise_is_proportional_to_the_step():
-    """With a fixed eta it renews a fixed share of the noise in each step, and narrows Gaussian data."""
+def test_cps_keeps_marginals_if_its_noise_is_proportional_to_the_step():
+    """At a fixed eta, cps replaces a fixed share of the noise in each step, which narrows Gaussian data."""
 
     def eta_of(width):
         return 2 / math.pi * math.asin(math.sqrt(0.5 * width))
@@ -149,7 +149,7 @@ def test_cps_keeps_marginals_where_its_noise_is_proportional_to_the_step():
 
 @pytest.mark.parametrize("num_steps", [1, 4, 20])
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
-def test_cps_keeps_marginals_of_a_single_data_point_with_any_number_of_steps(num_steps, eta):
+def test_cps_keeps_the_marginals_of_a_single_data_point_for_any_number_of_steps(num_steps, eta):
     point, mean, variance = 2.0, 0.0, 1.0
     levels = shifted_levels(num_steps, 5.0)
     for sigma, sigma_next in zip(levels, levels[1:]):
@@ -171,13 +171,13 @@ def test_eta_0_is_the_euler_step_everywhere(sde_type):
     assert not any(step.is_stochastic for step in steps)
 
 
-def test_ode_step_moves_along_the_velocity():
+def test_an_ode_step_moves_along_the_velocity():
     step = ode_transition(0.8, 0.6)
     assert (step.a, step.b, step.std) == (1, pytest.approx(-0.2), 0)
 
 
 @pytest.mark.parametrize("num_steps", [70, 100, 500])
-def test_sage_is_deterministic_where_both_levels_are_above_the_clamp(num_steps):
+def test_sage_is_deterministic_if_both_levels_are_above_the_clamp(num_steps):
     levels = shifted_levels(num_steps, 5.0)
     steps = schedule("sage_grpo", levels, 0.5, "stochastic")
     for step, *pair in zip(steps, levels, levels[1:]):
@@ -187,7 +187,7 @@ def test_sage_is_deterministic_where_both_levels_are_above_the_clamp(num_steps):
     assert not steps[0].is_stochastic and steps[-1].is_stochastic
 
 
-def test_sage_is_deterministic_just_below_the_clamp_where_the_variance_would_be_negative():
+def test_sage_is_deterministic_just_below_the_clamp_instead_of_having_a_negative_variance():
     assert sage_variance(1.0, 0.9969999, 0.5, 0.9969999) == 0
     assert SAMPLERS["sage_grpo"].transition(1.0, 0.9969999, 0.5, 0.9969999) == ode_transition(1.0, 0.9969999)
 
@@ -200,7 +200,7 @@ def test_last_step_of_cps_is_deterministic(eta):
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_deterministic_last_step_ends_at_the_predicted_data(sde_type):
+def test_a_deterministic_last_step_ends_at_the_predicted_data(sde_type):
     deterministic = schedule(sde_type, LEVELS, 0.5, "deterministic")
     stochastic = schedule(sde_type, LEVELS, 0.5, "stochastic")
     assert deterministic[:-1] == stochastic[:-1]

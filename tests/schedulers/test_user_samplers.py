@@ -1,4 +1,4 @@
-"""Samplers from a user's file: the same numbers as a built-in one, noise matched at the right eta, clear errors."""
+"""Tests of custom samplers from a file: equality with built-in ones, noise matching, and error messages."""
 
 import math
 
@@ -35,7 +35,7 @@ def cps(sigma, sigma_next, eta, sigma_after_first):
     kept = math.sqrt(max(sigma_next**2 - std**2, 0.0))
     return Transition(a=(1 - sigma_next) + kept, b=-sigma * (1 - sigma_next) + (1 - sigma) * kept, std=std)
 
-full = Sampler("Own CPS", cps, max_eta=1.0, recommended_eta=0.3, is_normalised=False)
+full = Sampler("Custom CPS", cps, max_eta=1.0, recommended_eta=0.3, is_normalised=False)
 unbounded = Sampler("Unbounded", cps, max_eta="all")
 number = 3
 """
@@ -43,10 +43,10 @@ number = 3
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A function that gives FILE.py:NAME."""
-    (tmp_path / "own.py").write_text(CODE)
+    """Return a function from a name to FILE.py:NAME."""
+    (tmp_path / "custom.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
-    return lambda name: f"own.py:{name}"
+    return lambda name: f"custom.py:{name}"
 
 
 # --- noise matching ----------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("eta", [0.01, 0.5, 0.7, 3.0])
 def test_a_variance_linear_in_eta_is_matched_at_its_closed_form(place, eta):
-    """``V = eta d`` sums to eta, sage to ``eta^2 (log(1 / 0.003) - 1)``; a square root would give 1.54 for 2.36."""
+    """``V = eta d`` sums to eta, sage to ``eta^2 (log(1 / 0.003) - 1)``; a root would give 1.54, not 2.36."""
     expected = eta**2 * (math.log(1 / 0.003) - 1)
     assert matched_eta(f"sage_grpo:{eta}", place("linear"), **RUN) == pytest.approx(expected, rel=1e-12)
     assert matched_eta(f"{place('linear')}:{expected!r}", "sage_grpo", **RUN) == pytest.approx(eta, rel=1e-12)
@@ -68,7 +68,7 @@ def test_a_variance_linear_in_eta_is_matched_inside_a_window(place, window):
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
 @pytest.mark.parametrize("target", ["sage_grpo:0.5", "dance_grpo:0.001", "cps:0.9"])
-def test_bisection_finds_the_closed_form_of_a_variance_that_is_eta_squared_or_that_of_cps(sde_type, target):
+def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type, target):
     name, _, eta = target.partition(":")
     at_one = total_variance(sde_type, LEVELS, 1.0, "stochastic")
     share = total_variance(name, LEVELS, float(eta), "stochastic") / at_one
@@ -77,29 +77,29 @@ def test_bisection_finds_the_closed_form_of_a_variance_that_is_eta_squared_or_th
 
 
 @pytest.mark.parametrize(
-    "name, target, said",
+    "name, target, message",
     [
-        ("falling", "dance_grpo:1.5", "increases with eta, and that of own.py:falling falls from .* to .*; set eta"),
-        ("constant", "dance_grpo:0.5", "variance of 0.25 .* own.py:constant jumps past it at eta .*; set eta"),
+        ("falling", "dance_grpo:1.5", "increases with eta, but that of custom.py:falling falls from .* to .*; set eta"),
+        ("constant", "dance_grpo:0.5", "variance is 0.25 .* custom.py:constant jumps past it at eta .*; set eta"),
         (
             "constant",
             "dance_grpo:1.5",
-            "variance of 2.25 .* own.py:constant at most 1, at eta 1000; lower the eta of dance",
+            "variance is 2.25 .* custom.py:constant reaches at most 1, at eta 1000; lower the eta of dance",
         ),
         (
             "jump",
             "dance_grpo:2",
-            "cannot be reached: .* variance of 4 .* own.py:jump jumps past it at eta 0.3; set eta",
+            "cannot be reached: .* variance is 4 .* custom.py:jump jumps past it at eta 0.3; set eta",
         ),
-        ("linear", "recommended", "is known for sage_grpo, dance_grpo, and not for own.py:linear; set eta"),
+        ("linear", "recommended", "is defined for sage_grpo, dance_grpo, not for custom.py:linear; set eta"),
     ],
 )
-def test_noise_that_cannot_be_matched_is_refused(place, name, target, said):
-    with pytest.raises(ValueError, match=said):
+def test_noise_that_cannot_be_matched_raises_an_error(place, name, target, message):
+    with pytest.raises(ValueError, match=message):
         matched_eta(target, place(name), **RUN)
 
 
-def test_an_sde_that_only_falls_above_the_matched_eta_is_matched(place):
+def test_a_variance_that_falls_only_above_the_matched_eta_is_matched(place):
     assert matched_eta("dance_grpo:0.5", place("falling"), **RUN) == pytest.approx(1 / 3, rel=1e-12)  # sin^2(pi / 6)
 
 
@@ -113,7 +113,7 @@ def make_scheduler():
 
 
 def sample_and_replay(sde_type, eta):
-    """Latents and log-probabilities of a whole rollout, and the log-probabilities of its replay."""
+    """Return latents and log-probabilities of a rollout, and the log-probabilities of its replay."""
     scheduler, generator = make_scheduler(), torch.Generator().manual_seed(0)
     latent, found = torch.randn(2, 4, 3, generator=generator), []
     for timestep in scheduler.timesteps:
@@ -127,11 +127,11 @@ def sample_and_replay(sde_type, eta):
 
 
 @pytest.mark.parametrize("name, built_in", [("dance", "dance_grpo"), ("full", "cps")])
-def test_a_users_sampler_equals_the_built_in_one_bit_for_bit(place, name, built_in):
-    for own, expected in zip(sample_and_replay(place(name), 0.4), sample_and_replay(built_in, 0.4), strict=True):
-        assert torch.equal(own, expected)
-    own, expected = (make_scheduler().compute_grad_balancing_factors(sde_type=t) for t in (place(name), built_in))
-    assert torch.equal(own, expected)
+def test_a_custom_sampler_equals_the_built_in_one_bit_for_bit(place, name, built_in):
+    for custom, expected in zip(sample_and_replay(place(name), 0.4), sample_and_replay(built_in, 0.4), strict=True):
+        assert torch.equal(custom, expected)
+    custom, expected = (make_scheduler().compute_grad_balancing_factors(sde_type=t) for t in (place(name), built_in))
+    assert torch.equal(custom, expected)
 
 
 @pytest.mark.parametrize("name", ["dance", "linear", "cps", "full"])
@@ -140,65 +140,67 @@ def test_the_log_ratio_of_a_replay_is_0(place, name):
     assert torch.equal(old, new) and old[:-1].abs().min() > 0
 
 
-def test_the_log_prob_of_a_transition_is_normalised_unless_its_sampler_says_otherwise(place):
+def test_the_log_prob_is_normalized_unless_the_sampler_declares_otherwise(place):
     steps = schedule(place("cps"), LEVELS, 0.5, "stochastic")
-    own, full = sampler_of(place("cps")), sampler_of(place("full"))
-    assert own.log_prob_grad_norm(steps[3]) == pytest.approx(abs(steps[3].b) / steps[3].std)
+    cps, full = sampler_of(place("cps")), sampler_of(place("full"))
+    assert cps.log_prob_grad_norm(steps[3]) == pytest.approx(abs(steps[3].b) / steps[3].std)
     assert full.log_prob_grad_norm(steps[3]) == pytest.approx(2 * abs(steps[3].b) * steps[3].std)
-    assert (own.label, full.label, full.max_eta) == ("cps", "Own CPS", 1.0)
+    assert (cps.label, full.label, full.max_eta) == ("cps", "Custom CPS", 1.0)
     assert matched_eta("recommended", place("full"), **RUN) == 0.3
 
 
 def test_a_file_is_run_once(tmp_path):
-    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'log')!r}, 'a').write('x')\n" + CODE)
+    (tmp_path / "custom.py").write_text(f"open({str(tmp_path / 'log')!r}, 'a').write('x')\n" + CODE)
     for eta in (0.1, 0.2, 0.1):
-        schedule(f"{tmp_path}/own.py:linear", LEVELS, eta, "stochastic")
+        schedule(f"{tmp_path}/custom.py:linear", LEVELS, eta, "stochastic")
     assert (tmp_path / "log").read_text() == "x"
 
 
-def test_files_of_one_name_in_two_folders_are_two_samplers(tmp_path, monkeypatch):
+def test_files_with_equal_names_in_different_folders_are_different_samplers(tmp_path, monkeypatch):
     for folder, factor in (("a", 1), ("b", 4)):
         code = f"def f(sigma, sigma_next, *_): return {factor} * (sigma - sigma_next)"
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "own.py").write_text(code)
+        (tmp_path / folder / "custom.py").write_text(code)
         monkeypatch.chdir(tmp_path / folder)
-        assert total_variance("own.py:f", LEVELS, 1.0, "stochastic") == pytest.approx(factor)
+        assert total_variance("custom.py:f", LEVELS, 1.0, "stochastic") == pytest.approx(factor)
 
 
 # --- bad input ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
-        ("absent", "own.py:absent must name a function or a Sampler of the file, got None"),
-        ("number", "own.py:number must name a function or a Sampler of the file, got 3"),
-        ("unbounded", "own.py:unbounded needs a text as label and a number as max_eta"),
+        ("absent", "custom.py:absent must name a function or a Sampler in the file, got None"),
+        ("number", "custom.py:number must name a function or a Sampler in the file, got 3"),
+        ("unbounded", "custom.py:unbounded needs a string as label and a number as max_eta"),
     ],
 )
-def test_a_name_that_is_no_sampler_is_refused(place, name, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_sampler_raises_an_error(place, name, message):
+    with pytest.raises(ValueError, match=message):
         sampler_of(place(name))
     assert sampler_of(place("linear")).label == "linear"
 
 
 @pytest.mark.parametrize(
-    "code, said", [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit: 0")]
+    "code, message", [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit: 0")]
 )
-def test_a_file_that_cannot_be_run_is_refused(tmp_path, code, said):
-    (tmp_path / "own.py").write_text(code)
-    with pytest.raises(ValueError, match=f"own.py:f cannot be loaded: .*{said}"):
-        sampler_of(f"{tmp_path}/own.py:f")
+def test_a_file_that_fails_to_run_raises_an_error(tmp_path, code, message):
+    (tmp_path / "custom.py").write_text(code)
+    with pytest.raises(ValueError, match=f"custom.py:f cannot be loaded: .*{message}"):
+        sampler_of(f"{tmp_path}/custom.py:f")
     with pytest.raises(ValueError, match="nowhere.py:f cannot be loaded: FileNotFoundError"):
         sampler_of(f"{tmp_path}/nowhere.py:f")
 
 
-STEP_1 = "own.py:f is not defined at step 1 of 20 with sigma=1, sigma_next=0.9896, eta=0.5, sigma_after_first=0.9896: "
+STEP_1 = (
+    "custom.py:f is not defined at step 1 of 20 with sigma=1, sigma_next=0.9896, eta=0.5, sigma_after_first=0.9896: "
+)
 STEP_20 = "at step 20 of 20 with sigma=0.2083, sigma_next=0, eta=0.5, sigma_after_first=0.9896: "
 
 
 @pytest.mark.parametrize(
-    "body, said",
+    "body, message",
     [
         ("return float('nan')", STEP_1 + "it must return a finite variance >= 0, or a Transition .*, got nan"),
         ("return -0.1", STEP_1 + ".*got -0.1"),
@@ -213,14 +215,14 @@ STEP_20 = "at step 20 of 20 with sigma=0.2083, sigma_next=0, eta=0.5, sigma_afte
         ("raise SystemExit", STEP_1 + "it raised SystemExit: "),
     ],
 )
-def test_a_step_that_is_not_defined_is_named_with_its_arguments_and_result(tmp_path, body, said):
+def test_the_error_for_an_undefined_step_shows_its_arguments_and_result(tmp_path, body, message):
     head = "import math\nfrom hyvideo.schedulers.transitions import Transition\n"
-    (tmp_path / "own.py").write_text(f"{head}def f(sigma, sigma_next, eta, sigma_after_first):\n    {body}\n")
-    with pytest.raises(ValueError, match=said):
-        schedule(f"{tmp_path}/own.py:f", LEVELS, 0.5, "stochastic")
+    (tmp_path / "custom.py").write_text(f"{head}def f(sigma, sigma_next, eta, sigma_after_first):\n    {body}\n")
+    with pytest.raises(ValueError, match=message):
+        schedule(f"{tmp_path}/custom.py:f", LEVELS, 0.5, "stochastic")
 
 
-def test_eta_must_not_pass_the_largest_of_the_sampler(place):
-    with pytest.raises(ValueError, match=r"eta must be within \[0, 1\] for own.py:full, got 1.5"):
+def test_eta_must_be_at_most_max_eta(place):
+    with pytest.raises(ValueError, match=r"eta must be within \[0, 1\] for custom.py:full, got 1.5"):
         schedule(place("full"), LEVELS, 1.5, "stochastic")
     assert schedule(place("full"), LEVELS, 1.0, "stochastic")

@@ -53,7 +53,7 @@ def matched_eta(
             )
     if not math.isclose(variances[found], goal, rel_tol=1e-9):
         inside = sde_window and f" in sde_window {sde_window}"
-        reason = f"reaches at largest {largest:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
+        reason = f"reaches at most {largest:.4g}{inside}, at eta {max(variances):g}; lower the eta of {named}"
         reason = reason if largest < goal else f"jumps past it at eta {found:.4g}; set eta instead"
         raise ValueError(
             f"match_noise {target} cannot be reached: the target variance is {goal:.4g} {where}, and "

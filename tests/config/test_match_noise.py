@@ -65,7 +65,7 @@ def test_an_eta_of_the_file_gives_way_and_one_of_the_command_line_is_a_contradic
     "changes, said",
     [
         ({"match_noise": "sage_grpo"}, "match_noise must be <sde_type>:<eta>"),
-        ({"match_noise": "flow_grpo:9", "sde_type": "cps"}, "cps reaches at most .*, at eta 1; lower the eta of flow_grpo"),
+        ({"match_noise": "flow_grpo:9", "sde_type": "cps"}, "cps reaches at most .*, at eta 1; lower the eta of flow"),
     ],
 )
 def test_what_cannot_be_matched_is_told_once_by_the_check(tiny_config, tmp_path, changes, said):
@@ -140,5 +140,5 @@ def test_a_window_that_does_not_fit_is_told_once(tiny_config):
 
 def test_more_noise_than_cps_has_in_a_window_is_refused(tiny_config):
     changes = {"sde_type": "cps", "match_noise": "sage_grpo:0.9", "sde_window": "random:1"}
-    with pytest.raises(ValueError, match=r"cps at most 0\..* in sde_window random:1, at eta 1; lower the eta of sage"):
+    with pytest.raises(ValueError, match=r"cps reaches at most 0\..* in sde_window random:1, at eta 1; lower the eta"):
         check(tiny_config.with_settings(**changes).resolved())

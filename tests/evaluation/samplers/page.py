@@ -8,7 +8,7 @@ from tests.evaluation.samplers.tables import search, search_report, tables_repor
 
 PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
 TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)
-STDS, NORMS, FACTORS, REGIMES, MARGINALS, SCHEDULES, SEARCH, MATCHES = range(1, 9)  # the first table is written by hand
+STDS, REGIMES, MARGINALS, SCHEDULES, SEARCH, MATCHES = 1, 3, 4, 5, 6, 7  # the other tables are written by hand
 
 
 def tables_of(report: str) -> list[str]:
@@ -17,8 +17,8 @@ def tables_of(report: str) -> list[str]:
 
 def fast_tables() -> dict[int, str]:
     """Tables by their place on the page."""
-    places = (STDS, MATCHES, NORMS, FACTORS, REGIMES)
-    return dict(zip(places, tables_of(tables_report(20, 5.0, 0.5, "stochastic")), strict=True))
+    stds, matches, _norms, _factors, regimes = tables_of(tables_report(20, 5.0, 0.5, "stochastic"))
+    return {STDS: stds, REGIMES: regimes, MATCHES: matches}
 
 
 def slow_tables() -> dict[int, str]:

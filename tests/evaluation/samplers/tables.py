@@ -161,11 +161,14 @@ def search_report(bad_steps: Iterable[BadStep]) -> str:
     for bad in bad_steps:
         where = f"eta {bad.eta:g}" if bad.kind == "exploding" else bad.name
         by_cell.setdefault((bad.sde_type, bad.shift, bad.kind), {}).setdefault(where, []).append(bad.num_steps)
-    rows = []
+    rows: list[list[str]] = []
     for sde_type, shift in itertools.product(SAMPLERS, SEARCH_SHIFTS):
         cells = [by_cell.get((sde_type, shift, kind), {}) for kind in ("not finite", "deterministic", "exploding")]
         ranges = ["; ".join(f"{where}: {min(n)}-{max(n)}" for where, n in cell.items()) or "none" for cell in cells]
-        rows.append([sde_type, f"{shift:g}", *ranges])
+        if rows and [rows[-1][0], *rows[-1][2:]] == [sde_type, *ranges]:
+            rows[-1][1] += f", {shift:g}"
+        else:
+            rows.append([sde_type, f"{shift:g}", *ranges])
     return markdown_table(["SDE", "shift", "NaN or infinite", "deterministic", "std > 1"], rows)
 
 

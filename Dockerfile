@@ -1,14 +1,14 @@
-# Trains on NVIDIA GPUs in a container; the checkpoints and outputs stay outside:
+# Image for training on NVIDIA GPUs. Checkpoints and outputs are mounted from the host:
 #
 #   mkdir -p ckpts outputs
 #   docker build --build-arg UID=$(id -u) -t sage-grpo .
 #   docker run --rm -it --gpus all --ipc=host -v "$PWD/ckpts:/workspace/ckpts" -v "$PWD/outputs:/workspace/outputs" \
 #       sage-grpo bash run_post_train.sh --config configs/hunyuanvideo15_480p_8gpu_nft.yaml
 #
-# Without GPUs (leave out --gpus all) `bash run_post_train.sh` trains the miniature.
+# Without GPUs, leave out --gpus all; `bash run_post_train.sh` then trains the miniature.
 ARG CUDA=13.0.2
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04
-# torch brings its own CUDA libraries. Triton compiles with gcc and Python's headers; config.yaml names the commit by git.
+# torch ships its own CUDA libraries. Triton needs gcc and Python's headers; config.yaml records the git commit.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates curl g++ gcc git python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
@@ -18,7 +18,7 @@ RUN useradd --create-home --non-unique --uid "$UID" trainer && install --directo
 USER trainer
 WORKDIR /workspace
 
-# The environment first: it is made again only where the requirements change.
+# Installed before the sources are copied, so that this layer is rebuilt only when the requirements change.
 COPY --chown=trainer requirements.txt requirements-dev.txt ./
 COPY --chown=trainer scripts/setup.sh scripts/
 RUN bash scripts/setup.sh

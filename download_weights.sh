@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Downloads the checkpoints into the layout that post_train.py reads; run it again to go on after an interruption:
+# Downloads checkpoints in the layout that post_train.py reads. Run it again to resume an interrupted download:
 #   bash download_weights.sh --version 480p_t2v --with quoted_text,reward --out ./ckpts
 #
 #   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled;
 #                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b
-#   --with PARTS      what beside transformer, VAE and language model (quoted_text,reward; of Wan reward), any of
+#   --with PARTS      parts besides transformer, VAE and language model (quoted_text,reward; for Wan: reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
-#                     reward (VideoAlign), metrics (CLIP, PickScore); "none" for nothing
-#   --source NAME     huggingface or modelscope (huggingface); HF_ENDPOINT names a mirror of the first
-#   --out FOLDER      where to (./ckpts; of Wan ./ckpts/<version>)
+#                     reward (VideoAlign), metrics (CLIP, PickScore); or "none"
+#   --source NAME     huggingface or modelscope (huggingface); HF_ENDPOINT sets a mirror of Hugging Face
+#   --out FOLDER      target folder (./ckpts; for Wan: ./ckpts/<version>)
 #   --dry_run         only print the commands
-# Licences, sizes and what is unverified: checkpoints-download.md
+# Licenses, sizes and unverified facts: checkpoints-download.md
 set -euo pipefail
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# The environment that scripts/setup.sh makes has `hf`.
+# The environment of scripts/setup.sh contains `hf`.
 PATH="$repository/.venv/bin:$PATH"
 
 fail() {
@@ -46,32 +46,32 @@ done
 case "${versions[*]}" in wan*) parts="${parts:-reward}" ;; *) parts="${parts:-quoted_text,reward}" ;; esac
 case "$source" in huggingface | modelscope) ;; *) fail "--source must be huggingface or modelscope, got $source" ;; esac
 
-wan= # its repository
+wan= # repository of the Wan version, if one is requested
 for version in "${versions[@]}"; do
     case "$version" in
         wan2.1_t2v_1.3b) wan=Wan-AI/Wan2.1-T2V-1.3B-Diffusers ;;
         wan2.1_t2v_14b) wan=Wan-AI/Wan2.1-T2V-14B-Diffusers ;;
         wan2.2_ti2v_5b) wan=Wan-AI/Wan2.2-TI2V-5B-Diffusers ;;
-        wan*_i2v_*) fail "version $version is not supported: of Wan only text-to-video models can be used" ;;
+        wan*_i2v_*) fail "version $version is not supported: only text-to-video models of Wan can be used" ;;
         wan*_a14b) fail "version $version is not supported: it has two transformers" ;;
         480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
         720p_i2v_distilled | 480p_i2v_step_distilled) ;;
-        720p_t2v_distilled) echo "download_weights.sh: $version was announced; it may not be on the hub yet" >&2 ;;
+        720p_t2v_distilled) echo "download_weights.sh: $version was announced, and may not be on the hub yet" >&2 ;;
         *_sparse | *_sr_distilled) fail "version $version is not supported: no sparse attention, no super-resolution" ;;
         *) fail "unknown version $version; see --help" ;;
     esac
     if [ -n "$wan" ] && [ ${#versions[@]} -gt 1 ]; then
-        fail "a version of Wan is a folder of its own, in another layout than HunyuanVideo-1.5: download one at a time"
+        fail "download one version at a time: each version of Wan has its own folder, in another layout"
     fi
     case "$version" in *_i2v*) case ",$parts," in *,i2v,*) ;; *) parts="$parts,i2v" ;; esac ;; esac
 done
 out="${out:-./ckpts${wan:+/${versions[0]}}}"
 IFS=, read -r -a chosen <<< "$parts"
 for part in "${chosen[@]}"; do
-    case "$part" in i2v | quoted_text | reward | metrics | none) ;; *) fail "--with knows no $part; see --help" ;; esac
+    case "$part" in i2v | quoted_text | reward | metrics | none) ;; *) fail "--with: unknown part $part; see --help" ;; esac
     case "$wan,$part" in
         ,*) ;;
-        *,i2v | *,quoted_text) fail "--with $part is for HunyuanVideo-1.5: Wan has no such part" ;;
+        *,i2v | *,quoted_text) fail "--with $part is only for HunyuanVideo-1.5: Wan has no such part" ;;
     esac
 done
 wants() { case ",$parts," in *,"$1",*) return 0 ;; *) return 1 ;; esac; }
@@ -79,20 +79,20 @@ wants() { case ",$parts," in *,"$1",*) return 0 ;; *) return 1 ;; esac; }
 hub=hf
 if ! command -v hf > /dev/null && command -v huggingface-cli > /dev/null; then hub=huggingface-cli; fi
 
-# What cannot work is said before the first gigabyte.
+# Check the requirements before the first gigabyte is downloaded.
 if ! $dry_run; then
     if [ "$source" = huggingface ] || wants quoted_text || wants reward || wants metrics; then
         command -v "$hub" > /dev/null ||
-            fail "neither hf nor huggingface-cli is here; run: pip install huggingface_hub (or: source scripts/setup.sh)"
+            fail "hf and huggingface-cli are missing; run: pip install huggingface_hub (or: source scripts/setup.sh)"
     fi
     if { [ "$source" = modelscope ] || wants quoted_text; } && ! command -v modelscope > /dev/null; then
-        [ "$source" = modelscope ] || why=", which alone has the glyph encoder of quoted_text"
+        [ "$source" = modelscope ] || why=" (the glyph encoder of quoted_text is only on ModelScope)"
         fail "the program modelscope is missing${why:-}. Install it: source scripts/setup.sh && pip install modelscope
-${why:+  or do without quoted text in prompts: --with reward}"
+${why:+  or leave out the support of quoted text in prompts: --with reward}"
     fi
     if wants i2v && [ "$source" = huggingface ] && [ -z "${HF_TOKEN:-}" ] &&
         [ ! -f "${HF_HOME:-$HOME/.cache/huggingface}/token" ]; then
-        fail "SigLIP for i2v is in a gated repository: accept the licence on
+        fail "SigLIP for i2v is in a gated repository: accept the license on
   https://huggingface.co/black-forest-labs/FLUX.1-Redux-dev, then set HF_TOKEN or run: hf auth login"
     fi
 fi
@@ -102,13 +102,13 @@ run() {
     echo
     $dry_run || "$@" || {
         local code=$?
-        [ "$1" = python ] || echo "download_weights.sh: that download failed (is there a network?); run the same command" \
-            "again, it goes on where it stopped" >&2
+        [ "$1" = python ] || echo "download_weights.sh: the download failed (is there a network?);" \
+            "run the same command again to resume it" >&2
         exit "$code"
     }
 }
 
-from_huggingface() { # repository, folder below --out, then files or --include PATTERN
+from_huggingface() { # repository, folder in --out, then files or --include PATTERN
     local repository="$1" folder="$2"
     shift 2
     run "$hub" download "$repository" "$@" --local-dir "$out${folder:+/$folder}"
@@ -120,7 +120,7 @@ from_modelscope() {
     run modelscope download --model "$repository" "$@" --local_dir "$out${folder:+/$folder}"
 }
 
-from_either() { # repository on Hugging Face, repository on ModelScope, then as above
+from_either() { # repository on Hugging Face, repository on ModelScope, then as for from_huggingface
     local huggingface="$1" modelscope="$2"
     shift 2
     if [ "$source" = modelscope ]; then from_modelscope "$modelscope" "$@"; else from_huggingface "$huggingface" "$@"; fi
@@ -158,7 +158,7 @@ for version in "${versions[@]}"; do
 done
 
 if ! $dry_run && ! python -c "import diffusers, torch, transformers" 2> /dev/null; then
-    echo "download_weights.sh: done, not checked: run \`source scripts/setup.sh\`, then" >&2
+    echo "download_weights.sh: done, but not checked: run \`source scripts/setup.sh\`, then" >&2
     echo "  python -m scripts.check_checkpoints $out" >&2
     exit 0
 fi

@@ -1,14 +1,13 @@
-"""Makes videos: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
+"""Generate videos from prompts: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
 
-From the base model, from a checkpoint of a training run (``--checkpoint_path outputs/.../checkpoints/000060``), by the
-settings of that run, or with a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
+The model is the base model, a checkpoint of a training run with the settings of that run
+(``--checkpoint_path outputs/.../checkpoints/000060``), or a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
 
     generate.py --resolution 480p --prompt "a cat jumps"                              text to video
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
     torchrun --nproc_per_node=8 generate.py --resolution 480p --valid_video_csv prompts.csv
 
-Every mp4 has a JSON file of its settings beside it. Flags of the public reference that do nothing here are understood:
-docs/reference_flags.md.
+Each video's settings are saved beside it as JSON. Ignored flags of the public reference: docs/reference_flags.md.
 """
 
 import argparse
@@ -20,69 +19,69 @@ from hyvideo.config.command_line import read_settings, truth
 from hyvideo.config.reference_flags import add_flags, meanings, size_of_text, table, with_flags
 from hyvideo.data.outside import Parser, brief, shown
 
-# Settings of a run by their flags here.
+# Flags of this program and the settings of a run that they set.
 SETTINGS = {"model_path": "pretrained_model_root", "num_inference_steps": "validation_steps", "stochastic": "sde_type"}
 SETTINGS |= {"guidance_scale": "cfg_scale", "video_length": "sample_n_frames"}
 SETTINGS |= {name: name for name in ("transformer_version", "shift", "negative_prompt", "eta", "dtype", "device")}
-MOST_VIDEOS = 100_000  # of one call
-MOST_PIXELS = 8_192  # of a side
+MOST_VIDEOS = 100_000  # per call
+MOST_PIXELS = 8_192  # per side
 
 
 def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
-    what = parser.add_argument_group("what to make")
+    what = parser.add_argument_group("prompts and output")
     what.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
-    what.add_argument("--image_path", help="first frame of the videos of --prompt, for image-to-video")
+    what.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
     what.add_argument(
-        "--valid_video_csv", nargs="+", default=[], help="CSV files with a column `prompt`, perhaps `ref_image_path`"
+        "--valid_video_csv", nargs="+", default=[], help="CSV files with `prompt`, optionally `ref_image_path`"
     )
-    what.add_argument("--negative_prompt", help="prompt that guidance leads away from")
-    what.add_argument("--num_videos", type=int, default=1, help="videos of each prompt")
-    what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder, or one mp4")
-    model = parser.add_argument_group("by which model")
-    words = "YAML of a run; by default that of --checkpoint_path, else configs/miniature.yaml where no model is named"
+    what.add_argument("--negative_prompt", help="prompt that guidance steers away from")
+    what.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
+    what.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
+    model = parser.add_argument_group("model")
+    words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
     model.add_argument("--config", help=words)
-    model.add_argument("--model_path", help="folder of the checkpoints; ./ckpts by default")
-    model.add_argument("--resolution", choices=["480p", "720p"], help="picks the version with the task")
-    model.add_argument("--transformer_version", help="a version by name, such as 480p_i2v_step_distilled")
+    model.add_argument("--model_path", help="folder of the checkpoints (./ckpts)")
+    model.add_argument("--resolution", choices=["480p", "720p"], help="select the version by resolution and task")
+    model.add_argument("--transformer_version", help="version by name, e.g. 480p_i2v_step_distilled")
     boolean = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
-    model.add_argument("--cfg_distilled", **boolean, help="picks the version for one branch, with --resolution")
-    model.add_argument("--enable_step_distill", **boolean, help="picks the version of few steps, with --resolution")
-    model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; the base model by default")
+    model.add_argument("--cfg_distilled", **boolean, help="select the guidance-distilled version; with --resolution")
+    model.add_argument("--enable_step_distill", **boolean, help="select the step-distilled version; with --resolution")
+    model.add_argument("--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model")
     model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    model.add_argument("--lora_scale", type=float, default=1.0)
+    model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights (1)")
     model.add_argument("--dtype", choices=["bf16", "fp32"], help="precision of the transformer")
-    model.add_argument("--device", choices=["auto", "cuda", "cpu"])
+    model.add_argument("--device", choices=["auto", "cuda", "cpu"], help="device to compute on")
     how = parser.add_argument_group(
-        "how",
-        "By default as the version is meant to be sampled; with --config or a checkpoint of a run in the frames, size, "
-        "shift and steps of its validation, and with --stochastic in the frames, size and shift of its rollouts.",
+        "sampling",
+        "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, shift and steps are "
+        "those of its validation; with --stochastic, frames, size and shift are those of its rollouts.",
     )
     how.add_argument("--num_inference_steps", type=int, help="denoising steps")
-    how.add_argument("--guidance_scale", type=float, help="1 or less runs one branch")
-    how.add_argument("--shift", type=float, help="shift of the noise schedule")
-    how.add_argument("--video_length", type=int, help="frames, 4n + 1")
-    how.add_argument("--aspect_ratio", help="width:height, such as 16:9; the shape of the image by default")
-    how.add_argument("--height", type=int, help="pixels, with --width")
-    how.add_argument("--width", type=int, help="pixels, with --height")
-    how.add_argument("--fixed_size", help="both as height x width, such as 480x864")
-    how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample as rollouts are: sage_grpo, ..., FILE.py:NAME")
-    how.add_argument("--eta", type=float, help="exploration scale, with --stochastic")
+    how.add_argument("--guidance_scale", type=float, help="guidance scale; 1 or less evaluates one branch")
+    how.add_argument("--shift", type=float, help="shift of the sigma schedule")
+    how.add_argument("--video_length", type=int, help="number of frames; 4n + 1")
+    how.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
+    how.add_argument("--height", type=int, help="height in pixels; with --width")
+    how.add_argument("--width", type=int, help="width in pixels; with --height")
+    how.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
+    how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample by an SDE: sage_grpo, ..., FILE.py:NAME")
+    how.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
     renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
-    options.of_reference = {name: getattr(options, name) for name in renamed}
+    options.reference_flags = {name: getattr(options, name) for name in renamed}
     options.flags = {setting: flag for flag, setting in SETTINGS.items() if getattr(options, flag) is not None}
     return options
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError for flags that cannot go together."""
-    meanings(options.of_reference, table("generate"), {})
+    """Raise ValueError for flags that are out of range or contradict one another."""
+    meanings(options.reference_flags, table("generate"), {})
     if not options.prompt and not options.valid_video_csv:
-        raise ValueError("give prompts by --prompt, by --valid_video_csv, or by both")
+        raise ValueError("no prompts: give --prompt, --valid_video_csv, or both")
     if options.image_path and not options.prompt:
-        raise ValueError("--image_path goes with --prompt; a CSV names its images in a column ref_image_path")
+        raise ValueError("--image_path needs --prompt; for a CSV, name the images in its column ref_image_path")
     limits = {"num_videos": (1, MOST_VIDEOS), "seed": (-(2**63), 2**64 - 1)}
     limits |= {"height": (1, MOST_PIXELS), "width": (1, MOST_PIXELS)}
     for name, (least, most) in limits.items():
@@ -90,51 +89,51 @@ def check(options: argparse.Namespace) -> None:
         if value is not None and not least <= value <= most:
             raise ValueError(f"--{name} must be a number from {least:,} to {most:,}, got {shown(value, 40)[1:-1]}")
     if (options.height is None) != (options.width is None):
-        raise ValueError(f"--height and --width go together, got {options.height} and {options.width}")
+        raise ValueError(f"--height and --width must be given together, got {options.height} and {options.width}")
     if options.aspect_ratio and options.height is not None and processes.rank() == 0:
-        print(f"ignored flags: aspect_ratio {options.aspect_ratio}; the size is given", file=sys.stderr)
+        print(f"ignored flags: aspect_ratio {options.aspect_ratio}; --height and --width set the size", file=sys.stderr)
     if options.eta is not None and not options.stochastic:
-        raise ValueError("--eta needs --stochastic: without it no noise is added")
+        raise ValueError("--eta needs --stochastic: the ODE adds no noise")
     if options.cfg_distilled and options.enable_step_distill:
-        raise ValueError("--cfg_distilled and --enable_step_distill: no released version is both; give one of them")
+        raise ValueError("--cfg_distilled and --enable_step_distill exclude each other: no released version has both")
 
 
 def take_reference_forms(options: argparse.Namespace) -> None:
-    """Changes options to their forms here: no image for ``none``, and height and width of a fixed size."""
+    """Convert the public reference's forms: ``--image_path none``, and ``--fixed_size`` to height and width."""
     if options.image_path and options.image_path.lower() == "none":
         options.image_path = None
     if options.fixed_size is None:
         return
     if not (size := size_of_text(options.fixed_size)):
-        raise ValueError(f"--fixed_size must be height x width, such as 480x864, got {shown(options.fixed_size)}")
+        raise ValueError(f"--fixed_size must be height x width, e.g. 480x864, got {shown(options.fixed_size)}")
     height, width = map(int, size)
     if (options.height or height, options.width or width) != (height, width):
         raise ValueError(
-            f"--fixed_size {options.fixed_size} and --height {options.height} --width {options.width} are names of one "
-            "size; give one of them"
+            f"--fixed_size {options.fixed_size} contradicts --height {options.height} --width {options.width}; "
+            "give only one of them"
         )
     options.height, options.width = height, width
 
 
 def config_of(options: argparse.Namespace, has_images: bool):
-    """Settings of a YAML file, of the run of a checkpoint or of a version, changed by the flags."""
+    """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the flags."""
     from hyvideo.evaluation.generation import sampling_config
     from hyvideo.training.saved_policy import settings_of_run
 
-    of_file = read_settings(options.config) if options.config else {}
+    file_settings = read_settings(options.config) if options.config else {}
     if options.checkpoint_path and not options.config:
-        of_file, options.config = settings_of_run(options.checkpoint_path)
+        file_settings, options.config = settings_of_run(options.checkpoint_path)
         if options.config and processes.rank() == 0:
-            moved = "" if options.config.suffix == ".yaml" else ", as no config.yaml of its run is two folders above"
-            print(f"settings of the checkpoint's run: {options.config}{moved}; flags override them", file=sys.stderr)
+            moved = "" if options.config.suffix == ".yaml" else " (no config.yaml of its run two folders above)"
+            print(f"using the settings of the checkpoint's run: {options.config}{moved}", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
     given |= {} if options.eta is None else {"match_noise": ""}
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
-    return sampling_config(of_file, given, options.resolution, has_images, kinds)
+    return sampling_config(file_settings, given, options.resolution, has_images, kinds)
 
 
 def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
-    """Height and width in pixels: as asked for, or by the shape that is asked for or of the image."""
+    """Return height and width in pixels: from the flags, from the version and aspect ratio, or from the run."""
     from hyvideo.evaluation.generation import model_size
 
     if options.height is not None:
@@ -149,14 +148,14 @@ def run(options: argparse.Namespace) -> None:
     take_reference_forms(options)
     check(options)
 
-    from hyvideo.config.rules import check_sampling  # what is heavy, only now
+    from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.evaluation import generation
 
     source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(options.prompt, options.image_path, options.valid_video_csv)
     if len(requests) * options.num_videos > MOST_VIDEOS:
         raise ValueError(
-            f"one call makes at most {MOST_VIDEOS:,} videos, got {len(requests):,} prompts with --num_videos "
+            f"one call generates at most {MOST_VIDEOS:,} videos, got {len(requests):,} prompts and --num_videos "
             f"{options.num_videos:,}"
         )
     config = config_of(options, has_images=any(request.image for request in requests))

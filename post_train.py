@@ -1,7 +1,7 @@
-"""Post-trains HunyuanVideo-1.5, Wan2.1 or a miniature by SAGE-GRPO: ``post_train.py --config FILE.yaml [flags]``.
+"""Post-train HunyuanVideo-1.5, Wan2.1 or the miniature with SAGE-GRPO: ``post_train.py --config FILE.yaml [flags]``.
 
-Run it with torchrun for several processes. ``--print_config`` shows the settings and the arithmetic of the run.
-What is slow to import, as torch, is imported when the settings are known to be sound.
+Use torchrun for several processes. ``--print_config`` prints the settings and the size of the run, then exits.
+Slow imports such as torch come after the settings have been checked.
 """
 
 import re
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def run(command: CommandLine, at_end: ExitStack) -> int:
-    """The exit code: 2 for what is refused, 3 for reward hacking, that of `Stopped` after a signal, else 0."""
+    """Train and return the exit code: 0, 2 for a user error, 3 for reward hacking, 75 after a signal."""
     config = command.config
     try:
         if command.print_config:
@@ -41,7 +41,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check(config, processes.world_size())
         check_output_dir(config.record)
         trainer = build(config, at_end)
-    except ValueError as error:  # of the user; what goes wrong later keeps its traceback
+    except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_turn()
         print(f"post_train.py: {brief(with_flags(str(error), command.flags))}", file=sys.stderr)
         return 2
@@ -67,13 +67,13 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
 
 
 def show(command: CommandLine) -> None:
-    """Prints settings, arithmetic and what this machine lacks for the run. Raises ValueError for settings alone."""
+    """Print the settings, the plan, and what this machine lacks. Raises ValueError only for invalid settings."""
     config, world_size = command.config, command.world_size
     check_ranges(config.flat())
     if world_size == 1:
-        about = config.rollout, config.distributed, config.loss.num_updates_per_rollout
-        of_name = map(int, re.findall(r"([1-9]\d{0,3})gpu", " ".join(sys.argv)))  # as the files in configs/ are named
-        fitting = (n for n in (1, *of_name, 8, *range(2, 8)) if not [*batch_problems(*about, n)])
+        batch = config.rollout, config.distributed, config.loss.num_updates_per_rollout
+        named = map(int, re.findall(r"([1-9]\d{0,3})gpu", " ".join(sys.argv)))  # e.g. configs/..._64gpu.yaml
+        fitting = (n for n in (1, *named, 8, *range(2, 8)) if not [*batch_problems(*batch, n)])
         world_size = next(fitting, 1)
     check(config, world_size, on_this_machine=False)
     if processes.rank() != 0:
@@ -82,25 +82,25 @@ def show(command: CommandLine) -> None:
     print(yaml.safe_dump(config.flat(), sort_keys=False))
     if world_size > command.world_size:
         each, line = world_size if world_size % 8 else 8, shlex.join(w for w in sys.argv if w != "--print_config")
-        print(f"for                    torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
-        print("                       one process cannot make its batches; --world_size N shows it for N")
+        print(f"planned for            torchrun --nnodes={world_size // each} --nproc_per_node={each} {line}")
+        print("                       the batches need several processes; --world_size N plans for N processes")
     print_plan(config, world_size, start_lines(config, world_size, config.model.device))
 
     from hyvideo.training.machine import lacks
 
-    for line in labelled("this machine lacks", lacks(config, world_size)):
+    for line in labelled("missing on this host", lacks(config, world_size)):
         print(line)
 
 
-def print_plan(config: Config, world_size: int, about: list[str]) -> None:
-    """Prints the arithmetic of the run, lines ``about`` its length, and the settings that it ignores."""
+def print_plan(config: Config, world_size: int, cost: list[str]) -> None:
+    """Print the plan of the run, the lines on its ``cost``, and the settings that have no effect."""
     plan = make_plan(config, world_size)
-    idle = labelled("ignored settings", settings_without_effect(config, plan, world_size))
-    print("\n".join([describe(config, plan), *about, *idle]))
+    ignored = labelled("ignored settings", settings_without_effect(config, plan, world_size))
+    print("\n".join([describe(config, plan), *cost, *ignored]))
 
 
 def print_start(command: CommandLine, trainer) -> None:
-    """Prints the plan of the run, what it trains and by what, and where it begins."""
+    """Print the plan, the number of trained parameters, the attention kernel and the first iteration."""
     from hyvideo.evaluation.run_summary import attention_kernel
     from hyvideo.training.machine import gpu_memory
 
@@ -112,12 +112,12 @@ def print_start(command: CommandLine, trainer) -> None:
     print(f"attention              {kernel}")
     for sentence in trainer.state.changed_settings:
         print(f"changed settings       {sentence}")
-    begin = f"resuming after iteration {trainer.iteration}" if trainer.resumed else "a new run"
+    begin = f"resuming from iteration {trainer.iteration}" if trainer.resumed else "new run"
     print(f"output                 {trainer.output_dir}, {begin}", flush=True)
 
 
 def build(config: Config, at_end: ExitStack):
-    """Joins the other processes and loads the models, watched until ``at_end``. Imports what is heavy only now."""
+    """Join the other processes and return the trainer. The watchdog runs until ``at_end`` closes."""
     import torch
 
     from hyvideo.distributed import mesh as ranks
@@ -132,7 +132,7 @@ def build(config: Config, at_end: ExitStack):
     if settings.deterministic:
         make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
-    if processes.world_size() > 1:  # before a rank that hangs would let the others wait
+    if processes.world_size() > 1:  # before a rank that hangs can block the others
         place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         preflight(config.flat(), named_files(config.flat()), place, device)
     mesh = ranks.start(

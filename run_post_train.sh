@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets itself up and trains:  bash run_post_train.sh [--config FILE.yaml] [flags of post_train.py]
-# Without --config: HunyuanVideo-1.5 on all GPUs of this machine, or the miniature world where there is none.
+# Creates the environment and trains:  bash run_post_train.sh [--config FILE.yaml] [flags of post_train.py]
+# Without --config: HunyuanVideo-1.5 on all GPUs of this machine, or the miniature if there is no GPU.
 # NPROC sets the number of processes.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -29,9 +29,9 @@ arguments=("$@")
 if ! has_flag --config "$@"; then
     if [ "$num_gpus" -gt 0 ]; then
         if [ ! -d ckpts ] && ! has_flag --pretrained_model_root "$@" && ! has_flag --print_config "$@"; then
-            echo "run_post_train.sh: ./ckpts with the HunyuanVideo-1.5 checkpoints is missing." >&2
-            echo "Fetch them (bash download_weights.sh), or name their folder with --pretrained_model_root; or train the" >&2
-            echo "miniature world, which needs no download: bash run_post_train.sh --config configs/miniature.yaml" >&2
+            echo "run_post_train.sh: the folder ./ckpts with the HunyuanVideo-1.5 checkpoints does not exist." >&2
+            echo "Download them (bash download_weights.sh) or set --pretrained_model_root to their folder." >&2
+            echo "The miniature needs no download: bash run_post_train.sh --config configs/miniature.yaml" >&2
             exit 2
         fi
         arguments=(--config configs/hunyuanvideo15_480p_8gpu.yaml "$@")

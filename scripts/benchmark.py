@@ -1,23 +1,23 @@
-"""Speed compared with what it could be: calls take turns in one process; medians, and the median of pairs' ratios.
+"""Benchmarks: the transformer against diffusers, an iteration against its model calls, and the reward model.
 
     python -m scripts.benchmark transformer                     on a CPU: small width, 2,000 video tokens
     python -m scripts.benchmark transformer --full --compile    on a GPU: 8.3B random weights, 480 x 864, 81 frames
-    python -m scripts.benchmark overhead                        an iteration of the miniature beside its model calls
+    python -m scripts.benchmark overhead                        an iteration of the miniature against its model calls
     python -m scripts.benchmark reward                          the miniature's reward model, and an iteration
-    python -m scripts.benchmark reward --reward_model videoalign --model_path ckpts    on a GPU: only the clips
+    python -m scripts.benchmark reward --reward_model videoalign --model_path ckpts    on a GPU: scoring only
 
-transformer: our forward pass beside diffusers' own on the same weights, and beside a matrix product. diffusers gets
-what its pipeline gives it: all slots of the conditions with their masks, of which --valid are used.
-Ours gets the valid tokens. Both are compared before they are timed: velocities, and of a training step a gradient.
-FLOP are counted of useful tokens only, so diffusers' rate shows what padding costs.
+Calls alternate in one process; the output has medians and the median ratio of consecutive pairs.
 
-overhead: an iteration of the trainer beside the same transformer forwards, decode, training forwards with backward and
-optimizer step without it. The learning rate is 0, so both compute with the same weights throughout. Files, checkpoints
-and validation are part of neither.
+transformer: our forward pass, diffusers' on the same weights, and a matrix product. diffusers gets padded conditions
+with masks, as from its pipeline, of which --valid text tokens are used; ours gets only those. Velocities, or a gradient
+of a training step, are compared first. FLOP count valid tokens only, so diffusers' rate includes the cost of padding.
 
-reward: clips scored in a batch and one by one, and which part of an iteration waits for scores.
+overhead: an iteration of the trainer against the same forward passes, decoding, backward passes and optimizer step in a
+bare loop. The learning rate is 0, so both use the same weights. Files, checkpoints and validation are not included.
 
-Prints a number a line, or all as one JSON object with --json.
+reward: videos scored in a batch and one by one, and the share of an iteration spent waiting for scores.
+
+Prints one number per line, or one JSON object with --json.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SMALL = {"num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 64, "r
 
 
 def compare(calls: dict[str, Callable], repeats: int, device: torch.device) -> dict[str, float]:
-    """Median seconds of each call, and of two the median ratio of pairs that were measured one after the other."""
+    """Return the median seconds of each call and, for two calls, the median ratio of consecutive pairs."""
     times = take_turns(calls, repeats, device)
     numbers = {f"{name}, s": statistics.median(seconds) for name, seconds in times.items()}
     if len(times) == 2:
@@ -88,7 +88,7 @@ def benchmark_transformer(options: argparse.Namespace) -> dict:
 
 
 def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Module]:
-    """Ours and diffusers' own on the same random weights, both compiled or neither."""
+    """Return our transformer and diffusers' on the same random weights, both compiled or neither."""
     ours = work.transformer()
     models = {"ours": ours} if options.without_stock else {"ours": ours, "stock": stock_twin(ours)}
     install(ours)
@@ -101,7 +101,7 @@ def build_models(work: Workload, options: argparse.Namespace) -> dict[str, nn.Mo
 
 @contextmanager
 def cpu_trainer(config_file: str, **settings):
-    """A trainer on this CPU whose files are removed."""
+    """Yield a trainer on the CPU and remove its files afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         settings |= {"output_dir": folder, "log_video_interval": 0, "valid_video_csv": ""}
         config = load_config(config_file, **settings)
@@ -116,9 +116,9 @@ def run_iteration(trainer) -> dict[str, float]:
 
 
 def bare_calls(trainer) -> None:
-    """The model calls of the next iteration, with nothing around them."""
+    """Make only the model calls of the next iteration."""
     config, pipeline, plan, anchor = trainer.config, trainer.pipeline, trainer.plan, trainer.policy.anchor
-    with_anchor = anchor is not None and not anchor.equals_policy
+    has_anchor = anchor is not None and not anchor.equals_policy
     batch, part = config.rollout.batch_size, config.rows_per_pass
     conditions = trainer.encoder([trainer.collector.requests[0]] * batch)
     latents = torch.zeros(batch, *trainer.collector.noise.shape)
@@ -130,7 +130,7 @@ def bare_calls(trainer) -> None:
         for _ in range(config.rollout.grpo_sampling_steps):
             pipeline.velocity(latents, timestep, conditions)
         pipeline.vae.decode(latents)
-        for _ in range(passes * needs_old + plan.num_anchor_steps * batch // part * with_anchor):
+        for _ in range(passes * needs_old + plan.num_anchor_steps * batch // part * has_anchor):
             pipeline.velocity(*few)
     for _ in range(plan.updates):
         for _ in range(passes // plan.updates):
@@ -143,12 +143,12 @@ def benchmark_overhead(options: argparse.Namespace) -> dict:
     with cpu_trainer(options.config, learning_rate=0.0) as trainer:
         calls = {"iteration": partial(run_iteration, trainer), "bare calls": partial(bare_calls, trainer)}
         numbers = compare(calls, options.repeats, CPU) | {"threads": torch.get_num_threads()}
-        # The bare calls are those of the iteration to come.
+        # The bare calls are those of the next iteration, so they are counted first.
         return numbers | {f"{name}, evaluations": evaluations(trainer, calls[name]) for name in reversed(calls)}
 
 
 def evaluations(trainer, call: Callable) -> int:
-    """Samples and branches that the transformer evaluates in a call."""
+    """Return the number of samples times branches that the transformer evaluates in a call."""
     counted = []
     hook = trainer.pipeline.transformer.register_forward_pre_hook(lambda _model, inputs: counted.append(len(inputs[0])))
     call()
@@ -172,7 +172,7 @@ def benchmark_reward(options: argparse.Namespace) -> dict:
     numbers["largest difference"] = max(abs(a[name] - b[name]) for a, b in pairs for name in a)
     if not is_miniature:
         return numbers
-    # Two batches of rollouts, so that the first is scored while the second is sampled.
+    # With two batches of rollouts, the first is scored while the second is sampled.
     batches = {"batch_size": 16, "gradient_accumulation_steps": 2}
     with cpu_trainer(options.config, reward_model=[options.reward_model], **batches) as trainer:
         lines = [run_iteration(trainer) for _ in range(5)][1:]
@@ -186,28 +186,28 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="transformer | overhead | reward")
     transformer, overhead, reward = (commands.add_parser(name) for name in ("transformer", "overhead", "reward"))
-    transformer.add_argument("--full", action="store_true", help="the 8.3B configuration")
-    transformer.add_argument("--layers", type=int, help="another number of blocks")
+    transformer.add_argument("--full", action="store_true", help="use the 8.3B configuration")
+    transformer.add_argument("--layers", type=int, help="number of blocks")
     transformer.add_argument("--grid", type=int, nargs=3, help="latent frames, height and width")
-    transformer.add_argument("--valid", type=int, default=200, help="valid text tokens")
-    transformer.add_argument("--compile", action="store_true", help="compile the blocks of both")
-    transformer.add_argument("--without_stock", action="store_true", help="leave out diffusers' path")
-    transformer.add_argument("--only", choices=["forward", "training"])
-    overhead.add_argument("--config", default=MINIATURE)
-    reward.add_argument("--reward_model", default="miniature_videoalign")
-    reward.add_argument("--model_path", help="checkpoint folder; the miniature's by default")
-    reward.add_argument("--config", default=MINIATURE, help="of the iteration")
-    reward.add_argument("--clips", type=int, default=16)
+    transformer.add_argument("--valid", type=int, default=200, help="valid text tokens (200)")
+    transformer.add_argument("--compile", action="store_true", help="compile the blocks of both models")
+    transformer.add_argument("--without_stock", action="store_true", help="leave out diffusers' model")
+    transformer.add_argument("--only", choices=["forward", "training"], help="run one of the two parts")
+    overhead.add_argument("--config", default=MINIATURE, help="YAML of the run (configs/miniature.yaml)")
+    reward.add_argument("--reward_model", default="miniature_videoalign", help="reward model to time")
+    reward.add_argument("--model_path", help="checkpoint folder; default: the miniature's")
+    reward.add_argument("--config", default=MINIATURE, help="YAML of the run (configs/miniature.yaml)")
+    reward.add_argument("--clips", type=int, default=16, help="number of videos (16)")
     runs = (transformer, benchmark_transformer, 7), (overhead, benchmark_overhead, 9), (reward, benchmark_reward, 5)
     for command, run, repeats in runs:
         command.set_defaults(run=run)
-        command.add_argument("--repeats", type=int, default=repeats)
-        command.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
+        command.add_argument("--repeats", type=int, default=repeats, help=f"repetitions ({repeats})")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     with refusals("benchmark.py"):
         numbers = options.run(options)
-    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in numbers.items()}
-    print(json.dumps(numbers) if options.json else "\n".join(f"{name}: {value}" for name, value in shown.items()))
+    texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in numbers.items()}
+    print(json.dumps(numbers) if options.json else "\n".join(f"{name}: {value}" for name, value in texts.items()))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
-"""Lists which checkpoints are there or broken, and what can be run: ``python -m scripts.check_checkpoints ckpts``.
+"""Report which checkpoints are complete, missing or corrupted, and what can be run with them.
 
-Looks at headers, never at weights, so it takes seconds. Ends with 0 when a transformer, the VAE and the text encoder
-are complete, with 1 when they are not, and with 2 when it was called wrongly.
+Usage: ``python -m scripts.check_checkpoints ckpts``. Reads file headers only, which takes seconds. Exit code: 0 if a
+transformer, the VAE and the text encoder are complete, 1 if not, 2 for a usage error.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-# So that the file can be run by its path, too.
+# Allows running the file by its path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("root", nargs="?", type=Path, default=Path("ckpts"), help="the checkpoint folder; ckpts")
+    parser.add_argument("root", nargs="?", type=Path, default=Path("ckpts"), help="checkpoint folder (ckpts)")
     root = parser.parse_args().root
     if root.exists() and not root.is_dir():
-        parser.error(f"{root} is a file; give the folder that holds transformer/, vae/ and text_encoder/")
+        parser.error(f"root must be the folder that contains transformer/, vae/ and text_encoder/, got the file {root}")
 
-    from hyvideo.models.download_check.report import lines, report  # after --help: it imports torch
+    from hyvideo.models.download_check.report import lines, report  # imports torch, which --help does not need
 
     checkpoints = report(root)
     print("\n".join(lines(checkpoints)))

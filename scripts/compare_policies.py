@@ -1,16 +1,16 @@
-"""The same prompts and seeds under several policies, as a picture and as mp4 side by side: figures 6 and 10 to 12.
+"""Compare policies on the same prompts and seeds, as an image and as mp4 side by side: figures 6 and 10 to 12.
 
     python -m scripts.compare_policies --config configs/miniature.yaml --out outputs/policies \\
         --policies base sage=outputs/miniature --prompt "a green triangle moves left" "a red circle moves up"
     python -m scripts.compare_policies --config configs/hunyuanvideo15_480p_8gpu.yaml --valid_video_csv prompts.csv \\
         --out outputs/policies --policies base sage=outputs/table2/cells/B-sage_grpo-dual_moving-eq-seed0 lora=my_lora
-    torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         shares the videos
+    torchrun --nproc_per_node=8 -m scripts.compare_policies ...                         on several GPUs
 
-A policy is `base`, the model of the settings, or name=path: the folder of a run, whose newest checkpoint it is, a
-checkpoint, or the file or folder of a LoRA. Takes every flag of post_train.py beside its own: videos have the frames,
-size, shift and steps of its validation, and the noise that generate.py gives them under validation_seed, which is not
-the validation's. The prompts are rows spread over valid_video_csv, or those of --prompt. Leaves policies.png,
-side_by_side/ and a folder for each policy in --out.
+A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest checkpoint is used), a
+checkpoint, or a LoRA file or folder. Also accepts every flag of post_train.py. Videos have the frames, size, shift and
+steps of validation and the noise that generate.py draws for seed validation_seed, which differs from validation's. The
+prompts are rows spread evenly over valid_video_csv, or those of --prompt. Writes policies.png, side_by_side/ and one
+folder per policy to --out.
 """
 
 from pathlib import Path
@@ -24,19 +24,19 @@ from hyvideo.data.outside import Parser, refusals
 @refusals("compare_policies.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="base or name=path, several")
-    parser.add_argument("--prompt", nargs="+", help="prompts in place of those of valid_video_csv")
-    parser.add_argument("--num_prompts", type=int, default=8, help="rows of valid_video_csv to take; 8")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures and videos")
+    parser.add_argument("--policies", nargs="+", required=True, metavar="NAME=PATH", help="policies: base or NAME=PATH")
+    parser.add_argument("--prompt", nargs="+", help="prompts to use instead of valid_video_csv")
+    parser.add_argument("--num_prompts", type=int, default=8, help="number of rows of valid_video_csv to use (8)")
+    parser.add_argument("--out", type=Path, required=True, help="output folder for images and videos")
     options, flags = parser.parse_known_args(argv)
     config = parse(flags).config
     if options.num_prompts < 1:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
-        raise ValueError("give the prompts by --prompt or --valid_video_csv, got neither")
+        raise ValueError("no prompts: give --prompt or --valid_video_csv")
     check_sampling(config, output=options.out, is_stochastic=False)
 
-    from hyvideo.distributed import mesh as ranks  # what is heavy, only now
+    from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier
     from hyvideo.evaluation.figures.policies import PolicyComparison, read_policies
     from hyvideo.evaluation.generation import make_and_read_requests
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     comparison.make()
     barrier(mesh)
     if mesh.is_main:
-        print(f"written: {', '.join(map(str, comparison.draw()))}")
+        print(f"wrote {', '.join(map(str, comparison.draw()))}")
     ranks.stop()
 
 

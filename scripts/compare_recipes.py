@@ -1,12 +1,12 @@
-"""Recipes of training compared at equal cost: trains each with some seeds, and says what it reached with the budget.
+"""Compare training recipes at equal cost: train each with several seeds and compare the results at one budget.
 
     python -m scripts.compare_recipes configs/recipes/miniature.yaml --seeds 5 --budget forwards=46000 --jobs 2
-    python -m scripts.compare_recipes ... --dry_run                     the runs and what they cost
-    python -m scripts.compare_recipes ... --only_table                  of what is finished by now
+    python -m scripts.compare_recipes ... --dry_run                     the runs and their predicted cost
+    python -m scripts.compare_recipes ... --only_table                  the table of the finished runs
 
-A run that has begun goes on where it stopped; a finished one is not run again. Leaves cells/, logs/, recipes.md, .csv
-and .tex, verdicts.md (each recipe against the first, paired by seed), curves over rollouts, forwards and seconds, and
-pareto.png in --out. A verdict takes two seeds at least, and five to be worth much. Ends with 1 when a run failed.
+Interrupted runs resume and finished runs are skipped. Writes to --out: cells/, logs/, recipes.md, .csv and .tex,
+verdicts.md (each recipe against the first, paired by seed), curves over rollouts, forward passes and seconds, and
+pareto.png. A verdict needs at least two seeds; use five or more. The exit code is 1 if a run failed.
 """
 
 import sys
@@ -20,9 +20,9 @@ from hyvideo.evaluation.studies.study_command import plan_and_train, study_parse
 @refusals("compare_recipes.py")
 def main() -> int:
     parser = study_parser(__doc__, out="outputs/recipes", makes="table")
-    parser.add_argument("recipes", help="YAML file: base, common and recipes")
-    parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
-    parser.add_argument("--budget", required=True, help="rollouts=N, forwards=N or seconds=N of each run")
+    parser.add_argument("recipes", help="YAML file with base, common and recipes")
+    parser.add_argument("--seeds", type=int, default=5, help="number of training seeds (5)")
+    parser.add_argument("--budget", required=True, help="budget of each run: rollouts=N, forwards=N or seconds=N")
     options = parser.parse_args()
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
@@ -32,7 +32,7 @@ def main() -> int:
     if options.dry_run or options.only_cell:
         return code
 
-    from hyvideo.evaluation.studies.recipe_results import write_results  # what is heavy, only now
+    from hyvideo.evaluation.studies.recipe_results import write_results  # slow to import
 
     write_results(study, runs, budget)
     for name in ("recipes.md", "verdicts.md"):

@@ -1,14 +1,14 @@
-"""Scores of a model on held-out prompts, for every video and in sum.
+"""Score a model, or existing videos, on a set of prompts: scores per video and a summary.
 
     python -m scripts.evaluate --config configs/miniature.yaml --out outputs/base                      the base model
     python -m scripts.evaluate --checkpoint_path outputs/miniature/checkpoints/000030 --out outputs/tuned
     python -m scripts.evaluate --config run.yaml --lora_path lora --out outputs/lora
     python -m scripts.evaluate --config run.yaml --videos outputs/videos --out outputs/theirs          mp4 files
 
-Takes every flag of post_train.py beside its own, and a checkpoint's settings from its run where --config names none:
-valid_video_csv has the prompts, reward_model the scorers (`--reward_model videoalign clip pickscore`), and videos are
-made as in a run's validation. The prompts of --videos are those of generate.py's JSON files beside them, or of a run's
-scores.json there, else the rows of valid_video_csv in order. Writes scores.json and scores.csv.
+Also accepts every flag of post_train.py; without --config, a checkpoint uses the settings of its run. Prompts come from
+valid_video_csv and scorers from reward_model (`--reward_model videoalign clip pickscore`). Videos are generated as in
+validation. The prompts of --videos come from generate.py's JSON files or a run's scores.json in that folder, or else
+from the rows of valid_video_csv in order. Writes scores.json and scores.csv.
 """
 
 from pathlib import Path
@@ -21,23 +21,23 @@ from hyvideo.data.outside import Parser, make_folder, refusals
 @refusals("evaluate.py")
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; the base model by default")
+    parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run; default: the base model")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    parser.add_argument("--lora_scale", type=float, default=1.0)
-    parser.add_argument("--videos", type=Path, help="folder of mp4 files to score in place of a model's")
-    parser.add_argument("--out", type=Path, required=True, help="folder for scores.json and scores.csv")
+    parser.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights (1)")
+    parser.add_argument("--videos", type=Path, help="folder of mp4 files to score instead of a model")
+    parser.add_argument("--out", type=Path, required=True, help="output folder for scores.json and scores.csv")
     options, settings = parser.parse_known_args()
-    of_run, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
+    run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
     if options.checkpoint_path and not has_config:
         from hyvideo.training.saved_policy import settings_of_run
 
-        of_run, file = settings_of_run(options.checkpoint_path)
-        print(f"settings: {file or 'the defaults, as no run made the checkpoint'}; flags override them")
-    config = parse(settings, of_run).config
+        run_settings, file = settings_of_run(options.checkpoint_path)
+        print(f"using the settings of {file or 'the defaults (the checkpoint has no run)'}")
+    config = parse(settings, run_settings).config
     if options.videos and (options.checkpoint_path or options.lora_path):
-        raise ValueError("--videos are scored as they are; give them, or a model by --checkpoint_path or --lora_path")
+        raise ValueError("--videos scores existing videos: leave out --checkpoint_path and --lora_path")
     if options.videos and options.videos.resolve() == options.out.resolve():
-        raise ValueError(f"--out must be another folder than --videos, whose records it would replace: {options.out}")
+        raise ValueError(f"--out must differ from --videos, whose scores.json it would overwrite: got {options.out}")
     check_evaluation(config, output=options.out, has_model=not options.videos)
 
     from hyvideo.evaluation.contents import policy_identity, world_identity
@@ -59,7 +59,7 @@ def main() -> None:
         evaluator.close()
     write_evaluation(options.out / "scores.json", evaluation, identity)
     write_csv(options.out / "scores.csv", evaluation.videos)
-    print(f"{len(evaluation.videos)} videos; mean and 95 % interval of Student's t over prompts")
+    print(f"{len(evaluation.videos)} videos; mean with 95 % Student's t interval over prompts")
     print(as_text(summarise(evaluation)))
     print(f"written to {options.out}")
 

@@ -1,9 +1,9 @@
-"""Writes a trained policy for other programs: diffusers, the original layout, LoRA files.
+"""Export a trained policy as a diffusers model, in the original layout, or as LoRA files.
 
     python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --out exported
     python -m scripts.export --checkpoint_path ... --form original --out ckpts/transformer/480p_t2v_sage
     python -m scripts.export --checkpoint_path ... --with_pipeline --model_path ./ckpts \\
-        --transformer_version 480p_t2v --out exported            a whole diffusers pipeline
+        --transformer_version 480p_t2v --out exported            a complete diffusers pipeline
     python -m scripts.export --lora_path lora --out exported_lora            for load_lora_adapter, or --form peft
     python -m scripts.export --lora_path lora --merge --model_path ./ckpts --transformer_version 480p_t2v --out merged
 """
@@ -18,13 +18,13 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--checkpoint_path", type=Path, help="checkpoint of a run")
     parser.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    parser.add_argument("--merge", action="store_true", help="write the model with the LoRA in its weights")
-    parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--with_pipeline", action="store_true", help="write the other parts of diffusers' pipeline too")
-    parser.add_argument("--model_path", type=Path, help="checkpoints of the base model; those of the run, else ./ckpts")
-    parser.add_argument("--transformer_version", help="version that the policy came from; that of the run by default")
-    parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
+    parser.add_argument("--merge", action="store_true", help="merge the LoRA into the model's weights")
+    parser.add_argument("--form", choices=["diffusers", "original", "peft"], default="diffusers", help="output format")
+    parser.add_argument("--out", type=Path, required=True, help="output folder, new or empty")
+    parser.add_argument("--with_pipeline", action="store_true", help="also export encoders, VAE and scheduler")
+    parser.add_argument("--model_path", type=Path, help="base model's checkpoints; default: the run's, or ./ckpts")
+    parser.add_argument("--transformer_version", help="version of the base model; default: the run's")
+    parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files")
     options = parser.parse_args()
     with refusals("export.py"):
         run(options)
@@ -36,15 +36,15 @@ def run(options: argparse.Namespace) -> None:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ValueError(f"--out must be a new or empty folder, got {options.out}")
     if only_lora and (options.checkpoint_path or options.with_pipeline):
-        raise ValueError("a LoRA is written alone; add --merge to write it as part of a model")
+        raise ValueError("--checkpoint_path and --with_pipeline need --merge when --lora_path is given")
     if options.merge and options.lora_path is None:
         raise ValueError("--merge needs --lora_path")
     if not only_lora and options.form == "peft":
-        raise ValueError("--form peft is a form of LoRA files; give --lora_path without --merge")
+        raise ValueError("--form peft is a LoRA format: give --lora_path without --merge")
     if options.with_pipeline and options.form != "diffusers":
-        raise ValueError("--with_pipeline goes with --form diffusers")
+        raise ValueError("--with_pipeline needs --form diffusers")
     if options.checkpoint_path is None and options.lora_path is None and options.transformer_version is None:
-        raise ValueError("say what to write: --checkpoint_path, --lora_path, or a base model by --transformer_version")
+        raise ValueError("nothing to export: give --checkpoint_path, --lora_path, or --transformer_version")
 
     from hyvideo.models.family import family_of
     from hyvideo.models.loading import read_task
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> None:
     if only_lora:
         save_lora(read_lora(options.lora_path), options.out, form=options.form)
         return
-    of_run = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
-    root = options.model_path or Path(of_run.get("pretrained_model_root", "ckpts"))
-    version = options.transformer_version or of_run.get("transformer_version")
+    run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
+    root = options.model_path or Path(run_settings.get("pretrained_model_root", "ckpts"))
+    version = options.transformer_version or run_settings.get("transformer_version")
     transformer = load_policy(root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype)
     if options.form == "original":
         save_original(transformer, options.out, dtype=dtype)

@@ -1,14 +1,14 @@
-"""Half an hour with a GPU: whether the project is right on it, and how fast; every number in a table that can be sent.
+"""Check that the project computes correctly on a GPU, and measure its speed. Results are tables that can be shared.
 
-    python -m scripts.gpu_check right                            8 minutes: kernels, tests, ratios of 1, runs, resume
+    python -m scripts.gpu_check right                            8 minutes: kernels, tests, ratios, runs, resume
     python -m scripts.gpu_check fast                             9 minutes: the 8.3 B model at 480 x 864 x 81
-    python -m scripts.gpu_check right fast --tiny --device cpu   all of it, small, on any machine
+    python -m scripts.gpu_check right fast --tiny --device cpu   all of it, with tiny models, on any machine
     python -m scripts.gpu_check weights --model_path ckpts --transformer_version 480p_i2v
-                                                                 the released weights: samples beside diffusers' own
+                                                                 the released weights: samples against diffusers'
 
-The first two need no weights and no network. Each check is some tests of tests/cuda in a process of its own with a time
-limit. --out has gpu.json and gpu.md, written after every check, and the log and the rows of each check, written after
-every test. Ends with 1 if a check failed. docs/performance.md has what is expected.
+`right` and `fast` need no weights and no network. Each check runs tests of tests/cuda in a separate process with a time
+limit. Writes gpu.json and gpu.md to --out after every check, and each check's log and results after every test. The
+exit code is 1 if a check failed. docs/performance.md has the expected results.
 """
 
 import sys
@@ -25,31 +25,31 @@ CHECKS = {call: {name: Check(**row) for name, row in rows["checks"].items()} for
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("call", nargs="+", choices=CHECKS, help="right, fast, weights: one or more")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small models, as always on a CPU")
-    parser.add_argument("--only", nargs="+", help="names of checks to run; all by default")
-    parser.add_argument("--model_path", help="folder of the checkpoints, for weights")
-    parser.add_argument("--transformer_version", default="480p_t2v", help="for weights")
-    parser.add_argument("--out", default="outputs/gpu_check", help="folder for gpu.json, gpu.md, logs and rows")
+    parser.add_argument("call", nargs="+", choices=CHECKS, help="right, fast and weights: one or more")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to check (cuda)")
+    parser.add_argument("--tiny", action="store_true", help="tiny models; always so on a CPU")
+    parser.add_argument("--only", nargs="+", help="run only these checks")
+    parser.add_argument("--model_path", help="folder of the checkpoints (weights only)")
+    parser.add_argument("--transformer_version", default="480p_t2v", help="version to check (weights only; 480p_t2v)")
+    parser.add_argument("--out", default="outputs/gpu_check", help="output folder (outputs/gpu_check)")
     options = parser.parse_args(argv)
     checks = {name: check for call in options.call for name, check in CHECKS[call].items()}
     with refusals("gpu_check.py"):
         make_folder(Path(options.out))
         if unknown := sorted(set(options.only or ()) - set(checks)):
-            raise ValueError(f"--only must name checks of {', '.join(checks)}, got {', '.join(unknown)}")
+            raise ValueError(f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}")
         if "weights" in options.call and not (options.model_path or options.tiny):
-            raise ValueError("weights needs --model_path, the folder of the checkpoints")
+            raise ValueError("weights needs --model_path with the folder of the checkpoints")
         if options.device == "cuda":
             from hyvideo.training.model_setup import choose_device
 
             choose_device("cuda")
-    words = {"CHECK_DEVICE": options.device, "CHECK_VERSION": options.transformer_version}
-    words |= {"CHECK_TINY": "1"} if options.tiny else {}
-    words |= {"CHECK_MODEL_PATH": options.model_path} if options.model_path else {}
-    good = run_checks(
+    variables = {"CHECK_DEVICE": options.device, "CHECK_VERSION": options.transformer_version}
+    variables |= {"CHECK_TINY": "1"} if options.tiny else {}
+    variables |= {"CHECK_MODEL_PATH": options.model_path} if options.model_path else {}
+    all_passed = run_checks(
         {
-            name: check._replace(environment=check.environment | words)
+            name: check._replace(environment=check.environment | variables)
             for name, check in checks.items()
             if name in (options.only or checks)
         },
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         title=f"gpu_check {' '.join(options.call)}{' --tiny' * options.tiny} on {options.device}",
         on_row=lambda check, row: print(f"{check}: {row}", flush=True),
     )
-    return 0 if good else 1
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

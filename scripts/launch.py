@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this node: torchrun, but for how they leave, end and are started again.
+"""Start the processes of a run on this node: torchrun with its own handling of signals, failures and restarts.
 
 python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
 """

@@ -1,13 +1,13 @@
-"""Gradient norm of the policy at each denoising step, beside the theory: Figure 4 of the paper.
+"""Measure the policy's gradient norm at each denoising step and compare it with theory: Figure 4 of the paper.
 
     python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out gradients.json
     python -m scripts.measure_gradient_norms --config configs/miniature.yaml --out g.json --rounds 4 --sde_type cps
     torchrun --nproc_per_node=8 -m scripts.measure_gradient_norms --config configs/hunyuanvideo15_480p_8gpu.yaml \\
         --out gradients.json --rollouts 16
 
-Takes the flags of post_train.py; --resume_from_checkpoint measures a checkpoint in place of the base. Trains nothing
-and leaves nothing but the JSON, or what --conditions_dir asks for; hyvideo/evaluation/figures/gradient_norms.py says
-what is measured and what the fields are. Ends with 2 when it was called wrongly.
+Also accepts the flags of post_train.py; --resume_from_checkpoint measures a checkpoint instead of the base model. Does
+not train. Writes only the JSON, and encoded prompts with --conditions_dir; hyvideo/evaluation/figures/gradient_norms.py
+describes the measurement and the fields. The exit code is 2 for a usage error.
 """
 
 import shutil
@@ -25,14 +25,14 @@ from post_train import build
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--rollouts", type=int, default=8, help="rollouts of a round, over all processes; 8")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rounds", type=int, default=1, help="number of measured iterations (1)")
+    parser.add_argument("--rollouts", type=int, default=8, help="rollouts per iteration, over all processes (8)")
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
     if command.print_config:
-        parser.error("--print_config is for post_train.py")
-    folder = options.out.with_name(f".{options.out.name}.run")  # the same for all ranks, who may share conditions there
+        parser.error("--print_config is a flag of post_train.py only")
+    folder = options.out.with_name(f".{options.out.name}.run")  # same for all ranks: they may share conditions
     try:
         with refusals("measure_gradient_norms.py"):
             measure(command.config, options.out, folder, num_rounds=options.rounds, rollouts=options.rollouts)
@@ -43,14 +43,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollouts: int) -> None:
-    """Writes ``out``. Raises ValueError for settings that cannot be measured."""
+    """Write the measurement to ``out``. Raises ValueError for settings that cannot be measured."""
     from hyvideo.evaluation.figures.gradient_norms import measurement, norms_per_visit, summarise, table
     from hyvideo.records.run_files import write_json
 
     if num_rounds < 1:
         raise ValueError(f"--rounds must be at least 1, got {num_rounds}")
     if not out.parent.is_dir():
-        raise ValueError(f"--out must lie in a folder that is there, got {str(out)!r}")
+        raise ValueError(f"the folder of --out must exist, got {str(out)!r}")
     replicas = max(1, processes.world_size() // config.distributed.sp_size)
     config = measurement(config, rollouts=rollouts, replicas=replicas, folder=folder)
     check(config, processes.world_size())
@@ -66,7 +66,7 @@ def measure(config: Config, out: Path, folder: Path, *, num_rounds: int, rollout
 
 
 def scored_round(trainer):
-    """The next iteration's rollouts, with advantages."""
+    """Return the next iteration's rollouts with advantages."""
     from hyvideo.records.stage_timer import StageTimer
 
     trainer.iteration += 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Packs what a machine without network lacks into the git-ignored folder .whl, for Python 3.12 on x86-64 Linux:
+# Downloads wheels for a machine without network to the git-ignored folder .whl, for Python 3.12 on x86-64 Linux:
 #   bash scripts/pack_for_gpu.sh          # diffusers, peft and av
-#   bash scripts/pack_for_gpu.sh plotly   # and plotly, for runs that write report.html
-# Take .whl along with the working tree. PYTHON_VERSION sets another Python.
+#   bash scripts/pack_for_gpu.sh plotly   # also plotly, for runs that write report.html
+# Copy .whl together with the working tree. PYTHON_VERSION selects another Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=(diffusers peft av "$@")
@@ -10,7 +10,7 @@ packages=(diffusers peft av "$@")
 wanted=()
 for package in "${packages[@]}"; do
     if ! pinned="$(grep -E "^${package}==" requirements.txt)"; then
-        echo "pack_for_gpu.sh: only packages of requirements.txt can be packed, got ${package}" >&2
+        echo "pack_for_gpu.sh: packages must be listed in requirements.txt, got ${package}" >&2
         exit 2
     fi
     wanted+=("$pinned")
@@ -25,6 +25,6 @@ rm -rf .whl
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
     --python-version "${PYTHON_VERSION:-3.12}" "${platforms[@]}" --dest .whl "${wanted[@]}"
 
-echo "packed ${wanted[*]} into .whl. On the other machine:"
+echo "downloaded ${wanted[*]} to .whl. On the other machine:"
 echo "  python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .whl/*.whl"
 echo "  PYTHONPATH=/tmp/site python3 -m scripts.gpu_check right"

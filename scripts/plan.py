@@ -1,9 +1,9 @@
-"""Memory, cost and legality of a run before anybody waits for a GPU: ``python -m scripts.plan --config FILE.yaml``.
+"""Predict memory, cost and legal layouts of a run without a GPU: ``python -m scripts.plan --config FILE.yaml``.
 
     python -m scripts.plan --config configs/hunyuanvideo15_480p_8gpu.yaml --world_size 8 --sp_size 4
 
-Takes every flag of post_train.py beside its own. Reads settings, and a transformer's config.json where there is one;
-no weights. Ends with 0 when there is a plan, whatever it says, and with 2 when it was called wrongly.
+Also accepts every flag of post_train.py. Reads the settings and, if present, the transformer's config.json; no weights.
+The exit code is 0 for any plan, even of a run that does not fit, and 2 for a usage error.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from hyvideo.models.sizes import read_architecture
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__, prog="plan.py")
-    parser.add_argument("--world_size", type=int, default=8, help="number of GPUs; 8")
+    parser.add_argument("--world_size", type=int, default=8, help="number of GPUs (8)")
     assumed = {field.name: field for field in dataclasses.fields(Hardware)}
     for name, field in assumed.items():
-        words = f"{field.metadata['help']}; {field.default:g}"
+        words = f"{field.metadata['help']} ({field.default:g})"
         parser.add_argument(f"--{name}", type=field.type, default=field.default, help=words)
-    parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt; 300")
-    parser.add_argument("--table", action="store_true", help="only a table of memory over numbers of GPUs and sp_size")
+    parser.add_argument("--text_tokens", type=int, default=300, help="tokens of the longest prompt (300)")
+    parser.add_argument("--table", action="store_true", help="print only the memory by number of GPUs and sp_size")
     options, settings = parser.parse_known_args(argv)
     for name in ("world_size", "text_tokens", *assumed):
         value = vars(options)[name]

@@ -1,9 +1,9 @@
-"""A blind study of preference: docs/preference_study.md.
+"""Run a blind preference study with human raters: docs/preference_study.md.
 
 python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
 python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml
-python -m scripts.preference_study serve study        or with --static FOLDER, for raters without a server
-python -m scripts.preference_study analyse study      and --answers FILE ..., of such raters
+python -m scripts.preference_study serve study        add --static FOLDER for pages that need no server
+python -m scripts.preference_study analyse study      add --answers FILE ... from raters of such pages
 """
 
 import argparse
@@ -21,30 +21,30 @@ from scripts import compare_policies
 
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
-    requests, made = read_requests(*parse(flags).config.data.valid_video_csv), options.study / "made"
+    requests, generated = read_requests(*parse(flags).config.data.valid_video_csv), options.study / "made"
     if old := [shown(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]:
-        raise ValueError(f"a study needs a folder of its own; delete {', '.join(old)}, or take another")
+        raise ValueError(f"the folder already contains a study: delete {', '.join(old)}, or choose another folder")
 
-    from hyvideo.evaluation.preference.study import design, make_study  # what is heavy, only now
+    from hyvideo.evaluation.preference.study import design, make_study  # slow to import
 
     sizes = {name: getattr(options, name) for name in ("raters", "pairs", "checks")}
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(Path(path).exists() for path in paths.values()):
         given = " ".join(map(shown, options.methods))
-        raise ValueError(f"--methods takes two different names or more, of what exists or base, got {given}")
+        raise ValueError(f"--methods needs two or more different names, base or an existing NAME=PATH, got {given}")
     folders = {name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))}
     if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
-        design(len(paths), options.pairs, **sizes)  # refused now, not after hours
-        compare_policies.main(["--policies", *policies, f"--num_prompts={options.pairs}", f"--out={made}", *flags])
-    make_study(options.study, {name: folders.get(name, made / name) for name in paths}, requests, **sizes)
-    print(f"written to {options.study} for {options.raters} raters; next: serve {options.study}")
+        design(len(paths), options.pairs, **sizes)  # raises before hours of sampling
+        compare_policies.main(["--policies", *policies, f"--num_prompts={options.pairs}", f"--out={generated}", *flags])
+    make_study(options.study, {name: folders.get(name, generated / name) for name in paths}, requests, **sizes)
+    print(f"wrote a study for {options.raters} raters to {options.study}; next: serve {options.study}")
 
 
 def serve(study: Study, host: str, port: int) -> None:
-    shown_host, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
+    url_host, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
     with suppress(KeyboardInterrupt), socket.create_server((host, port), family=family) as listener:
         for token, rater in study.raters.items():
-            print(rater["name"], f"http://{shown_host}:{listener.getsockname()[1]}/{token}/", flush=True)
+            print(rater["name"], f"http://{url_host}:{listener.getsockname()[1]}/{token}/", flush=True)
         make_server(create_app(study)).run(sockets=[listener])
 
 
@@ -52,18 +52,18 @@ def serve(study: Study, host: str, port: int) -> None:
 def main() -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("make", help="writes the study's folder")
-    making.add_argument("--methods", nargs="+", required=True, help="ours first: NAME=folder, NAME=policy or base")
-    making.add_argument("--raters", type=int, default=10, help="people who are invited; 10")
-    making.add_argument("--pairs", type=int, default=20, help="of each rater, beside the checks; 20")
-    making.add_argument("--checks", type=int, default=2, help="pairs that come again, and clips beside themselves; 2")
-    serving = commands.add_parser("serve", help="serves the raters' page")
-    serving.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1")
-    serving.add_argument("--port", type=int, default=8010, help="0 takes a free one; 8010")
-    serving.add_argument("--static", type=Path, help="folder: writes a page for each rater there instead")
-    analysing = commands.add_parser("analyse", help="writes table3, analysis and pairs.csv")
-    analysing.add_argument("--answers", type=Path, nargs="+", default=[], help="files of raters without a server")
-    analysing.add_argument("--most_failed", type=float, default=0.5, help="share of checks that a rater may fail; 0.5")
+    making = commands.add_parser("make", help="create a study")
+    making.add_argument("--methods", nargs="+", required=True, help="ours first: base, NAME=videos or NAME=policy")
+    making.add_argument("--raters", type=int, default=10, help="number of raters (10)")
+    making.add_argument("--pairs", type=int, default=20, help="pairs per rater without the checks (20)")
+    making.add_argument("--checks", type=int, default=2, help="repeated pairs per rater, and identical pairs (2)")
+    serving = commands.add_parser("serve", help="serve the rating pages")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    serving.add_argument("--port", type=int, default=8010, help="port to listen on; 0 picks a free one (8010)")
+    serving.add_argument("--static", type=Path, help="write a page per rater to this folder instead")
+    analysing = commands.add_parser("analyse", help="write table3, analysis and pairs.csv")
+    analysing.add_argument("--answers", type=Path, nargs="+", default=[], help="files from raters of static pages")
+    analysing.add_argument("--most_failed", type=float, default=0.5, help="share of checks that a rater may fail (0.5)")
     for command in (making, serving, analysing):
         command.add_argument("study", type=Path, help="folder of the study")
     options, flags = parser.parse_known_args()
@@ -80,7 +80,7 @@ def main() -> None:
         print(analyse(study, options.most_failed))
     elif options.static:
         study.write_pages(options.static)
-        print(f"written to {options.static}: a folder for each of {len(study.raters)} raters")
+        print(f"wrote the pages of {len(study.raters)} raters to {options.static}, one folder each")
     else:
         serve(study, options.host, options.port)
 

@@ -1,7 +1,7 @@
-"""Would a run start on these nodes? ``torchrun ... -m scripts.preflight --config FILE.yaml [--timeout 60] [flags]``.
+"""Check whether a run could start on these nodes, without loading weights.
 
-Takes the flags of post_train.py and loads no weights. Each rank ends with 0 when all are ready, else with 2; the first
-rank says why.
+Usage: ``torchrun ... -m scripts.preflight --config FILE.yaml [--timeout 60] [flags of post_train.py]``. Each rank exits
+with 0 if all are ready, else with 2; the first rank reports the reasons.
 """
 
 import argparse
@@ -22,18 +22,18 @@ from hyvideo.models.sizes import read_architecture
 
 @refusals("preflight")
 def main() -> None:
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--timeout", type=float, default=60.0)
-    chosen, flags = own.parse_known_args()
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--timeout", type=float, default=60.0)
+    options, flags = parser.parse_known_args()
     config = parse(flags).config
 
     from hyvideo.distributed.preflight import preflight
     from hyvideo.distributed.rank_agreement import name_ranks
-    from hyvideo.training.model_setup import choose_device  # slow to import; wrong flags come first
+    from hyvideo.training.model_setup import choose_device  # slow to import
 
     mesh = ranks.Mesh(processes.rank(), processes.world_size(), config.distributed.sp_size)
     device, problem = torch.device("cpu"), ""
-    try:  # reported by all ranks together: a rank that left now would only be missed
+    try:  # collected and reported for all ranks: a rank that exits here would only appear as missing
         check(config, mesh.world_size)
         check_output_dir(config.record)
         if mesh.is_main:
@@ -43,7 +43,7 @@ def main() -> None:
     except ValueError as error:
         problem = str(error)
     settings = config.flat()
-    preflight(settings, named_files(settings), mesh, device, timeout_s=chosen.timeout, problem=problem)
+    preflight(settings, named_files(settings), mesh, device, timeout_s=options.timeout, problem=problem)
     if mesh.is_main:
         print(f"preflight: ready, {name_ranks(range(mesh.world_size))}", flush=True)
     ranks.stop()

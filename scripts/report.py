@@ -1,4 +1,4 @@
-"""Writes a run, or several beside each other, as one page that opens in any browser, offline.
+"""Write an HTML report of one run, or of several side by side, as one file that needs no network.
 
 python -m scripts.report outputs/run [outputs/other ...] --out report.html
 """
@@ -13,7 +13,7 @@ from hyvideo.evaluation.report.page import REPORT_FILE, write_report
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output_dir of a run")
-    parser.add_argument("--out", type=Path, default=Path(REPORT_FILE), help="file to write")
+    parser.add_argument("--out", type=Path, default=Path(REPORT_FILE), help="HTML file to write (report.html)")
     options = parser.parse_args()
     write_report(options.runs, options.out)
     print(f"written to {options.out}")

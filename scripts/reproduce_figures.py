@@ -1,17 +1,17 @@
-"""Figures 3, 7 and 8 of the paper from nothing: trains the runs that each needs, and draws it.
+"""Reproduce figures 3, 7 and 8 of the paper: train the runs that each figure needs, and draw it.
 
-    python -m scripts.reproduce_figures --figures 7 --world miniature --jobs 2            its runs, then the figure
-    python -m scripts.reproduce_figures --figures 3 7 8 --world miniature --dry_run       what they would cost
+    python -m scripts.reproduce_figures --figures 7 --world miniature --jobs 2            the runs, then the figure
+    python -m scripts.reproduce_figures --figures 3 7 8 --world miniature --dry_run       the predicted cost
     python -m scripts.reproduce_figures --figures 8 --config configs/hunyuanvideo15_480p_8gpu.yaml --num_gpus 8 \\
-        --only_cell B-sage_grpo-moving-eq-seed0                                           one job of a cluster
-    python -m scripts.reproduce_figures ... --only_figure                                 of what is finished by now
+        --only_cell B-sage_grpo-moving-eq-seed0                                           one job on a cluster
+    python -m scripts.reproduce_figures ... --only_figure                                 figures of the finished runs
 
-    3  every sampler without a KL term, with the equalizer and without
+    3  every sampler without a KL term, with and without the equalizer
     7  SAGE-GRPO dual moving under three schedules of the KL coefficient: constant, two-stage, milder
     8  SAGE-GRPO under five trust regions: none, fixed, stepwise, moving, dual moving
 
---methods, --kl and --schedules take others. The runs are cells of Table 2, or more of their kind: in the same --out
-none is trained twice. Leaves cells/, logs/ and figures/ there. Ends with 1 when a cell failed.
+--methods, --kl and --schedules select others. The runs are cells of Table 2 or similar ones; cells that are finished in
+--out are not trained again. Writes cells/, logs/ and figures/ to --out. The exit code is 1 if a cell failed.
 """
 
 import itertools
@@ -27,10 +27,10 @@ def main() -> int:
     parser = grid_parser(__doc__, makes="figure")
     parser.set_defaults(settings=["B"])
     numbers = list(TRAINED_FIGURES)
-    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers)
-    parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions in place of the figure's")
-    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 in place of its three")
-    parser.add_argument("--window", type=int, default=5, help="iterations of which a point of a curve is the mean; 5")
+    parser.add_argument("--figures", nargs="+", type=int, choices=numbers, default=numbers, help="figures to draw")
+    parser.add_argument("--kl", nargs="+", choices=list(KL_FLAGS), help="trust regions instead of the figure's")
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, help="schedules of figure 7 instead of its three")
+    parser.add_argument("--window", type=int, default=5, help="smooth curves over this many iterations (5)")
     options = parser.parse_args()
     if options.window < 1:
         raise ValueError(f"--window must be at least 1, got {options.window}")
@@ -41,11 +41,11 @@ def main() -> int:
     if options.dry_run or options.only_cell:
         return code
 
-    from hyvideo.evaluation.figures.curves import find_runs  # what is heavy, only now
+    from hyvideo.evaluation.figures.curves import find_runs  # slow to import
     from hyvideo.evaluation.figures.figures import draw
 
-    for number, of_figure in runs.items():
-        trained = find_runs(map(study.folder, finished(study, of_figure)))
+    for number, figure_runs in runs.items():
+        trained = find_runs(map(study.folder, finished(study, figure_runs)))
         print(draw(number, trained, study.out / "figures", window=options.window))
     return code
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository from requirements.txt and requirements-dev.txt where it is not there or out of date;
-# quick where it is.
-# Sourced by the other scripts:  source scripts/setup.sh
+# Creates .venv in the repository from requirements.txt and requirements-dev.txt if it is missing or out of date, and
+# puts it on PATH. Sourced by the other scripts:  source scripts/setup.sh
 set -euo pipefail
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -16,7 +15,7 @@ find_python() {
             return
         fi
     done
-    echo "setup.sh: Python 3.11 or newer is needed and was not found; install it or set PYTHON" >&2
+    echo "setup.sh: Python 3.11 or newer is required but was not found; install it or set PYTHON" >&2
     return 1
 }
 
@@ -24,7 +23,7 @@ requirements=("$repository/requirements.txt" "$repository/requirements-dev.txt")
 wanted="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     python="$(find_python)"
-    echo "setup.sh: making .venv from requirements.txt with $("$python" --version); this takes a few minutes once" >&2
+    echo "setup.sh: creating .venv from requirements.txt with $("$python" --version); this takes a few minutes" >&2
     "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
     echo "$wanted" > "$stamp"

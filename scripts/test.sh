@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Sets up the environment, checks style and runs all tests:  bash scripts/test.sh [pytest arguments]
-# TEST_WORKERS sets how many files are tested at a time, 2 by default; 0 is in this process.
+# TEST_WORKERS sets the number of test processes (2); 0 runs the tests in this process.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup.sh
 ruff check .
 ruff format --check .
-# Small matrices gain nothing from more threads.
+# The matrices are too small to profit from more threads.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
 python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

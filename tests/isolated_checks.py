@@ -1,7 +1,7 @@
-"""Tests chosen by name, each choice in a process of its own with a time limit; what is known is written after each.
+"""Selections of tests, each run in a separate process with a time limit. Results are written after each of them.
 
-A test is a row: ``what``, ``ok``, the properties that it records, its seconds, and why it failed. This module is also
-the plugin of pytest that writes a row when a test ends: a process that dies or takes too long leaves those before.
+A test gives one row: ``what``, ``ok``, its recorded properties, its seconds, and why it failed. This module is also the
+pytest plugin that writes a row when a test ends, so that the rows are kept if the process dies or times out.
 """
 
 import json
@@ -22,7 +22,7 @@ _ROWS = "CHECK_ROWS"  # environment variable: the file for a check's rows
 
 
 class Check(NamedTuple):
-    """Arguments of pytest, the most that they may take, and what their environment has beside this one's."""
+    """Arguments of pytest, their time limit in seconds, and additional environment variables."""
 
     arguments: list[str]
     seconds: float
@@ -32,11 +32,11 @@ class Check(NamedTuple):
 def run_checks(
     checks: Mapping[str, Check], out: Path, *, seconds: float, title: str, on_row: Callable[[str, dict], None]
 ) -> bool:
-    """Runs all checks and claims that all are well; ``gpu.json``, ``gpu.md``, and rows and log of each are in ``out``.
+    """Run all checks and return whether all passed. Writes ``gpu.json``, ``gpu.md``, rows and logs to ``out``.
 
     Args:
-        seconds: Of all together; the last get what is left.
-        on_row: Is called with the name of a check that has ended and each of its rows.
+        seconds: Time limit of all checks together.
+        on_row: Called with the name of a finished check and each of its rows.
     """
     end, results = time.monotonic() + seconds, []
     for name, check in checks.items():
@@ -53,29 +53,29 @@ def run_checks(
 
 
 def _run(check: Check, rows: Path, log: Path, seconds: float) -> str | None:
-    """The reason why a check did not end well; None for tests that all passed."""
+    """Run a check. Return None if all tests passed, else the reason of the failure."""
     if seconds <= 0:
         return "no time was left"
     command = [sys.executable, "-m", "pytest", "-p", __name__, "-p", "no:cacheprovider", *check.arguments]
-    no_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # of others: they take longer to load than a small check
+    no_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them takes longer than a small check
     environment = os.environ | check.environment | no_plugins | {_ROWS: str(rows.resolve())}
-    with open(log, "w") as said:
-        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    with open(log, "w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return f"no end within {seconds:.3g} s"
-    finally:  # with all that it has started
+        return f"not finished within {seconds:.3g} s"
+    finally:  # including the processes that it started
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     errors = re.findall(r"^(?:E +)?([\w.]*Error\b.*)", log.read_text(errors="replace"), re.M)
-    by = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return brief(": ".join([by, *errors[-1:]]), 400) if code else None
+    reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return brief(": ".join([reason, *errors[-1:]]), 400) if code else None
 
 
 def pytest_runtest_logreport(report) -> None:
-    """Adds a row for a test that ends, and for one that cannot begin or be cleared away."""
+    """Write a row for a finished test, and for one whose setup or teardown fails."""
     if report.when != "call" and report.passed:
         return
     row = {"what": report.nodeid.split("::")[-1], "ok": report.passed} | dict(report.user_properties)
@@ -92,13 +92,13 @@ def _write(out: Path, title: str, results: list[dict]) -> None:
     lines = [f"# {title}", "", "| check | ok | what | result |", "|---|---|---|---|"]
     for result in results:
         for row in _with_reason(result):
-            numbers = ", ".join(f"{k} {_shown(v)}" for k, v in row.items() if k not in ("what", "ok"))
+            numbers = ", ".join(f"{k} {_text(v)}" for k, v in row.items() if k not in ("what", "ok"))
             ok = "yes" if row["ok"] else "**no**"
-            lines.append(f"| {result['check']} | {ok} | {_shown(row['what'])} | {numbers} |".replace("\n", " "))
+            lines.append(f"| {result['check']} | {ok} | {_text(row['what'])} | {numbers} |".replace("\n", " "))
     for name, text in (("gpu.json", json.dumps(results, indent=1)), ("gpu.md", "\n".join(lines) + "\n")):
         with replacing(out / name) as path:
             path.write_text(text)
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")

@@ -33,7 +33,7 @@ def image(tmp_path_factory):
 
 @pytest.fixture
 def make(root, tmp_path, monkeypatch, capsys):
-    """A function that runs generate.py here and gives its code, the JSON files it wrote, and what it said."""
+    """A function that runs generate.py in this process and returns the exit code, the JSON files and the output."""
 
     def run(*flags, out="videos", with_model=True):
         model = ["--model_path", root, "--dtype", "fp32"] if with_model else []
@@ -51,42 +51,42 @@ def pixels(path):
     return read_video(path)[0].float()
 
 
-def test_a_version_brings_its_own_settings(make, tmp_path):
-    code, (settings,), said = make("--resolution", "480p", "--prompt", 'a sign says "OPEN"', *SMALL)
-    assert code == 0, said.err
+def test_a_version_sets_its_default_settings(make, tmp_path):
+    code, (settings,), output = make("--resolution", "480p", "--prompt", 'a sign says "OPEN"', *SMALL)
+    assert code == 0, output.err
     assert (settings["version"], settings["shift"], settings["guidance_scale"]) == ("480p_t2v", 5.0, 6.0)
     assert settings["image"] is None and settings["eta"] == 0
     video, fps = read_video(tmp_path / "videos" / "0000.mp4")
     assert len(video) == 5 and fps == 24
     assert (settings["height"], settings["width"]) == (32, 48)
-    assert "1 video in" in said.out and "%|" not in said.err, "a bar in a log"
+    assert "1 video in" in output.out and "%|" not in output.err, "a progress bar in a log"
 
 
-def test_an_image_picks_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):
-    code, (settings,), said = make("--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL)
-    assert code == 0, said.err
+def test_an_image_selects_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):
+    code, (settings,), output = make("--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL)
+    assert code == 0, output.err
     assert settings["version"] == "480p_i2v" and settings["image"] == image
     make("--transformer_version", "480p_t2v", "--prompt", "it moves", *SMALL, out="without")
     assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "without" / "0000.mp4"))
 
 
-def test_the_step_distilled_version_has_its_number_of_steps(make, image):
+def test_the_step_distilled_version_sets_its_number_of_steps(make, image):
     few = [flag for flag in SMALL if flag not in ("--num_inference_steps", "2")]
     version = ["--transformer_version", "480p_i2v_step_distilled"]
-    code, (settings,), said = make(*version, "--prompt", "it moves", "--image_path", image, *few)
-    assert code == 0, said.err
+    code, (settings,), output = make(*version, "--prompt", "it moves", "--image_path", image, *few)
+    assert code == 0, output.err
     assert (settings["steps"], settings["guidance_scale"], settings["shift"]) == (12, 1.0, 7.0)
 
 
-def test_a_csv_may_mix_rows_with_and_without_image(make, image, tmp_path):
+def test_a_csv_can_mix_rows_with_and_without_image(make, image, tmp_path):
     csv = tmp_path / "prompts.csv"
     csv.write_text(f'prompt,ref_image_path\nit moves,{image}\n"a sign says ""OPEN""",\n')
-    code, settings, said = make("--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL)
-    assert code == 0, said.err
+    code, settings, output = make("--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL)
+    assert code == 0, output.err
     assert [entry["image"] for entry in settings] == [image, None]
 
 
-def test_processes_share_the_videos_and_make_what_one_makes(make, root, tmp_path):
+def test_several_processes_share_the_videos_and_match_one_process(make, root, tmp_path):
     prompts = ["--prompt", "one", "two", "three"]
     flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
     assert make(*flags)[0] == 0
@@ -97,7 +97,7 @@ def test_processes_share_the_videos_and_make_what_one_makes(make, root, tmp_path
         assert (one - two).abs().max() <= 1
 
 
-def test_exploration_changes_the_video_and_its_seed_repeats_it(make, tmp_path):
+def test_sde_sampling_changes_the_video_and_is_repeatable(make, tmp_path):
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
     noisy = ["--stochastic", "flow_grpo", "--eta", "0.9"]
     make(*flags, out="ode")
@@ -122,14 +122,14 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypa
     )
     for name, extra in (("tuned", ["--checkpoint_path", tmp_path / "checkpoint"]), ("lora", ["--lora_path", "lora"])):
         extra = [tmp_path / "lora" if flag == "lora" else flag for flag in extra]
-        code, (settings,), said = make(*flags, *extra, out=name + "_videos")
-        assert code == 0, said.err
+        code, (settings,), output = make(*flags, *extra, out=name + "_videos")
+        assert code == 0, output.err
         assert settings["checkpoint" if name == "tuned" else "lora"] == str(extra[1])
         assert len(read) == (0 if name == "tuned" else 1), "a whole checkpoint needs no weights of the base model"
         assert not torch.equal(pixels(tmp_path / "base" / "0000.mp4"), pixels(tmp_path / f"{name}_videos" / "0000.mp4"))
 
 
-def test_the_line_of_the_reference_makes_the_prompts_and_those_of_the_csv(make, tmp_path):
+def test_the_command_of_the_reference_generates_the_prompts_and_those_of_the_csv(make, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt\na dog\na cow\n")
     line = (
         "--resolution 480p --fixed_size 32x48 --aspect_ratio 16:9 --seed 930 --num_inference_steps 2 "
@@ -137,29 +137,29 @@ def test_the_line_of_the_reference_makes_the_prompts_and_those_of_the_csv(make, 
         "--use_sageattn false --enable_cache false --cache_type deepcache --overlap_group_offloading false --sr false "
         "--save_pre_sr_video --image_path none --video_length 5 --guidance_scale 1 --device cpu"
     )
-    code, settings, said = make("--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split())
-    assert code == 0, said.err
+    code, settings, output = make("--prompt", "a cat", "--valid_video_csv", tmp_path / "prompts.csv", *line.split())
+    assert code == 0, output.err
     assert [entry["prompt"] for entry in settings] == ["a cat", "a dog", "a cow"]
     assert {(entry["height"], entry["width"], entry["seed"], entry["image"]) for entry in settings} == {
         (32, 48, 930, None)
     }
-    notes = [note for note in said.err.splitlines() if note.startswith("ignored flags: ")]
+    notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
         "ignored flags: offloading false, rewrite false, sparse_attn false, use_sageattn false, enable_cache false, "
         "overlap_group_offloading false, sr false; it is off",
         "ignored flags: cache_type deepcache; nothing is cached between steps",
         "ignored flags: save_pre_sr_video true; there is no super-resolution, and the video is kept as it is",
-        "ignored flags: aspect_ratio 16:9; the size is given",
+        "ignored flags: aspect_ratio 16:9; --height and --width set the size",
     ]
 
 
 @pytest.mark.parametrize("name", [name for name, row in table("generate").items() if row.refused])
-def test_an_acceleration_that_there_is_not_is_refused_by_name(monkeypatch, capsys, name):
+def test_an_unsupported_acceleration_is_rejected_by_name(monkeypatch, capsys, name):
     for on in (["on"], []):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", f"--{name}", *on])
         assert generate.main() == 2
-        said = capsys.readouterr().err
-        assert f"{name} {' '.join(on) or 'true'} is refused: {table('generate')[name].refused}" in said
+        output = capsys.readouterr().err
+        assert f"{name} {' '.join(on) or 'true'} is refused: {table('generate')[name].refused}" in output
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_acceleration_that_there_is_not_is_refused_by_name(monkeypatch, capsy
         ("--enable_step_distill", False, None),
     ],
 )
-def test_distillation_picks_the_version_or_there_is_none(monkeypatch, flags, has_images, version):
+def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_images, version):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--negative_prompt", "blurry", *flags.split()])
     options = generate.parse()
@@ -187,7 +187,7 @@ def test_distillation_picks_the_version_or_there_is_none(monkeypatch, flags, has
         assert (config.model.transformer_version, config.data.negative_prompt) == (version, "blurry")
 
 
-def test_the_negative_prompt_changes_a_guided_video_and_is_written_beside_it(make, tmp_path):
+def test_the_negative_prompt_changes_a_guided_video_and_is_saved_with_it(make, tmp_path):
     (tmp_path / "murky").mkdir()
     (tmp_path / "murky" / "negative.yaml").write_text("negative_prompt: murky\ntransformer_version: 480p_t2v\n")
     flags = ["--config", tmp_path / "murky" / "negative.yaml", "--prompt", "a cat", *SMALL]
@@ -199,25 +199,28 @@ def test_the_negative_prompt_changes_a_guided_video_and_is_written_beside_it(mak
     assert not torch.equal(pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "plain" / "0000.mp4"))
 
 
-def test_one_video_may_be_named(make, tmp_path):
-    code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4")
-    assert code == 0, said.err
+def test_the_file_of_one_video_can_be_named(make, tmp_path):
+    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4")
+    assert code == 0, output.err
     assert (tmp_path / "cat.mp4").is_file() and (tmp_path / "cat.json").is_file()
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, output",
     [
-        ([], "give prompts by --prompt, by --valid_video_csv, or by both"),
+        ([], "no prompts: give --prompt, --valid_video_csv, or both"),
         (["--prompt", "a", "--valid_video_csv", "x.csv"], "a prompts CSV must be a readable file, got 'x.csv'"),
-        (["--valid_video_csv", "x.csv", "--image_path", "a.png"], "--image_path goes with --prompt"),
-        (["--prompt", "a", "--fixed_size", "480"], "--fixed_size must be height x width, such as 480x864, got '480'"),
-        (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "names of one size; give one of them"),
+        (["--valid_video_csv", "x.csv", "--image_path", "a.png"], "--image_path needs --prompt; for a CSV"),
+        (["--prompt", "a", "--fixed_size", "480"], "--fixed_size must be height x width, e.g. 480x864, got '480'"),
+        (["--prompt", "a", "--fixed_size", "32x48", "--height", "64"], "--fixed_size 32x48 contradicts --height 64"),
         (["--prompt", "a", "--fixed_size", "0x48"], "--fixed_size must be height x width"),
-        (["--prompt", "a", "--cfg_distilled", "--enable_step_distill"], "no released version is both; give one"),
+        (
+            ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
+            "exclude each other: no released version has both",
+        ),
         (["--prompt", "a", "--cfg_distilled"], "480p_t2v is not cfg_distilled, as the flags ask; of that kind are"),
-        (["--prompt", "a", "--height", "64"], "--height and --width go together"),
-        (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic"),
+        (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
+        (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--stochastic", "euler"], "sde_type (given as --stochastic) must be one of"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
@@ -234,53 +237,53 @@ def test_one_video_may_be_named(make, tmp_path):
         (["--prompt", "a", "--model_path", "nowhere"], "checkpoints-download.md"),
     ],
 )
-def test_bad_input_ends_with_one_message_and_nothing_written(root, tmp_path, monkeypatch, capsys, flags, said):
+def test_bad_input_exits_with_one_message_and_writes_nothing(root, tmp_path, monkeypatch, capsys, flags, output):
     given = ["--model_path", root, "--transformer_version", "480p_t2v", "--output_path", tmp_path / "out", *flags]
     monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, given)])
     assert generate.main() == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lora_of_another_model_is_refused_before_anything_is_loaded(make, tmp_path):
+def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
     save_lora({"transformer_blocks.9.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a", "--lora_path", tmp_path / "lora"]
-    code, written, said = make(*flags, *SMALL)
-    assert code == 2 and "transformer_blocks.9.attn.to_q is no linear layer" in said.err and not written
+    code, written, output = make(*flags, *SMALL)
+    assert code == 2 and "transformer_blocks.9.attn.to_q is no linear layer" in output.err and not written
 
 
-def test_an_image_for_a_text_to_video_version_is_refused(make, image):
-    code, _, said = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
-    assert code == 2 and "for text-to-video and was given reference images" in said.err
+def test_an_image_for_a_text_to_video_version_is_rejected(make, image):
+    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
+    assert code == 2 and "for text-to-video and was given reference images" in output.err
 
 
-def test_no_image_for_an_image_to_video_version_is_refused(make):
-    code, written, said = make("--transformer_version", "480p_i2v", "--prompt", "a", *SMALL)
+def test_an_image_to_video_version_needs_an_image(make):
+    code, written, output = make("--transformer_version", "480p_i2v", "--prompt", "a", *SMALL)
     assert code == 2 and not written
-    assert "for image-to-video and was given no reference image" in said.err and "--image_path" in said.err
+    assert "for image-to-video and was given no reference image" in output.err and "--image_path" in output.err
 
 
-def test_a_checkpoint_brings_its_negative_prompt_and_a_file_of_a_run_its_validation(tmp_path, monkeypatch):
+def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    own = "validation_num_frames: 9\nvalidation_shift: 7\nvalidation_height: 32\nnegative_prompt: blurry\n"
-    own += "validation_cfg_scale: 3\n"
-    (tmp_path / "run.yaml").write_text(Path("configs/smoke.yaml").read_text() + own)
+    validation = "validation_num_frames: 9\nvalidation_shift: 7\nvalidation_height: 32\nnegative_prompt: blurry\n"
+    validation += "validation_cfg_scale: 3\n"
+    (tmp_path / "run.yaml").write_text(Path("configs/smoke.yaml").read_text() + validation)
     (tmp_path / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
 
-    def of(*flags):
+    def sampled_settings(*flags):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
         config = generate.config_of(generate.parse(), has_images=False)
         return *config.rollout_size, config.rollout.shift, config.rollout.cfg_scale, config.data.negative_prompt
 
     run = ["--config", tmp_path / "run.yaml"]
-    assert of(*run, "--checkpoint_path", tmp_path) == (9, 32, 16, 7, 3, "blurry")
-    assert of(*run, "--video_length", "13", "--shift", "2") == (13, 32, 16, 2, 3, "blurry")
-    assert of(*run, "--stochastic", "cps") == (5, 16, 16, 3, 2, "blurry")
-    assert of("--checkpoint_path", tmp_path)[-1] == "murky"
-    assert of("--checkpoint_path", ROOT)[-1] == of()[-1] == ""
+    assert sampled_settings(*run, "--checkpoint_path", tmp_path) == (9, 32, 16, 7, 3, "blurry")
+    assert sampled_settings(*run, "--video_length", "13", "--shift", "2") == (13, 32, 16, 2, 3, "blurry")
+    assert sampled_settings(*run, "--stochastic", "cps") == (5, 16, 16, 3, 2, "blurry")
+    assert sampled_settings("--checkpoint_path", tmp_path)[-1] == "murky"
+    assert sampled_settings("--checkpoint_path", ROOT)[-1] == sampled_settings()[-1] == ""
 
 
-def test_a_checkpoint_of_a_run_brings_the_settings_of_its_run(tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     checkpoint = tmp_path / "run" / "checkpoints" / "000003"
     checkpoint.mkdir(parents=True)
@@ -289,26 +292,26 @@ def test_a_checkpoint_of_a_run_brings_the_settings_of_its_run(tmp_path, monkeypa
     (checkpoint / "state.json").write_text(json.dumps({"settings": saved}))
     (tmp_path / "run" / "config.yaml").write_text(Path("configs/smoke.yaml").read_text() + "negative_prompt: murky\n")
 
-    def of(folder, *flags):
+    def sampled_settings(folder, *flags):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags])
         options = generate.parse()
         config = generate.config_of(options, has_images=False)
         size = generate.size_of(options, config, None)
         return (config.data.sample_n_frames, *size, config.record.validation_steps, config.rollout.cfg_scale), config
 
-    sampled, config = of(checkpoint)
+    sampled, config = sampled_settings(checkpoint)
     assert sampled == (5, 16, 16, 4, 2) and config.model.random_weights and config.data.negative_prompt == "murky"
-    note = f"settings of the checkpoint's run: {tmp_path / 'run' / 'config.yaml'}; flags override them\n"
+    note = f"using the settings of the checkpoint's run: {tmp_path / 'run' / 'config.yaml'}\n"
     assert capsys.readouterr().err == note
     given = ["--num_inference_steps", "9", "--guidance_scale", "1", "--height", "64", "--width", "32"]
-    assert of(checkpoint, *given)[0] == (5, 64, 32, 9, 1)
-    assert of(checkpoint, "--resolution", "480p")[0][1:3] == (480, 848)
+    assert sampled_settings(checkpoint, *given)[0] == (5, 64, 32, 9, 1)
+    assert sampled_settings(checkpoint, "--resolution", "480p")[0][1:3] == (480, 848)
     capsys.readouterr()
-    assert of(checkpoint, "--config", "configs/miniature.yaml")[0] == (9, 32, 32, 8, 1)
-    assert "settings of" not in capsys.readouterr().err
+    assert sampled_settings(checkpoint, "--config", "configs/miniature.yaml")[0] == (9, 32, 32, 8, 1)
+    assert "using the settings" not in capsys.readouterr().err
     moved = checkpoint.rename(tmp_path / "kept")
-    assert of(moved)[0] == (5, 32, 48, 4, 2)
-    assert f"{moved / 'state.json'}, as no config.yaml of its run is two folders above" in capsys.readouterr().err
+    assert sampled_settings(moved)[0] == (5, 32, 48, 4, 2)
+    assert f"{moved / 'state.json'} (no config.yaml of its run two folders above)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -321,24 +324,24 @@ def test_a_checkpoint_of_a_run_brings_the_settings_of_its_run(tmp_path, monkeypa
         ([], (32, 32)),
     ],
 )
-def test_the_size_is_asked_for_or_that_of_the_resolution(monkeypatch, flags, size):
+def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, size):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *flags])
     options = generate.parse()
     assert generate.size_of(options, generate.config_of(options, has_images=False), None) == size
 
 
-def test_a_tall_image_makes_a_tall_video(monkeypatch, tmp_path):
+def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
     tall = write_image(tmp_path / "tall.png", height=160, width=90)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall])
     options = generate.parse()
     assert generate.size_of(options, generate.config_of(options, has_images=True), tall) == (848, 480)
 
 
-def test_bf16_weights_make_a_video_near_the_float32_one(make, image, tmp_path):
+def test_a_bf16_video_is_close_to_the_float32_video(make, image, tmp_path):
     flags = ["--transformer_version", "480p_i2v", "--prompt", 'a "cat"', "--image_path", image, *SMALL]
     assert make(*flags, "--guidance_scale", "1", out="fp32")[0] == 0
-    code, (settings,), said = make(*flags, "--guidance_scale", "1", "--dtype", "bf16", out="bf16")
-    assert code == 0 and settings["dtype"] == "bf16", said.err
+    code, (settings,), output = make(*flags, "--guidance_scale", "1", "--dtype", "bf16", out="bf16")
+    assert code == 0 and settings["dtype"] == "bf16", output.err
     one, other = (pixels(tmp_path / name / "0000.mp4") for name in ("fp32", "bf16"))
     assert 0 < (one - other).abs().mean() < 5

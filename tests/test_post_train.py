@@ -1,4 +1,4 @@
-"""The programs as their users start them."""
+"""post_train.py and generate.py, run as programs."""
 
 import json
 import os
@@ -18,7 +18,7 @@ SMOKE = ["--config", "configs/smoke.yaml"]
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, tiny_config):
-    """Runs a program of the repository in a process of its own, on request in one that has imported nothing."""
+    """A function that runs a program in a new process; with ``fresh``, one without preloaded imports."""
 
     def run(name, *arguments, fresh=False, cwd=None, **variables):
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
@@ -37,7 +37,7 @@ def broken_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, output",
     [
         (["--no_such_flag", "1"], "no_such_flag"),
         (["--sde_type", "euler"], "invalid choice: 'euler'"),
@@ -45,10 +45,10 @@ def broken_checkpoint(tmp_path):
         (["--prompts_csv", "nowhere.csv"], "must be a readable file, got 'nowhere.csv'"),
     ],
 )
-def test_bad_input_ends_with_one_message_and_code_2(program, tmp_path, arguments, said):
+def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, arguments, output):
     result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", *arguments)
     assert result.returncode == 2, result.stderr
-    assert said in result.stderr and "Traceback" not in result.stderr
+    assert output in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -74,7 +74,7 @@ except SystemExit as end:
         (["--config", "nowhere.yaml"], 2),
     ],
 )
-def test_a_refusal_comes_within_a_second_and_a_half_of_work_and_without_torch(program, tmp_path, arguments, code):
+def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(program, tmp_path, arguments, code):
     folder = [] if "--help" in arguments else ["--output_dir", tmp_path / "out"]
     result = program("-c", SECONDS, *arguments, *folder, fresh=True)
     words = result.stdout.splitlines()[-1].split()
@@ -83,7 +83,7 @@ def test_a_refusal_comes_within_a_second_and_a_half_of_work_and_without_torch(pr
 
 
 def hostile(tmp_path, name):
-    """A flag of a setting, or of a prompts file, that nobody meant."""
+    """Return flags with a hostile configuration, path or prompts file."""
     if name == "aliases":
         (tmp_path / "run.yaml").write_text("report_to: &a [none, *a]\n")
         return ["--config", tmp_path / "run.yaml"]
@@ -97,7 +97,7 @@ def hostile(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, output",
     [
         ("aliases", "takes a list of words, got"),
         ("loop", "output_dir must be a folder that can be written to"),
@@ -105,25 +105,25 @@ def hostile(tmp_path, name):
         ("no gpu", "device cuda needs a GPU that torch can use, and there is none"),
     ],
 )
-def test_what_nobody_meant_ends_with_one_message_and_nothing_written(program, tmp_path, name, said):
+def test_hostile_input_exits_with_one_message_and_writes_nothing(program, tmp_path, name, output):
     flags = ["--output_dir", tmp_path / "out", *hostile(tmp_path, name)]
     before = sorted(tmp_path.rglob("*"))
     result = program("post_train.py", *flags, CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == 2 and said in result.stderr, result.stderr
+    assert result.returncode == 2 and output in result.stderr, result.stderr
     assert result.stderr.count("post_train.py:") == 1 and "Traceback" not in result.stderr and not result.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    "prompt, said", [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")]
+    "prompt, output", [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")]
 )
-def test_generate_refuses_what_is_no_prompt(program, tmp_path, prompt, said):
+def test_generate_rejects_an_invalid_prompt(program, tmp_path, prompt, output):
     result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path / "out", fresh="\x1b" in prompt)
-    assert result.returncode == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1
+    assert result.returncode == 2 and output in result.stderr and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("generate.py: ") and not (tmp_path / "out").exists()
 
 
-def test_a_broken_checkpoint_is_named_before_anything_is_loaded(program, tmp_path):
+def test_a_corrupted_checkpoint_is_reported_before_loading(program, tmp_path):
     out, root = tmp_path / "out", broken_checkpoint(tmp_path)
     flags = ["--output_dir", out, "--pretrained_model_root", root, "--random_weights", "false"]
     result = program("post_train.py", *SMOKE, *flags)
@@ -131,35 +131,35 @@ def test_a_broken_checkpoint_is_named_before_anything_is_loaded(program, tmp_pat
     assert "Traceback" not in result.stderr and not out.exists()
 
 
-def test_a_prompt_that_the_reward_cannot_judge_is_refused(program, tmp_path):
+def test_a_prompt_that_the_reward_cannot_score_is_rejected(program, tmp_path):
     (tmp_path / "prompts.csv").write_text("prompt\na purple circle moves up\n")
     flags = ["--output_dir", tmp_path / "out", "--prompts_csv", tmp_path / "prompts.csv"]
     result = program("post_train.py", *SMOKE, *flags)
     assert result.returncode == 2 and "purple" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_print_config_shows_settings_and_arithmetic_and_stops(program, tmp_path):
+def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
     result = program("post_train.py", *SMOKE, "--output_dir", tmp_path / "out", "--eta", "0.3", "--print_config")
     assert result.returncode == 0 and "eta: 0.3" in result.stdout
-    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "this machine lacks" not in result.stdout
+    assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "missing on this host" not in result.stdout
     assert "whole run              3 iterations of 8 rollouts + 2 validations of 8 videos = " in result.stdout
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("how", ["flag", "torchrun"])
-def test_print_config_shows_the_line_of_the_reference_on_a_machine_that_lacks_everything(program, tmp_path, how):
-    number = {"WORLD_SIZE": "8", "RANK": "0"} if how == "torchrun" else {}
-    flags = [*LINE, "--print_config", *([] if number else ["--world_size", "8"])]
-    result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **number)
+def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how):
+    processes = {"WORLD_SIZE": "8", "RANK": "0"} if how == "torchrun" else {}
+    flags = [*LINE, "--print_config", *([] if processes else ["--world_size", "8"])]
+    result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **processes)
     assert result.returncode == 0, result.stderr
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
-    lacks = result.stdout[result.stdout.index("this machine lacks") :].splitlines()
-    assert "got './ckpts', which does not exist" in lacks[0]
-    assert "a GPU for each process: there are 0 GPUs and 8 processes; device auto takes the CPU then" in lacks[1]
+    missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
+    assert "got './ckpts', which does not exist" in missing[0]
+    assert "a GPU for each process: there are 0 GPUs and 8 processes; device auto takes the CPU then" in missing[1]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_print_config_the_same_line_is_refused(program, tmp_path):
+def test_without_print_config_missing_checkpoints_are_an_error(program, tmp_path):
     result = program(ROOT / "post_train.py", *LINE, cwd=tmp_path, WORLD_SIZE="8", RANK="0")
     assert result.returncode == 2 and result.stderr.startswith("post_train.py: pretrained_model_root must be a folder")
     assert list(tmp_path.iterdir()) == []
@@ -172,28 +172,28 @@ def test_without_print_config_the_same_line_is_refused(program, tmp_path):
         ("configs/paper/table2_b_64gpu.yaml", "torchrun --nnodes=8 --nproc_per_node=8 post_train.py --config"),
     ],
 )
-def test_print_config_of_a_file_for_several_gpus_says_for_which_line_it_is(capsys, monkeypatch, file, line):
+def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeypatch, file, line):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", "--config", file, "--print_config"])
     assert post_train.main() == 0
-    said = capsys.readouterr().out
-    assert f"for                    {line} {file}" in said and "--world_size N shows it for N" in said
-    assert f"replicas               {32 if '64gpu' in file else 4} (sp_size 2)" in said
+    output = capsys.readouterr().out
+    assert f"planned for            {line} {file}" in output and "--world_size N plans for N processes" in output
+    assert f"replicas               {32 if '64gpu' in file else 4} (sp_size 2)" in output
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, output",
     [
         ([*LINE, "--batch_size", "3"], "the number of processes must be a multiple of sp_size, got 1"),
         ([*SMOKE, "--validate_video_length", "16"], "validation_num_frames (given as --validate_video_length)"),
         ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be"),
     ],
 )
-def test_print_config_refuses_what_no_number_of_processes_can_run(capsys, monkeypatch, flags, said):
+def test_print_config_rejects_settings_that_are_invalid_for_any_number_of_processes(capsys, monkeypatch, flags, output):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", *map(str, flags), "--print_config"])
     assert post_train.main() == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 def test_a_short_run_ends_with_a_summary(program, tmp_path):
@@ -205,7 +205,7 @@ def test_a_short_run_ends_with_a_summary(program, tmp_path):
     assert (tmp_path / "out" / "before_after.png").is_file()
 
 
-def test_generate_makes_a_video_with_its_settings(program, tmp_path):
+def test_generate_writes_a_video_and_its_settings(program, tmp_path):
     prompt = "a red circle moves up"
     result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path, "--num_inference_steps", "4")
     assert result.returncode == 0, result.stderr
@@ -215,7 +215,7 @@ def test_generate_makes_a_video_with_its_settings(program, tmp_path):
     assert settings["prompt"] == prompt and settings["steps"] == 4
 
 
-def test_generate_refuses_a_folder_that_is_no_checkpoint(program, tmp_path):
+def test_generate_rejects_a_folder_that_is_not_a_checkpoint(program, tmp_path):
     result = program("generate.py", "--prompt", "a", "--output_path", tmp_path / "out", "--checkpoint_path", tmp_path)
     assert result.returncode == 2 and "a policy is a checkpoint of a run" in result.stderr
     assert "Traceback" not in result.stderr

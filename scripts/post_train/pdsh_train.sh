@@ -1,39 +1,39 @@
 #!/usr/bin/env bash
-# Runs train_grpo.sh on every node of NODES by pdsh, or ssh where there is no pdsh; lines begin with the node's name:
+# Runs train_grpo.sh on every node of NODES with pdsh, or with ssh if pdsh is missing. Output lines start with the node:
 #   NODES=node1,node2 NNODES=2 MASTER_ADDR=node1 bash scripts/post_train/pdsh_train.sh --config FILE.yaml [flags]
-# Ctrl-C, or SIGTERM, ends the training on the nodes, and then this.
+# Ctrl-C or SIGTERM stops the training on all nodes, then this script.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-: "${NODES:?pdsh_train.sh: NODES must name the nodes, with commas}"
+: "${NODES:?pdsh_train.sh: NODES must list the nodes, separated by commas}"
 RDZV_ID="${RDZV_ID:-grpo-$(date +%s)-$$}"
-PID_FILE="${PID_FILE:-/tmp/$RDZV_ID.pid}" # on the nodes
+PID_FILE="${PID_FILE:-/tmp/$RDZV_ID.pid}" # a path on the nodes
 IFS=, read -r -a nodes <<< "$NODES"
 
-passed_on=() # NAME=value, quoted for a shell
-# Names only, and those with a value; what is secret does not belong on a command line and is not passed on.
+passed_env=() # NAME=value, quoted for a shell
+# Only these variables are passed: other users can read a command line, so it must not contain secrets.
 for name in $(compgen -e); do
     case " NNODES MASTER_ADDR MASTER_PORT NPROC_PER_NODE MAX_RESTARTS SHUTDOWN_TIMEOUT PREFLIGHT SKIP_SETUP PYTHON \
 OMP_NUM_THREADS ${PASS_ENV:-} " in
         *" $name "*) ;;
         *) case "$name" in NCCL_* | GLOO_* | TORCH_* | CUDA_*) ;; *) continue ;; esac ;;
     esac
-    passed_on+=("$(printf '%q' "$name=${!name}")")
+    passed_env+=("$(printf '%q' "$name=${!name}")")
 done
-passed_on+=("$(printf '%q' "RDZV_ID=$RDZV_ID")" "$(printf '%q' "PID_FILE=$PID_FILE")")
+passed_env+=("$(printf '%q' "RDZV_ID=$RDZV_ID")" "$(printf '%q' "PID_FILE=$PID_FILE")")
 
 repository="${REMOTE_DIR:-$PWD}"
-script="cd $(printf '%q' "$repository") && exec env ${passed_on[*]} bash scripts/post_train/train_grpo.sh"
+script="cd $(printf '%q' "$repository") && exec env ${passed_env[*]} bash scripts/post_train/train_grpo.sh"
 for argument in "$@"; do
     script+=" $(printf '%q' "$argument")"
 done
-# bash -c, since %q writes what bash reads, and the login shell of a node may be another.
+# %q quotes for bash, and the login shell of a node may be a different one.
 command="exec bash -c $(printf '%q' "$script")"
 
-# Sessions of their own: Ctrl-C in this terminal goes to the nodes by stop, not to the connections.
+# setsid: Ctrl-C in this terminal must reach the nodes through stop(), and not close the connections.
 on_all_nodes() {
     if command -v pdsh > /dev/null; then
-        # -f: by default pdsh talks to 32 nodes at a time, and the others would wait. %h and %u mean something to it.
+        # -f: by default pdsh runs on 32 nodes at a time. It expands %h and %u, so % is escaped.
         setsid pdsh -S -R ssh -f "${#nodes[@]}" -w "$NODES" "${1//%/%%}"
         return
     fi
@@ -50,16 +50,16 @@ on_all_nodes() {
     return "$status"
 }
 
-# First, as a node that does not come would be waited for.
+# Checked first: the other nodes would wait for one that never starts.
 if ! on_all_nodes "ls $(printf '%q' "$repository/scripts/post_train/train_grpo.sh") > /dev/null"; then
-    echo "pdsh_train.sh: a node was not reached, or the repository is not at $repository there (REMOTE_DIR)" >&2
+    echo "pdsh_train.sh: cannot reach a node, or it has no repository at $repository (set REMOTE_DIR)" >&2
     exit 2
 fi
 
 # shellcheck disable=SC2317
 stop() { # called by trap
     stopped=1
-    echo "pdsh_train.sh: ending the training on $NODES" >&2
+    echo "pdsh_train.sh: stopping the training on $NODES" >&2
     on_all_nodes "sh -c $(printf '%q' "kill -TERM \$(cat $PID_FILE)")" || true
 }
 
@@ -67,7 +67,7 @@ on_all_nodes "$command" &
 launcher=$!
 trap stop INT TERM
 status=0
-while :; do # a signal ends a wait
+while :; do # a signal interrupts wait
     stopped=0
     status=0
     wait "$launcher" || status=$?

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Trains on the node it runs on, one of NNODES; the same command on each node, with the first one's address:
+# Trains on this node, one of NNODES. Run the same command on each node, with the address of the first:
 #   NNODES=2 NPROC_PER_NODE=8 MASTER_ADDR=node1 bash scripts/post_train/train_grpo.sh --config FILE.yaml [flags]
-# Goes on from the newest complete checkpoint of its output_dir, if there is one. Asked to end by SIGUSR1 it ends with
-# 75, to be started again; by SIGTERM or Ctrl-C with 143; either way all is saved, where the signal comes here alone:
-# scancel signals every process, so first let them leave by scancel --signal=USR1. Else the code is post_train.py's.
+# Resumes from the newest complete checkpoint of output_dir, if there is one. On SIGUSR1 it saves and exits with 75 (to be
+# started again), on SIGTERM or Ctrl-C it saves and exits with 143; otherwise the exit code is post_train.py's. The
+# signal must go to this process only: scancel signals every process, so run scancel --signal=USR1 first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-if [ -n "${PID_FILE:-}" ]; then # for who wants to end it from elsewhere
+if [ -n "${PID_FILE:-}" ]; then # lets another program stop the training
     echo "$$" > "$PID_FILE"
     trap 'rm -f "$PID_FILE"' EXIT
 fi
 [ "${SKIP_SETUP:-0}" = 1 ] || source scripts/setup.sh
 
 NNODES="${NNODES:-1}"
-[ "$NNODES" = 1 ] || : "${MASTER_ADDR:?train_grpo.sh: MASTER_ADDR must name the first of the NNODES nodes}"
+[ "$NNODES" = 1 ] || : "${MASTER_ADDR:?train_grpo.sh: MASTER_ADDR must be the address of the first of the NNODES nodes}"
 MASTER_ADDR="${MASTER_ADDR:-localhost}"
 MASTER_PORT="${MASTER_PORT:-29500}"
 RDZV_ID="${RDZV_ID:-grpo}"
@@ -24,12 +24,12 @@ if [ -z "${NPROC_PER_NODE:-}" ]; then
     [ "$NPROC_PER_NODE" -gt 0 ] || NPROC_PER_NODE=1
 fi
 
-value_of() { # value_of NAME ARGUMENTS...: of --NAME or --NA-ME, the last one; fails where it is not given
-    local wanted="$1" value="" found=1
+value_of() { # value_of NAME ARGUMENTS...: the last value of --NAME or --NA-ME; fails if it is not given
+    local name="$1" value="" found=1
     shift
     while [ "$#" -gt 0 ]; do
         case "${1%%=*}" in
-            "--$wanted" | "--${wanted//_/-}")
+            "--$name" | "--${name//_/-}")
                 found=0
                 case "$1" in *=*) value="${1#*=}" ;; *) value="${2:-}" ;; esac
                 ;;
@@ -40,11 +40,11 @@ value_of() { # value_of NAME ARGUMENTS...: of --NAME or --NA-ME, the last one; f
     return "$found"
 }
 
-resume=(--resume_from_checkpoint latest) # begins from nothing where there is no checkpoint
+resume=(--resume_from_checkpoint latest) # a new run if there is no checkpoint
 if value_of resume_from_checkpoint "$@" > /dev/null; then
     resume=()
 elif config="$(value_of config "$@")" && grep -Eq "^resume_from_checkpoint: *['\"]?[^'\" #]" "$config" 2> /dev/null; then
-    resume=() # the file names one
+    resume=() # the config file sets it
 fi
 
 entry=(post_train.py "${resume[@]}")
@@ -53,8 +53,8 @@ if [ "${PREFLIGHT:-0}" = 1 ]; then
     MAX_RESTARTS=0
 fi
 
-# A session of its own and no SIGUSR1: the agent shall hear SIGTERM once, from here, whoever was signalled. It asks its
-# processes to leave by SIGUSR1; SIGTERM is the end of those whose fellow has failed.
+# setsid and the SIGUSR1 trap: the agent must receive SIGTERM once, from this script, whichever process was signaled. It
+# then sends SIGUSR1 to its processes, which save and exit. Their SIGTERM is for ranks to end after another rank failed.
 (
     trap '' USR1
     exec setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
@@ -63,27 +63,27 @@ fi
 ) &
 agent=$!
 
-asked_to_leave=0
-told_to_end=0
+got_usr1=0
+got_term=0
 # shellcheck disable=SC2317
 stop() { # called by trap
     signalled=1
     kill -TERM "$agent" 2> /dev/null || true
 }
-trap 'asked_to_leave=1; stop' USR1
-trap 'told_to_end=1; stop' INT TERM HUP
-while :; do # a signal ends a wait
+trap 'got_usr1=1; stop' USR1
+trap 'got_term=1; stop' INT TERM HUP
+while :; do # a signal interrupts wait
     signalled=0
     status=0
     wait "$agent" || status=$?
     [ "$signalled" = 1 ] || break
 done
-if [ "$asked_to_leave" = 1 ]; then
+if [ "$got_usr1" = 1 ]; then
     case "$status" in
-        0 | 2 | 3) ;;      # done, refused, reward hacking: another start would end so too
-        *) status=75 ;;    # to be started again: Slurm's time was up, not the training
+        0 | 2 | 3) ;;      # finished, user error, reward hacking: a restart would end the same way
+        *) status=75 ;;    # start again: only the time limit was reached
     esac
-elif [ "$told_to_end" = 1 ] && [ "$status" -eq 75 ]; then
-    status=143 # by who does not want it started again, as scancel
+elif [ "$got_term" = 1 ] && [ "$status" -eq 75 ]; then
+    status=143 # stopped on purpose, e.g. by scancel: do not start again
 fi
 exit "$status"

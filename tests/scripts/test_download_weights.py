@@ -20,7 +20,7 @@ def download(*flags, **environment):
 
 
 def planned(*flags):
-    """The commands that it would run, each as a list of words."""
+    """Return the commands that the script would run, each as a list of words."""
     done = download("--dry_run", *flags)
     assert done.returncode == 0, done.stderr
     return [shlex.split(line) for line in done.stdout.splitlines()]
@@ -32,7 +32,7 @@ def program(folder, name, script):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_by_default_the_480p_model_its_glyphs_and_the_reward_are_fetched_and_checked():
+def test_the_default_is_the_480p_model_with_quoted_text_and_reward():
     commands = planned()
     assert ["hf", "download", "tencent/HunyuanVideo-1.5", "--include", "transformer/480p_t2v/*"] in [
         command[:5] for command in commands
@@ -44,7 +44,7 @@ def test_by_default_the_480p_model_its_glyphs_and_the_reward_are_fetched_and_che
     assert commands[-1] == ["python", str(ROOT / "scripts/check_checkpoints.py"), "./ckpts"]
 
 
-def test_the_script_and_the_report_name_the_same_downloads(tmp_path):
+def test_the_script_and_the_report_list_the_same_downloads(tmp_path):
     root = tmp_path / "my ckpts"
     commands = planned("--out", root, "--version", "480p_t2v,480p_i2v", "--with=quoted_text,reward,metrics")
     reported = [shlex.split(part.download) for part in parts_of(root)[1]]
@@ -52,7 +52,7 @@ def test_the_script_and_the_report_name_the_same_downloads(tmp_path):
 
 
 @pytest.mark.parametrize("version", WAN)
-def test_the_script_and_the_report_name_the_same_downloads_of_a_version_of_wan(version, tmp_path):
+def test_the_script_and_the_report_list_the_same_downloads_for_wan(version, tmp_path):
     root = tmp_path / version
     commands = planned("--version", version, "--out", root, "--with", "reward,metrics")
     family, parts = parts_of(root)
@@ -63,7 +63,7 @@ def test_the_script_and_the_report_name_the_same_downloads_of_a_version_of_wan(v
     assert version == "wan" + repository.removeprefix("Wan-AI/Wan").removesuffix("-Diffusers").lower().replace("-", "_")
 
 
-def test_a_version_of_wan_has_a_folder_of_its_own_and_no_glyphs_by_default():
+def test_a_version_of_wan_has_a_separate_folder_and_no_glyph_encoder():
     commands = planned("--version", WAN[0])
     assert {command[2] for command in commands[:-1]} == {"Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "KlingTeam/VideoReward"}
     out = f"./ckpts/{WAN[0]}"
@@ -73,21 +73,21 @@ def test_a_version_of_wan_has_a_folder_of_its_own_and_no_glyphs_by_default():
     assert {command[0] for command in from_modelscope[:-1]} == {"modelscope"}
 
 
-def test_versions_can_be_listed_or_repeated_and_i2v_brings_its_encoder():
+def test_versions_can_be_listed_or_repeated_and_i2v_adds_its_encoder():
     commands = planned("--version", "480p_t2v,720p_t2v", "--version=720p_i2v", "--with", "none")
     patterns = [command[4] for command in commands if "--include" in command]
     assert patterns[2:] == ["transformer/480p_t2v/*", "transformer/720p_t2v/*", "transformer/720p_i2v/*"]
     assert "black-forest-labs/FLUX.1-Redux-dev" in [command[2] for command in commands]
 
 
-def test_modelscope_is_the_other_source():
+def test_modelscope_is_a_source():
     commands = planned("--source", "modelscope", "--with", "i2v")
     assert {command[0] for command in commands[:-1]} == {"modelscope"}
     assert all("--local_dir" in command for command in commands[:-1])
 
 
 @pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
-def test_it_knows_every_version(name):
+def test_every_version_can_be_downloaded(name):
     folder = "transformer" if name in WAN else f"transformer/{name}"
     assert any(f"{folder}/*" in command for command in planned("--version", name))
 
@@ -97,32 +97,32 @@ def test_it_knows_every_version(name):
     [
         (["--version", "480p"], "unknown version 480p"),
         *((["--version", name], "not supported") for name in UNSUPPORTED),
-        (["--version", f"480p_t2v,{WAN[0]}"], "in another layout than HunyuanVideo-1.5: download one at a time"),
-        (["--version", WAN[0], "--version", "480p_t2v"], "download one at a time"),
-        (["--version", ",".join(WAN[:2])], "download one at a time"),
-        (["--version", WAN[0], "--with", "reward,quoted_text"], "--with quoted_text is for HunyuanVideo-1.5"),
-        (["--version", WAN[0], "--with", "i2v"], "--with i2v is for HunyuanVideo-1.5"),
-        (["--with", "sound"], "--with knows no sound"),
+        (["--version", f"480p_t2v,{WAN[0]}"], "download one version at a time: each version of Wan has its own folder"),
+        (["--version", WAN[0], "--version", "480p_t2v"], "download one version at a time"),
+        (["--version", ",".join(WAN[:2])], "download one version at a time"),
+        (["--version", WAN[0], "--with", "reward,quoted_text"], "--with quoted_text is only for HunyuanVideo-1.5"),
+        (["--version", WAN[0], "--with", "i2v"], "--with i2v is only for HunyuanVideo-1.5"),
+        (["--with", "sound"], "--with: unknown part sound"),
         (["--source", "disk"], "--source must be"),
         (["--out"], "--out needs a value"),
         (["--out", "--dry_run"], "--out needs a value"),
         (["--sorce", "modelscope"], "unknown argument --sorce"),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_says_why(flags, words):
+def test_a_usage_error_exits_with_2_and_a_reason(flags, words):
     done = download("--dry_run", *flags)
     assert done.returncode == 2
     assert words in done.stderr
     assert not done.stdout
 
 
-def test_help_is_the_header():
+def test_help_prints_the_header():
     assert "--version NAMES" in download("--help").stdout
 
 
 @pytest.fixture
-def own_copy(tmp_path):
-    """The script alone, without the environment beside it, and a folder for the programs that it finds."""
+def isolated_script(tmp_path):
+    """A copy of the script without the environment, and a folder for the programs on its PATH."""
     (tmp_path / "download_weights.sh").write_text((ROOT / "download_weights.sh").read_text())
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -137,20 +137,20 @@ def own_copy(tmp_path):
     return programs, run
 
 
-def test_without_a_downloader_it_stops_before_the_first_file(own_copy):
-    programs, run = own_copy
-    assert "neither hf nor huggingface-cli" in run("--with", "reward").stderr
+def test_missing_programs_are_reported_before_the_first_download(isolated_script):
+    programs, run = isolated_script
+    assert "hf and huggingface-cli are missing" in run("--with", "reward").stderr
     program(programs, "hf", "exit 1")
-    said = run("--with", "quoted_text").stderr
-    assert "the program modelscope is missing, which alone has the glyph encoder of quoted_text. Install it: " in said
-    assert "pip install modelscope" in said and "--with reward" in said
+    message = run("--with", "quoted_text").stderr
+    assert "modelscope is missing (the glyph encoder of quoted_text is only on ModelScope). Install it: " in message
+    assert "pip install modelscope" in message and "--with reward" in message
     assert "glyph" not in run("--source", "modelscope", "--with", "none").stderr
     gated = run("--with", "i2v")
     assert gated.returncode == 2 and "HF_TOKEN" in gated.stderr
 
 
-def test_it_runs_what_it_prints_and_stops_at_a_failure(own_copy):
-    programs, run = own_copy
+def test_the_printed_commands_are_run_until_one_fails(isolated_script):
+    programs, run = isolated_script
     program(programs, "python", "exit 1")  # an environment without torch
     program(programs, "huggingface-cli", 'echo "got $2"')
     done = run("--with", "i2v", HF_TOKEN="token")
@@ -161,4 +161,4 @@ def test_it_runs_what_it_prints_and_stops_at_a_failure(own_copy):
     failed = run("--with", "none")
     assert failed.returncode == 3
     assert len(failed.stdout.splitlines()) == 1
-    assert "that download failed (is there a network?); run the same command again, it goes on" in failed.stderr
+    assert "the download failed (is there a network?); run the same command again to resume it" in failed.stderr

@@ -1,4 +1,4 @@
-"""The shell that starts a run on several nodes: what arrives there, and how it ends. This machine is every node."""
+"""Launch scripts for several nodes: arguments, environment and signals. This machine acts as every node."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
-# The agent. It shows what it was called with and waits for SIGTERM where WAIT is set.
+# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM.
 PYTHON = """#!/usr/bin/env bash
 {
     printf '[%s]\\n' "$@"
@@ -28,7 +28,7 @@ trap 'kill $!; echo ended > "$LOG.ended"; exit "${CODE:-1}"' TERM
 echo > "$LOG.waits"
 wait
 """
-# As the real one: %% is a percent sign, %h the host. A node's login shell runs the command, without our environment.
+# Like the real pdsh: expands %% and %h, and the node's login shell runs the command without our environment.
 PDSH = """#!/usr/bin/env bash
 printf '%s\\n' "${@:1:$#-1}" > "$LOG.pdsh"
 command="${!#}"
@@ -46,7 +46,7 @@ exec env -i PATH="$PATH" LOG="$LOG-$node" WAIT="${WAIT:-}" sh -c "${!#}"
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Starts a script with programs of these texts first on PATH; whatever runs at the end is ended."""
+    """Start a script with fake programs first on PATH. Processes that still run after the test are terminated."""
     programs = tmp_path / "bin"
     programs.mkdir()
     started = []
@@ -59,7 +59,7 @@ def start(tmp_path, monkeypatch):
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean |= {"PATH": path, "LOG": str(tmp_path / "log"), "SKIP_SETUP": "1", "OMP_NUM_THREADS": "1"} | environment
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # As in a terminal: who runs the tests in the background has SIGINT ignored, and a script could not trap it.
+        # As in a terminal: background jobs ignore SIGINT, and a script cannot trap an ignored signal.
         pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         process = subprocess.Popen([*map(str, command)], cwd=ROOT, env=clean, **pipes)
         started.append(process)
@@ -67,7 +67,7 @@ def start(tmp_path, monkeypatch):
 
     yield start
     for process in started:
-        process.terminate()  # the scripts pass it on
+        process.terminate()  # the scripts forward it
         process.communicate(timeout=30)
 
 
@@ -82,7 +82,7 @@ def agent_arguments(log):
 
 
 def wait_for(pipe):
-    """Waits until the fake agent writes to the named pipe, which is there before it begins."""
+    """Wait until the fake agent writes to the named pipe."""
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     assert select.select([reader], [], [], 20)[0], f"nothing came through {pipe}"
     os.close(reader)
@@ -107,12 +107,12 @@ def test_two_nodes_train_one_run(start, tmp_path):
     assert "resume_from_checkpoint: latest" in (out / "config.yaml").read_text()
 
 
-def test_a_mistake_is_started_once_and_its_code_is_the_scripts(start):
+def test_a_user_error_is_not_restarted_and_exits_with_2(start):
     code, output = finish(start([*TRAIN, "--config", "configs/smoke.yaml", "--eta", "-1"], NPROC_PER_NODE="1"))
     assert code == 2 and output.count("eta must not be negative") == 1, output
 
 
-def test_the_agent_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path):
+def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path):
     places = {"NNODES": "4", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "1234", "RDZV_ID": "x"}
     assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"python": PYTHON}, **places)) == (0, "")
     arguments = agent_arguments(tmp_path / "log")
@@ -132,7 +132,7 @@ def test_the_agent_gets_the_place_of_the_nodes_and_all_arguments(start, tmp_path
         (["--config=EMPTY"], True),
     ],
 )
-def test_the_newest_checkpoint_is_taken_up_unless_another_is_named(start, tmp_path, flags, resumes):
+def test_a_run_resumes_from_the_newest_checkpoint_unless_another_is_given(start, tmp_path, flags, resumes):
     files = {"FILE": "resume_from_checkpoint: outputs/a\n", "EMPTY": "resume_from_checkpoint: ''\n"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -141,7 +141,7 @@ def test_the_newest_checkpoint_is_taken_up_unless_another_is_named(start, tmp_pa
     assert ("latest" in agent_arguments(tmp_path / "log")) is resumes
 
 
-def test_preflight_can_be_started_alone(start, tmp_path):
+def test_preflight_runs_without_training(start, tmp_path):
     assert finish(start([*TRAIN, "--eta", "1"], {"python": PYTHON}, PREFLIGHT="1"))[0] == 0
     arguments = agent_arguments(tmp_path / "log")
     assert "--max-restarts=0" in arguments and arguments[-6:-3] == [
@@ -152,7 +152,7 @@ def test_preflight_can_be_started_alone(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "sent, agents, code",
+    "sent, agent_code, code",
     [
         (signal.SIGUSR1, 1, 75),
         (signal.SIGUSR1, 75, 75),
@@ -163,9 +163,9 @@ def test_preflight_can_be_started_alone(start, tmp_path):
         (signal.SIGINT, 75, 143),
     ],
 )
-def test_a_signal_ends_the_agent_and_usr1_asks_for_another_start(start, tmp_path, sent, agents, code):
+def test_a_signal_stops_the_agent_and_sigusr1_exits_with_75(start, tmp_path, sent, agent_code, code):
     os.mkfifo(tmp_path / "log.waits")
-    node = start(TRAIN, {"python": PYTHON}, WAIT="1", CODE=str(agents), PID_FILE=str(tmp_path / "pid"))
+    node = start(TRAIN, {"python": PYTHON}, WAIT="1", CODE=str(agent_code), PID_FILE=str(tmp_path / "pid"))
     wait_for(tmp_path / "log.waits")
     node.send_signal(sent)
     assert finish(node)[0] == code
@@ -188,7 +188,7 @@ def test_every_argument_survives_pdsh(start, tmp_path):
 
 
 def without_pdsh(tmp_path):
-    """A PATH like ours on which there is no pdsh."""
+    """Return a PATH with the needed programs but no pdsh."""
     folder = tmp_path / "tools"
     folder.mkdir()
     for name in "bash sh env sed awk paste sort uniq date cat grep mv rm ls sleep touch setsid dirname".split():
@@ -199,21 +199,21 @@ def without_pdsh(tmp_path):
 def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
     (tmp_path / "nodes").write_text("# the cluster\nuser@node1 slots=8\n\nnode2  # the second\n")
     environment = {"NODE_FILE": str(tmp_path / "nodes"), "PATH": without_pdsh(tmp_path), "PASS_ENV": "SECRET_KEY"}
-    environment["SECRET_KEY"] = "told"
+    environment["SECRET_KEY"] = "passed"
     fakes = {"ssh": SSH, "python": PYTHON}
     code, output = finish(start(["bash", "run_post_train_multinode.sh", *HARD], fakes, **environment))
     assert code == 0, output
     assert {"user@node1: hello from user@node1", "node2: hello from node2"} <= set(output.splitlines())
     for node in ("user@node1", "node2"):
         recorded = (tmp_path / f"log-{node}.agent").read_text()
-        assert "".join(f"[{argument}]\n" for argument in HARD) in recorded and "SECRET_KEY=told" in recorded
+        assert "".join(f"[{argument}]\n" for argument in HARD) in recorded and "SECRET_KEY=passed" in recorded
         assert "[--rdzv-endpoint=node1:29500]" in recorded
 
 
-def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path):
+def test_nothing_starts_if_a_node_is_unreachable_or_has_no_repository(start, tmp_path):
     environment, fakes = {"PATH": without_pdsh(tmp_path)}, {"ssh": SSH, "python": PYTHON}
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, NODES="node1,broken", **environment))
-    assert code == 2 and "a node was not reached" in output
+    assert code == 2 and "cannot reach a node, or it has no repository" in output
     environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
     assert code == 2 and "node1: ls: cannot access '/no where/scripts" in output
@@ -221,7 +221,7 @@ def test_nothing_is_started_while_a_node_is_not_reached_or_empty(start, tmp_path
 
 
 @pytest.mark.parametrize("program", ["pdsh", "ssh"])
-def test_the_end_of_the_launcher_is_the_end_of_the_nodes(start, tmp_path, program):
+def test_stopping_the_launcher_stops_the_nodes(start, tmp_path, program):
     environment, log = {"NODES": "node1", "WAIT": "1"}, tmp_path / "log"
     if program == "ssh":
         environment["PATH"], log = without_pdsh(tmp_path), tmp_path / "log-node1"
@@ -238,17 +238,17 @@ def test_the_end_of_the_launcher_is_the_end_of_the_nodes(start, tmp_path, progra
     "environment, words",
     [
         ({"NODE_FILE": "nowhere"}, "cannot read nowhere"),
-        ({"NODES": "node[1-4]"}, "NODES must be names with commas between"),
-        ({"NODES": "a,b,a"}, "each node must be named once, got twice: a"),
+        ({"NODES": "node[1-4]"}, "NODES must be names separated by commas"),
+        ({"NODES": "a,b,a"}, "NODES must list each node once, got more than once: a"),
     ],
 )
-def test_a_wrong_list_of_nodes_is_refused(start, environment, words):
+def test_an_invalid_list_of_nodes_is_rejected(start, environment, words):
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment))
     assert code == 2 and words in output
 
 
 @pytest.mark.parametrize("srun_code, requeued", [(0, False), (1, False), (75, True)])
-def test_slurm_starts_each_node_and_queues_again_after_75(start, tmp_path, srun_code, requeued):
+def test_slurm_starts_each_node_and_requeues_after_exit_code_75(start, tmp_path, srun_code, requeued):
     scontrol = 'echo "scontrol $*" >> "$LOG.slurm"; [ "$1" != show ] || printf "n1\\nn2\\n"\n'
     srun = 'printf "%s " "$MASTER_ADDR" "$NNODES" "$NPROC_PER_NODE" "$@" >> "$LOG.slurm"; echo >> "$LOG.slurm"\n'
     fakes = {name: "#!/usr/bin/env bash\n" + text for name, text in [("scontrol", scontrol), ("srun", srun)]}
@@ -262,7 +262,7 @@ def test_slurm_starts_each_node_and_queues_again_after_75(start, tmp_path, srun_
     shutil.copy(ROOT / "scripts/post_train/slurm.sbatch", tmp_path / "spooled")  # Slurm runs a copy
     code, output = finish(start(["bash", tmp_path / "spooled", "--eta", "1 2"], fakes, **job))
     assert code == (0 if requeued else srun_code), output
-    shown, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
-    assert shown == "scontrol show hostnames n[1-2]"
+    hostnames, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
+    assert hostnames == "scontrol show hostnames n[1-2]"
     assert started.startswith("n1 2 8 ") and started.endswith("bash scripts/post_train/train_grpo.sh --eta 1 2 ")
     assert after == (["scontrol requeue 7"] if requeued else [])

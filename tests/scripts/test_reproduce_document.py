@@ -1,4 +1,4 @@
-"""docs/reproduce.md: its commands can be called as they stand, and its hours are the planner's."""
+"""docs/reproduce.md: its commands run as printed, and its hours are the planner's."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from scripts import plan
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"`(?:python|torchrun --nproc_per_node=8) -m (scripts\.\w+) ([^`]*--[^`]*)`", TEXT)
-# What ends a command right after its flags have been read, and what it says then.
+# By program: flags that end it right after parsing, the exit code, and a part of the output.
 ENDS = {
     "scripts.reproduce_table2": (["--dry_run"], 0, "to run: "),
     "scripts.reproduce_figures": (["--dry_run"], 0, "to run: "),
@@ -24,7 +24,7 @@ ENDS = {
 
 
 def lines_of_the_pages():
-    """Lines of code blocks of the README and docs/ that reproduce something, whole."""
+    """Return the commands of scripts.reproduce_* in code blocks of the README and docs/, with continuation lines."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
     found = re.findall(r"^python -m (scripts\.reproduce_\w+) ([^#\n]*)", text, re.MULTILINE)
@@ -32,7 +32,7 @@ def lines_of_the_pages():
 
 
 @pytest.mark.parametrize("module, flags", lines_of_the_pages())
-def test_a_line_that_reproduces_something_runs_as_it_stands(module, flags, tmp_path, monkeypatch, capsys):
+def test_a_reproduce_command_of_the_pages_runs_as_printed(module, flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     dry = [] if "--dry_run" in flags else ["--dry_run"]
     monkeypatch.setattr("sys.argv", [module, *shlex.split(flags), *dry, "--out", str(tmp_path)])
@@ -40,16 +40,16 @@ def test_a_line_that_reproduces_something_runs_as_it_stands(module, flags, tmp_p
     assert "to run: " in capsys.readouterr().out and not [*tmp_path.iterdir()]
 
 
-def test_the_pages_have_such_lines():
+def test_the_pages_have_reproduce_commands():
     assert len(lines_of_the_pages()) >= 3
 
 
 @pytest.mark.parametrize("module, flags", [c for c in COMMANDS if "RUN..." not in c[1]])
-def test_a_command_of_the_document_can_be_called(module, flags, tmp_path, monkeypatch, capsys):
+def test_a_command_of_the_page_can_be_called(module, flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    more, expected, said = ENDS[module]
+    more, expected, message = ENDS[module]
     words = shlex.split(flags) + more
-    if "reproduce" in module:  # what is there of a run would be left out of the plan
+    if "reproduce" in module:  # finished runs would be missing from the plan
         words += ["--out", str(tmp_path)]
     if "table2_b" in flags and "reproduce" in module:  # a plan needs no weights
         words += ["--extra", f"pretrained_model_root {tmp_path / 'absent'}"]
@@ -59,17 +59,17 @@ def test_a_command_of_the_document_can_be_called(module, flags, tmp_path, monkey
     except SystemExit as ended:
         code = ended.code
     printed = capsys.readouterr()
-    assert code == expected and said in printed.out + printed.err
+    assert code == expected and message in printed.out + printed.err
     row = next(row for row in TEXT.splitlines() if flags in row)
     if row.startswith(("| Figure 3", "| Figure 7", "| Figure 8")) and "--num_gpus" in flags:
         hours = row.split("|")[4].split("(")[0].strip()
         assert f"\n{hours} GPU-hours at 400 TFLOP/s a GPU, predicted" in printed.out
 
 
-def test_every_table_and_figure_that_measures_something_has_a_row():
+def test_every_measured_table_and_figure_has_a_row():
     rows = {row.split("|")[1].strip() for row in TEXT.splitlines() if row.startswith("| ")}
-    wanted = {"Table 2", "Table 3", *(f"Figure {n}" for n in (3, 4, 6, 7, 8, 9)), "Figures 10 to 12"}
-    assert wanted <= rows and len(COMMANDS) > 12
+    expected = {"Table 2", "Table 3", *(f"Figure {n}" for n in (3, 4, 6, 7, 8, 9)), "Figures 10 to 12"}
+    assert expected <= rows and len(COMMANDS) > 12
 
 
 @pytest.mark.parametrize("sampler, anchor, none", [("sage_grpo", 181, 158), ("cps", 176, 154)])

@@ -1,7 +1,7 @@
-"""The pages for readers: their links lead somewhere, and their commands can be given as they stand.
+"""Links of the README and docs/ exist, and their commands are valid.
 
-Every command in a ```bash block, on an indented line or in `code` is read by the program's own parser, which is the
-end of it; a training run prints its settings and arithmetic. With --slow, what a CPU can do is done, made small.
+Every command in a ```bash block, on an indented line or in `code` is parsed by the program itself, and then stopped;
+post_train.py runs with --print_config. With --slow, commands that can run on a CPU are run with small settings.
 """
 
 import argparse
@@ -34,7 +34,7 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE
 
 
 def anchors(text):
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub generates for the headings of a page."""
     titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
     plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower() for title in titles]
     slugs = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain]
@@ -47,7 +47,7 @@ def links(text):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_link_of_a_page_leads_to_something(name):
+def test_every_link_of_a_page_has_a_target(name):
     dead = []
     for link in links(TEXTS[name]):
         if re.match(r"\w+:", link):
@@ -71,17 +71,17 @@ class Command:
     program: str
     words: list[str]
     processes: int = 1
-    is_mention: bool = False  # in running text, where flags may be left out
+    is_mention: bool = False  # in running text, where flags may be omitted
 
 
 LAUNCHERS = ("run_post_train.sh", "run_post_train_multinode.sh", "train_grpo.sh", "slurm.sbatch")
-# All else, such as git, docker or cd, is not ours: nothing of it is looked at.
+# Other programs, such as git, docker or cd, are not checked.
 BEGINS = re.compile(r"(?:\$ |do )?((?:[A-Z_]+=\S+ +)*(?:(?:\S*/)?python3?|torchrun|bash|sbatch) +\S.*)")
 OURS = re.compile(r"hyvideo\.|scripts\.|tests\.|pytest$|-c$|.*\.(py|sh|sbatch)$")
 
 
 def lines_of(text):
-    """Commands of a page with their continued lines, and whether they stand in running text."""
+    """Yield the commands of a page, with continuation lines joined, and whether they are in running text."""
     blocks = [block for _, language, block in FENCE.findall(text) if language in ("bash", "sh", "shell", "console")]
     rest = FENCE.sub("", text)
     blocks += re.findall(r"^(?: {4}|\t)(\S.*(?:\\\n.*)*)", rest, re.MULTILINE)
@@ -94,7 +94,7 @@ def lines_of(text):
 
 
 def words_of(line):
-    """Words of a command without what may be left out, ``[flags]``, and up to a pipe; a variable is 0."""
+    """Return the words of a command up to a pipe, without optional ``[flags]``; variables are replaced by 0."""
     plain = re.sub(r"\[[^\]\"'{}]*\]", "", line)
     plain = re.sub(r"(--n(?:proc[_-]per[_-]node|nodes)) (?=\d)", r"\1=", plain)
     words = shlex.split(re.sub(r"\$\{?\w+\}?", "0", plain), comments=True)
@@ -102,7 +102,7 @@ def words_of(line):
 
 
 def command_of(page, line, is_mention):
-    """The command of a line, None for one that starts nothing of ours."""
+    """Return the command of a line, or None if it does not start a program of this project."""
     words, variables = words_of(line), {}
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
@@ -117,9 +117,9 @@ def command_of(page, line, is_mention):
         processes = product([*counts, variables.get("NODES", "").count(",") + 1])
     elif launched == "torchrun" or words[:2] == ["-m", "scripts.launch"]:
         words = words[2 * (launched != "torchrun") :]
-        own = [*itertools.takewhile(lambda word: re.match(r"--\w", word), words)]
-        processes = product(re.findall(r"--n(?:proc[_-]per[_-]node|nodes)=(\d+)", " ".join(own)))
-        words = words[len(own) :]
+        launcher_flags = [*itertools.takewhile(lambda word: re.match(r"--\w", word), words)]
+        processes = product(re.findall(r"--n(?:proc[_-]per[_-]node|nodes)=(\d+)", " ".join(launcher_flags)))
+        words = words[len(launcher_flags) :]
     first, *words = words[words[:1] == ["-m"] :] or [""]
     return Command(page, line, first, words, processes, is_mention) if OURS.match(first) else None
 
@@ -141,16 +141,16 @@ DIFFERENT = {(c.program, *c.words, c.processes): c for c in sorted(COMMANDS, key
 PROMPTS = "assets/miniature/prompts/smoke.csv"
 
 
-def is_abbreviated(command, said):
-    """Claims that a mention was refused for what it leaves to the reader, and not for a flag that there is none."""
-    lacks = "arguments are required" in said or "expected one argument" in said
-    has_place = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
-    is_wrong = re.search("unknown flag|unrecognized arguments", said)
-    return command.is_mention and not is_wrong and (lacks or has_place)
+def is_abbreviated(command, output):
+    """Return whether a mention failed only because it omits flags or uses placeholders, not for an unknown flag."""
+    is_incomplete = "arguments are required" in output or "expected one argument" in output
+    has_placeholder = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
+    is_wrong = re.search("unknown flag|unrecognized arguments", output)
+    return command.is_mention and not is_wrong and (is_incomplete or has_placeholder)
 
 
 class FlagsRead(Exception):
-    """The program's own parser has read all flags; nothing more is to be done."""
+    """Raised once the program's parser has read all flags, to stop the program."""
 
 
 def and_then_stop(parse):
@@ -161,29 +161,29 @@ def and_then_stop(parse):
     return stopped
 
 
-def own_code(place, folder):
-    """The file of a user's reward or sampler, as a page shows it; FILE.py:CLASS is the first reward that is shown."""
+def custom_code(place, folder):
+    """Write the custom reward or sampler that a page shows to a file. FILE.py:CLASS stands for the first reward."""
     name, _, defined = place.partition(":")
     defined, *eta = defined.split(":")  # FILE.py:NAME:ETA of match_noise
     blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
     defined = re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if defined == "CLASS" else defined
-    shown = [block for block in blocks if re.search(rf"(class|def) {defined}\(", block)]
-    assert shown, f"no page shows the code of {place}"
-    (folder / Path(name).name).write_text(shown[0])
+    matching = [block for block in blocks if re.search(rf"(class|def) {defined}\(", block)]
+    assert matching, f"no page shows the code of {place}"
+    (folder / Path(name).name).write_text(matching[0])
     return ":".join([str(folder / Path(name).name), defined, *eta])
 
 
 def filled_in(words, folder):
-    """Words in which placeholders, and files that only a user has, are files that are there."""
+    """Replace placeholders and files of users by files that exist."""
     filled = []
     for before, word in zip(["", *words], words):
-        is_there = (ROOT / word).exists() or word.startswith("configs/")
-        if before == "--config" and not is_there:
+        exists = (ROOT / word).exists() or word.startswith("configs/")
+        if before == "--config" and not exists:
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
-        elif re.fullmatch(r"\S+\.csv", word) and not is_there:
+        elif re.fullmatch(r"\S+\.csv", word) and not exists:
             word = PROMPTS
         elif re.fullmatch(r"\S+\.py:\w+(:[\d.]+)?", word) and not (ROOT / word.partition(":")[0]).exists():
-            word = own_code(word, folder)
+            word = custom_code(word, folder)
         elif before == "--checkpoint_path" and re.fullmatch("[A-Z]+", word):
             word = "outputs/run/checkpoints/000001"
         filled += [] if word == "..." else [word]
@@ -191,7 +191,7 @@ def filled_in(words, folder):
 
 
 def as_run(command, folder):
-    """Module and arguments of a command, the launchers' that of the program that they start."""
+    """Return module and arguments of a command; for a launcher, those of the program that it starts."""
     words, program = filled_in(command.words, folder), command.program
     if Path(program).name in LAUNCHERS:
         assert (ROOT / program).is_file()
@@ -209,7 +209,7 @@ def as_run(command, folder):
 
 
 @pytest.mark.parametrize("command", DIFFERENT, ids=lambda command: f"{command.page}: {command.line[:60]}")
-def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monkeypatch):
+def test_a_command_of_a_page_is_valid(command, tmp_path, monkeypatch):
     program, words = as_run(command, tmp_path)
     if program in ("pytest", "-c") or command.program.endswith(".sh") or program.startswith("tests."):
         paths = [command.program] if command.program.endswith(".sh") else []
@@ -229,18 +229,18 @@ def test_a_command_of_a_page_is_understood_as_it_stands(command, tmp_path, monke
     module = importlib.import_module(program)
     if program != "post_train" and getattr(module, "parse", None) is command_line.parse:
         monkeypatch.setattr(module, "parse", and_then_stop(command_line.parse))
-    said, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             code = module.main()
         except SystemExit as end:
             code = end.code
         except FlagsRead:
             pass
-    assert code == 0 or is_abbreviated(command, said.getvalue()), said.getvalue()
+    assert code == 0 or is_abbreviated(command, output.getvalue()), output.getvalue()
 
 
-def test_the_weights_that_a_page_fetches_are_enough_for_the_shipped_prompts():
+def test_the_downloads_of_the_pages_support_the_shipped_prompts():
     prompts = read_requests(ROOT / "assets/prompts/train.csv", ROOT / "assets/prompts/valid.csv")
     fetching = [
         command for command in COMMANDS if command.program == "download_weights.sh" and "--with" in command.words
@@ -250,11 +250,11 @@ def test_the_weights_that_a_page_fetches_are_enough_for_the_shipped_prompts():
     assert "glyph" in families()[0].kinds(prompts) and parts and all("quoted_text" in part for part in parts)
 
 
-# --- commands, truly run ----------------------------------------------------------------------------------------------
+# --- commands that are run --------------------------------------------------------------------------------------------
 
 SMALL_RUN = "--max_steps 1 --batch_size 16 --num_threads 1 --validation_steps 2 --validation_repeats 1 --report false"
 SMALL_RUN = f"{SMALL_RUN} --valid_video_csv {PROMPTS} --validation_batch_size 8"
-SMALL = {  # flags that make a command small
+SMALL = {  # flags that shorten a command
     "post_train": SMALL_RUN,
     "generate": "--num_inference_steps 2",
     "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
@@ -265,16 +265,16 @@ SMALL = {  # flags that make a command small
     "scripts.reproduce_figures": "--dry_run",
     "scripts.compare_recipes": "--dry_run",
 }
-NOT_RUN = {  # programs that are not run here, and why
-    "download_weights": "fetches gigabytes",
+NOT_RUN = {  # programs that are not run here, with the reason
+    "download_weights": "downloads gigabytes",
     "hyvideo.miniature.build": "takes an hour",
     "pytest": "runs tests",
-    "scripts.benchmark": "is run small in tests/scripts/test_benchmark.py",
+    "scripts.benchmark": "tests/scripts/test_benchmark.py runs it",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preflight": "needs nodes",
     "scripts.preference_study": "needs raters",
-    "scripts.reward_server": "serves until it is ended",
-    "scripts.train_reward": "needs what raters said",
+    "scripts.reward_server": "serves until it is stopped",
+    "scripts.train_reward": "needs ratings",
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
@@ -283,20 +283,20 @@ LARGE = re.compile(
 
 
 def why_not_run(command):
-    """The reason why a CPU cannot do what a command says, empty where it can."""
+    """Return the reason for not running a command on a CPU, or an empty string."""
     program = command.program.removesuffix(".py").removesuffix(".sh")
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
-        return NOT_RUN.get(program, "is a tool or starts one that is run here")
+        return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
     if "--dry_run" in SMALL.get(program, "") or program in ("scripts.plan", "-c") or "--print_config" in command.words:
-        return ""  # numbers of settings alone
+        return ""  # computed from settings alone
     is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")
     return "needs GPUs, weights or a service" if is_large else ""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of a LoRA run of one iteration."""
+    """The output folder of a LoRA run of one iteration."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     flags = ["--config", "configs/miniature.yaml", *SMALL_RUN.split(), "--lora_rank", "2", "--output_dir", str(folder)]
     subprocess.run([python(), "post_train.py", *flags], cwd=ROOT, check=True, capture_output=True)
@@ -304,7 +304,7 @@ def trained(tmp_path_factory):
 
 
 def placed(word, box, trained):
-    """A word of a command that names a run, or something in one, after ``trained`` was put there."""
+    """Copy the ``trained`` run to the path that a word of a command refers to, and return the word."""
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path
     run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
@@ -322,13 +322,13 @@ def placed(word, box, trained):
 @pytest.mark.parametrize(
     "command", [c for c in DIFFERENT if not why_not_run(c)], ids=lambda c: f"{c.page}: {c.line[:60]}"
 )
-def test_a_command_that_a_cpu_can_do_does_it(command, tmp_path, trained):
+def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     box = tmp_path / "repository"
     box.mkdir()
     for path in ROOT.iterdir():
         if path.name not in ("outputs", ".git"):
             (box / path.name).symlink_to(path)
-    if shows_settings := "--print_config" in command.words or "--help" in command.words:
+    if only_prints := "--print_config" in command.words or "--help" in command.words:
         words = filled_in(command.words, tmp_path)
     else:
         words = [word for word in filled_in(command.words, tmp_path) if word not in ("--only_table", "--only_figure")]
@@ -338,7 +338,7 @@ def test_a_command_that_a_cpu_can_do_does_it(command, tmp_path, trained):
     if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
         program = "post_train.py"
         words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
-    small = "" if shows_settings else SMALL.get(program.removesuffix(".py"), "")
+    small = "" if only_prints else SMALL.get(program.removesuffix(".py"), "")
     start = [program] if program.endswith(".py") or program == "-c" else ["-m", program]
     arguments = [python(), *start, *words, *small.split()]
     result = subprocess.run(arguments, cwd=box, capture_output=True, text=True, env=os.environ, timeout=600)

@@ -1,4 +1,4 @@
-"""Which part of the project may import which, and how large its parts may be: read from the source."""
+"""Import rules between the packages, names of model families, and size limits, checked from the source."""
 
 import ast
 import functools
@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "hyvideo").rglob("*.py"))
 SOURCES = sorted([*FILES, *(ROOT / "scripts").rglob("*.py"), *ROOT.glob("*.py")])
-# The twelve things of hyvideo/, from the lowest floor up. What is on a floor may import what is below, and itself.
-FLOORS = (
+# The twelve packages of hyvideo/, from the lowest layer up. A package may import itself and lower layers only.
+LAYERS = (
     ("grpo", "data"),
     ("models", "schedulers"),
     ("config", "distributed", "pipelines", "records"),
@@ -20,10 +20,10 @@ FLOORS = (
     ("evaluation", "miniature"),
     ("trainer",),
 )
-THINGS = {thing: number for number, floor in enumerate(FLOORS) for thing in floor}
+LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_CONFIG_TAKERS = 31  # signatures with the whole Config; others take sections or numbers
+MAX_CONFIG_TAKERS = 31  # functions that take the whole Config; others take sections or numbers
 MAX_PRODUCT_LINES = 22_600
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")
 
@@ -33,7 +33,7 @@ def name_of(file: Path) -> str:
 
 
 def imports(source: str, package: str = "hyvideo") -> set[str]:
-    """Full names that a file imports anywhere in it: ``a.b`` and ``a.b.c`` for ``from a.b import c``."""
+    """Return the full names that a source imports: ``a.b`` and ``a.b.c`` for ``from a.b import c``."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -77,17 +77,17 @@ def files_in(*folders: str) -> list:
         ("from ..trainer import Trainer", "hyvideo.trainer"),
     ],
 )
-def test_every_form_of_import_is_seen(source, name):
+def test_every_form_of_import_is_found(source, name):
     assert name in imports(source, "hyvideo.distributed")
 
 
 @pytest.mark.parametrize("file", files_in("grpo", "schedulers"))
-def test_mathematics_imports_only_torch_and_itself(file):
+def test_grpo_and_schedulers_import_only_torch_and_themselves(file):
     allowed = [*sys.stdlib_module_names, "torch", "hyvideo.grpo", "hyvideo.schedulers"]
     if is_within(name_of(file), "hyvideo.schedulers"):
         allowed.append("diffusers")
-    strangers = {name for name in imports_of(file) if not is_within(name, *allowed)}
-    assert not strangers
+    forbidden = {name for name in imports_of(file) if not is_within(name, *allowed)}
+    assert not forbidden
     assert not {name for name in imports_of(file) if is_within(name, "torch.distributed")}
 
 
@@ -106,39 +106,39 @@ def test_nothing_imports_the_trainer():
     assert not {name_of(file) for file in FILES if any(is_within(name, "hyvideo.trainer") for name in imports_of(file))}
 
 
-# --- floors -----------------------------------------------------------------------------------------------------------
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def thing_of(name: str) -> str | None:
-    """``config`` of ``hyvideo.config.settings``."""
+def package_of(name: str) -> str | None:
+    """Return the package of a module: ``config`` for ``hyvideo.config.settings``."""
     parts = name.split(".")
     return parts[1] if parts[0] == "hyvideo" and len(parts) > 1 else None
 
 
-def arrows() -> set[tuple[str, str]]:
-    """Imports from one of the twelve things to another that does not lie below it, by file."""
+def forbidden_imports() -> set[tuple[str, str]]:
+    """Return the imports of packages that are not in a lower layer, with the importing file."""
     found = set()
     for file in FILES:
         name = name_of(file)
         if name == "hyvideo.__init__":
             continue
-        for imported in map(thing_of, imports_of(file)):
-            if imported and imported != thing_of(name) and THINGS[imported] >= THINGS[thing_of(name)]:
+        for imported in map(package_of, imports_of(file)):
+            if imported and imported != package_of(name) and LAYER_OF[imported] >= LAYER_OF[package_of(name)]:
                 found.add((name, imported))
     return found
 
 
-def test_the_package_has_twelve_things():
-    things = {path.stem for path in (ROOT / "hyvideo").iterdir() if path.name not in ("__init__.py", "__pycache__")}
-    assert things == set(THINGS) and len(things) == 12
+def test_hyvideo_has_twelve_packages():
+    packages = {path.stem for path in (ROOT / "hyvideo").iterdir() if path.name not in ("__init__.py", "__pycache__")}
+    assert packages == set(LAYER_OF) and len(packages) == 12
 
 
-def test_what_is_imported_lies_on_a_lower_floor():
-    assert not arrows()
+def test_packages_import_only_lower_layers():
+    assert not forbidden_imports()
 
 
 def imports_of_modules() -> dict[str, set[str]]:
-    """What each file of the package imports of it where it is itself imported, not within its functions."""
+    """Return the module-level imports within hyvideo, by module; imports inside functions do not count."""
     modules = {name_of(file).removesuffix(".__init__"): file for file in FILES}
     graph = {}
     for name, file in modules.items():
@@ -148,7 +148,7 @@ def imports_of_modules() -> dict[str, set[str]]:
     return graph
 
 
-def test_no_files_import_one_another():
+def test_there_are_no_circular_imports():
     graph = imports_of_modules()
     while leaves := {name for name, imported in graph.items() if not imported & graph.keys()}:
         graph = {name: imported for name, imported in graph.items() if name not in leaves}
@@ -159,13 +159,13 @@ def test_no_files_import_one_another():
 
 MODELS = ROOT / "hyvideo" / "models"
 FAMILIES = sorted(file.parent for file in MODELS.glob("*/family.py"))
-# Words that belong into the package of a family: its name, its encoders, attributes of its classes.
+# Words that only the package of a family may use: its name, its encoders, attributes of its classes.
 FAMILY_WORDS = re.compile(
     "(?i:hunyuan|glyph|byt5|siglip|umt5|transformer_blocks|scaling_factor)"
     "|(?<![A-Za-z])wan(?![a-z])|Wan(?![a-z])|WAN(?![A-Z])"
 )
-PROGRAMS = "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1", "examples of a command line, and what a program is for"
-# By file: what it may name all the same, as a regular expression, and why.
+PROGRAMS = "configs/\\w+\\.yaml|HunyuanVideo-1\\.5|Wan2\\.1", "examples of command lines, and the purpose of a program"
+# Exceptions by file: a regular expression of the allowed words, and the reason.
 MAY_NAME = {
     "hyvideo/models/conditions.py": ("glyph", "quoted text is a field of Condition"),
     "hyvideo/records/contact_sheet.py": ("Glyph \\.\\* missing", "a warning of matplotlib"),
@@ -184,7 +184,7 @@ MAY_NAME = {
     "text",
     ["wan21", "wan_vae", "WanTransformer3DModel", "AutoencoderKLWan", "Wan2.1", "WAN", "UMT5", "ByT5"],
 )
-def test_names_of_families_are_seen(text):
+def test_names_of_families_are_found(text):
     assert FAMILY_WORDS.search(text)
 
 
@@ -193,7 +193,7 @@ def test_other_words_are_not_names_of_families(text):
     assert not FAMILY_WORDS.search(text)
 
 
-def test_families_are_named_in_their_packages_only():
+def test_family_names_appear_only_in_their_packages():
     found = []
     for file in SOURCES:
         if any(family in file.parents for family in FAMILIES):
@@ -215,8 +215,8 @@ def test_families_do_not_import_one_another():
     names = [name_of(family) for family in FAMILIES]
     assert "hyvideo.models.hunyuan_video15" in names
     for file in FILES:
-        if own := [name for name in names if is_within(name_of(file), name)]:
-            others = [name for name in names if name not in own]
+        if family := [name for name in names if is_within(name_of(file), name)]:
+            others = [name for name in names if name not in family]
             assert not {name for name in imports_of(file) if is_within(name, *others)}, name_of(file)
 
 
@@ -225,22 +225,22 @@ def test_families_do_not_import_one_another():
 
 @functools.cache
 def functions_of(file: Path) -> dict[str, int]:
-    """Lines of every function of a file, by its name."""
+    """Return the number of lines of every function of a file, by name."""
     nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     return {f"{name_of(file)}.{node.name}": node.end_lineno - node.lineno + 1 for node in functions}
 
 
-def test_no_file_is_long():
+def test_no_file_is_too_long():
     assert {name_of(file) for file in SOURCES if len(file.read_text().splitlines()) > MAX_FILE_LINES} == set()
 
 
-def test_no_function_is_long():
+def test_no_function_is_too_long():
     sizes = {name: lines for file in SOURCES for name, lines in functions_of(file).items()}
     assert {name for name, lines in sizes.items() if lines > MAX_FUNCTION_LINES} == set()
 
 
-def test_the_product_stays_small():
+def test_the_product_code_does_not_grow():
     assert sum(len(file.read_text().splitlines()) for file in SOURCES) <= MAX_PRODUCT_LINES
 
 
@@ -256,7 +256,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     assert {name: word for name, word in beginnings.items() if word in fragments} == {}
 
 
-def test_the_files_that_the_page_of_the_architecture_names_are_there():
+def test_the_files_on_the_architecture_page_exist():
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     table = page[page.index("## Where each stage is implemented") : page.index("## Add a sampler")]
     rows = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ")]
@@ -265,7 +265,7 @@ def test_the_files_that_the_page_of_the_architecture_names_are_there():
     assert not [path for path in named if not (ROOT / "hyvideo" / path).exists()]
 
 
-def test_few_functions_take_all_settings():
+def test_few_functions_take_the_whole_config():
     takers = [
         f"{name_of(file)}.{node.name}"
         for file in SOURCES

@@ -1,4 +1,4 @@
-"""The device of the tests marked cuda, and the model that they measure, which is small on a CPU or with CHECK_TINY."""
+"""Fixtures of the tests marked cuda: the device and the measured model, tiny on a CPU or with CHECK_TINY."""
 
 import os
 
@@ -15,12 +15,12 @@ from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL
 def gpu():
     if "CHECK_DETERMINISTIC" in os.environ:
         make_deterministic()
-    torch.backends.cudnn.allow_tf32 = False  # else a convolution in float32 is off by 1e-3
+    torch.backends.cudnn.allow_tf32 = False  # with TF32, a float32 convolution has an error of 1e-3
     use_fastest_kernels()
     return DEVICE
 
 
 @pytest.fixture(scope="session")
 def work(gpu):
-    """The released model, random, and 81 frames of 480 x 864."""
+    """The released model with random weights, and the size of 81 frames of 480 x 864."""
     return Workload(gpu, sizes=TINY_MODEL, grid=(2, 4, 4), text_tokens=8) if IS_TINY else Workload(gpu)

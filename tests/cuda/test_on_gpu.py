@@ -1,4 +1,4 @@
-"""The GPU computes what the CPU does. ``pytest -m cuda`` on a machine with one; CHECK_DEVICE=cpu tries these tests."""
+"""The GPU computes the same as the CPU. Run with ``pytest -m cuda``; CHECK_DEVICE=cpu runs these tests on a CPU."""
 
 import copy
 
@@ -26,7 +26,7 @@ MINIATURE = "assets/miniature"
 
 
 def velocity_and_gradient(device, dtype):
-    """Guided velocity of two samples, and the gradient of its square for a weight of the first block. On the CPU."""
+    """Return the guided velocity of two samples, and the gradient of its square for one weight, as CPU tensors."""
     transformer = load_transformer(MINIATURE, "miniature", device=device)
     install(transformer)
     width = transformer.config.text_embed_dim
@@ -47,17 +47,17 @@ def velocity_and_gradient(device, dtype):
     return velocity.detach().cpu(), transformer.transformer_blocks[0].attn.to_q.weight.grad.cpu()
 
 
-def test_velocity_and_gradient_are_those_of_the_cpu(gpu):
+def test_velocity_and_gradient_match_the_cpu(gpu):
     reference = velocity_and_gradient(CPU, torch.float32)
     for ours, theirs in zip(velocity_and_gradient(gpu, torch.float32), reference):
         assert relative_difference(ours, theirs) < 3e-5
     in_bf16 = [velocity_and_gradient(device, torch.bfloat16) for device in (gpu, CPU)]
-    for ours, of_cpu, theirs in zip(*in_bf16, reference):  # no further from the truth than bf16 itself
-        assert relative_difference(ours, theirs) < max(1e-2, 1.5 * relative_difference(of_cpu, theirs))
+    for ours, on_cpu, theirs in zip(*in_bf16, reference):  # about as close to float32 as the CPU in bf16
+        assert relative_difference(ours, theirs) < max(1e-2, 1.5 * relative_difference(on_cpu, theirs))
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_transitions_are_those_of_the_cpu(gpu, sde_type):
+def test_transitions_match_the_cpu(gpu, sde_type):
     steps = {}
     for device in (gpu, CPU):
         scheduler = FlowMatchDiscreteScheduler(shift=5.0)
@@ -80,8 +80,8 @@ def test_transitions_are_those_of_the_cpu(gpu, sde_type):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_a_weight_is_drawn_on_the_device_and_again_the_same(gpu):
-    # Two names of one device: the tests keep what was drawn for a name.
+def test_weights_drawn_on_the_device_are_reproducible(gpu):
+    # Two names of one device: the tests cache drawn weights by device name.
     once, again = (draw_tensor(0, "a.weight", (300, 100), name) for name in (gpu.type, f"{gpu.type}:0"))
     assert once.device.type == gpu.type and torch.equal(once, again)
     assert once.std().item() == pytest.approx(0.1, rel=0.02) and abs(once.mean().item()) < 0.003
@@ -89,7 +89,7 @@ def test_a_weight_is_drawn_on_the_device_and_again_the_same(gpu):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_weights_and_their_copy_change_places_and_come_back(gpu, offload):
+def test_weights_are_swapped_with_their_copy_and_restored(gpu, offload):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(gpu)
     start = copy.deepcopy(model)
     kept = WeightCopy(model, dict(model.named_parameters()), offload=offload)
@@ -105,7 +105,7 @@ def test_weights_and_their_copy_change_places_and_come_back(gpu, offload):
         assert torch.equal(model(inputs), moved(inputs))
 
 
-def test_a_scorer_computes_beside_the_rollouts_and_scores_alike(gpu):
+def test_a_scorer_runs_on_another_stream_and_scores_correctly(gpu):
     streams = []
 
     class Brightness:
@@ -124,7 +124,7 @@ def test_a_scorer_computes_beside_the_rollouts_and_scores_alike(gpu):
 
 
 @pytest.mark.parametrize("tile_size", [0, 32])
-def test_videos_are_decoded_as_on_the_cpu(gpu, tile_size):
+def test_decoded_videos_match_the_cpu(gpu, tile_size):
     videos = []
     for device in (gpu, CPU):
         vae = load_vae(MINIATURE, device=device)
@@ -135,10 +135,10 @@ def test_videos_are_decoded_as_on_the_cpu(gpu, tile_size):
         latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(device)
         videos.append(torch.stack(pipeline.decode(latents)).int())
     assert videos[0].shape == (2, 9, 3, 48, 48)
-    assert (videos[0] - videos[1]).abs().max() <= 1  # of 255: where a number lies between two
+    assert (videos[0] - videos[1]).abs().max() <= 1  # of 255: rounding
 
 
-def test_an_iteration_is_that_of_the_cpu(gpu, tiny_config, mesh):
+def test_an_iteration_matches_the_cpu(gpu, tiny_config, mesh):
     config = tiny_config.with_settings(
         device=gpu.type, batched_forward=True, enable_compile=False, random_weights=False, learning_rate=1e-3
     )

@@ -1,4 +1,4 @@
-"""Our sampling beside diffusers' pipeline, on the weights of CHECK_MODEL_PATH, or on a tiny checkpoint without."""
+"""Our sampling against diffusers' pipeline, on the weights of CHECK_MODEL_PATH or, by default, a tiny checkpoint."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    """Checkpoint folder and version."""
+    """The checkpoint folder and the version."""
     version = os.environ.get("CHECK_VERSION", "480p_t2v")
     folder = os.environ.get("CHECK_MODEL_PATH")
     if folder is None and version_defaults(version).family == "wan":
@@ -32,9 +32,9 @@ def released(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"] if DEVICE.type == "cuda" else ["fp32"])
-def test_samples_are_those_of_diffusers(gpu, released, tmp_path, record_property, dtype):
-    """In bf16 by as much as bf16 costs, which guidance multiplies: about 0.3 after a few steps of small models."""
-    gc.collect()  # models of the other precision
+def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype):
+    """The bf16 tolerance covers rounding, multiplied by guidance: about 0.3 after a few steps of small models."""
+    gc.collect()  # frees the models of the other precision
     root, version = released
     is_real, is_i2v = "CHECK_MODEL_PATH" in os.environ, "i2v" in version
     frames, size = (33, (480, 832)) if is_real else (9, (64, 96))
@@ -58,9 +58,9 @@ def test_samples_are_those_of_diffusers(gpu, released, tmp_path, record_property
         counts = {"num_frames": frames, "num_steps": STEPS, "negative_prompt": config.data.negative_prompt}
         latents["diffusers"] = sample_diffusers(stock, request, noise, size, **counts)
 
-    ours()  # warms up
+    ours()  # warm-up
     record_property("ours, s", seconds_of(ours, gpu))
-    gc.collect()  # diffusers' pipeline gets encoders of its own: both would not fit beside float32 weights
+    gc.collect()  # diffusers' pipeline loads its own encoders, and both do not fit together with float32 weights
     stock = stock_pipeline(config.model, pipeline, is_i2v=is_i2v)
     record_property("diffusers with its text encoding, s", seconds_of(theirs, gpu))
     difference = relative_difference(*latents.values())

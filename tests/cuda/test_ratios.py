@@ -1,4 +1,4 @@
-"""Fresh rollouts have a log-ratio of 0 where they were sampled as they are trained; and nothing waits for the GPU."""
+"""The log-ratio of fresh rollouts is 0 if they are sampled and trained alike, and no pass waits for the GPU."""
 
 from dataclasses import replace
 
@@ -12,7 +12,9 @@ from tests.cuda.workload import DEVICE, IS_TINY, WAYS, arrange, condition, drawn
 
 pytestmark = pytest.mark.cuda
 BATCHES = {"one by one": (2, False)}
-if DEVICE.type == "cuda":  # what batches cost is told and may be anything; the CPU is slow to compile their shapes
+if (
+    DEVICE.type == "cuda"
+):  # the log-ratio of batches is recorded without a limit; the CPU is slow to compile their shapes
     BATCHES |= {f"{batch} together": (batch, True) for batch in (1, 2, 4)}
 
 
@@ -30,7 +32,7 @@ def pipeline(few_blocks):
 @pytest.mark.parametrize("batch, batched", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("compiled, kernel", WAYS.values(), ids=WAYS)
 def test_log_ratios(few_blocks, pipeline, record_property, compiled, kernel, batch, batched):
-    """Largest of all steps, replayed one by one."""
+    """Records the largest log-ratio of all steps, replayed one by one."""
     arrange(pipeline.transformer, recompute="full", compile=compiled)
     pipeline.sampling = replace(pipeline.sampling, batched_forward=batched)
     conditions = Conditions((condition(few_blocks, "positive"),) * batch)
@@ -41,7 +43,7 @@ def test_log_ratios(few_blocks, pipeline, record_property, compiled, kernel, bat
         largest = [log_ratio(pipeline, rollouts, conditions, [batch - 1], gradient) for gradient in (False, True)]
     record_property("no_grad", largest[0])
     record_property("grad", largest[1])
-    assert batched or max(largest) <= EXACT  # the velocities are the same bits
+    assert batched or max(largest) <= EXACT  # the velocities are bit-identical
 
 
 def log_ratio(pipeline, rollouts, conditions, row, has_gradient):
@@ -54,8 +56,8 @@ def log_ratio(pipeline, rollouts, conditions, row, has_gradient):
     return torch.stack(ratios).amax().item()
 
 
-def test_eager_replay_and_backward_wait_for_nothing(few_blocks, pipeline):
-    """On the CPU there is nothing to wait for: the passes are made."""
+def test_eager_replay_and_backward_do_not_synchronize(few_blocks, pipeline):
+    """On a CPU, the passes run without a check."""
     arrange(pipeline.transformer, recompute="selective")
     conditions, latents = Conditions((condition(few_blocks, "positive"),)), drawn(few_blocks, 1, "initial")
     timestep = pipeline.scheduler.timesteps[[1]]
@@ -63,7 +65,7 @@ def test_eager_replay_and_backward_wait_for_nothing(few_blocks, pipeline):
     def replay_and_backward():
         pipeline.replay(latents, latents, timestep, conditions).log_prob.sum().backward()
 
-    replay_and_backward()  # what is cached is there now
+    replay_and_backward()  # fills caches
     if DEVICE.type == "cuda":
         torch.cuda.synchronize(DEVICE)
         torch.cuda.set_sync_debug_mode("error")

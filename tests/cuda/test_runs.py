@@ -1,4 +1,4 @@
-"""Short runs on the GPU: as a GPU makes them, beside the CPU's, gone on with, and with collectives of one rank."""
+"""Short runs on the GPU: default settings, comparison with the CPU, resume, and collectives with one rank."""
 
 import statistics
 
@@ -23,7 +23,7 @@ AS_CPU = {"batched_forward": True, "enable_compile": False}
 
 @pytest.fixture
 def trainer_of(gpu, mesh, tmp_path, monkeypatch):
-    """A trainer that writes no videos; on the CPU its iterations are short."""
+    """A function that creates a trainer which writes no videos; on the CPU its iterations are short."""
     monkeypatch.chdir(ROOT)
 
     def make(config_file, device, **settings):
@@ -43,16 +43,16 @@ def iterations(trainer, number):
 
 
 def test_smoke(gpu, trainer_of, record_property):
-    """As a GPU runs: bf16, one call for each sample and branch, compiled there, recomputation."""
+    """GPU defaults: bf16, one call per sample and branch, compiled blocks, activation checkpointing."""
     trainer = trainer_of(
         "configs/smoke.yaml", gpu, dtype="bf16", batched_forward=False, enable_gradient_checkpointing=True
     )
-    for line in iterations(trainer, 2):  # the check for a ratio of 1 is in them
+    for line in iterations(trainer, 2):  # includes the on-policy check
         record_property("max |ratio - 1|", line["policy/ratio_max_deviation"])
         record_property("seconds each", line["time/iteration"])
 
 
-def test_the_curve_of_the_miniature_is_the_cpus(gpu, trainer_of, record_property):
+def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, record_property):
     file, number = ("configs/miniature.yaml", 20) if gpu.type == "cuda" else ("configs/smoke.yaml", 1)
     last = []
     for device in (gpu, torch.device("cpu")):
@@ -62,21 +62,21 @@ def test_the_curve_of_the_miniature_is_the_cpus(gpu, trainer_of, record_property
         last.append(statistics.mean(rewards[-5:]))
         record_property(f"reward {len(last)}", " ".join(f"{reward:.3f}" for reward in rewards))
         record_property(f"seconds each {len(last)}", statistics.median(line["time/iteration"] for line in lines))
-    # Three standard errors of the difference, as if the two runs had not the same noise.
+    # Three standard errors of the difference between runs with independent noise.
     noise = 3 * lines[-1]["reward/std"] * (2 / (len(rewards[-5:]) * trainer.plan.rollouts)) ** 0.5
     assert abs(last[0] - last[1]) <= noise
 
 
 def test_resume(gpu, trainer_of, record_property):
-    """The same bits with CHECK_DETERMINISTIC; else the difference is told. Seconds of an iteration tell the cost."""
+    """Bit-identical with CHECK_DETERMINISTIC; otherwise the difference is recorded. Also records the seconds."""
     settings = AS_CPU | {"save_asynchronously": False}
-    unbroken = trainer_of("configs/smoke.yaml", gpu, **settings)
-    lines = iterations(unbroken, 1)
-    saved = str(unbroken.state.save())
-    lines += iterations(unbroken, 1)
-    again = trainer_of("configs/smoke.yaml", gpu, resume_from_checkpoint=saved, **settings)
-    lines += iterations(again, 1)
-    ours, theirs = again.policy.tensors(), unbroken.policy.tensors()
+    uninterrupted = trainer_of("configs/smoke.yaml", gpu, **settings)
+    lines = iterations(uninterrupted, 1)
+    saved = str(uninterrupted.state.save())
+    lines += iterations(uninterrupted, 1)
+    resumed = trainer_of("configs/smoke.yaml", gpu, resume_from_checkpoint=saved, **settings)
+    lines += iterations(resumed, 1)
+    ours, theirs = resumed.policy.tensors(), uninterrupted.policy.tensors()
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], value) for name, value in theirs.items())
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     record_property("deterministic", is_deterministic)
@@ -87,7 +87,7 @@ def test_resume(gpu, trainer_of, record_property):
 
 
 def test_one_rank_by_nccl(gpu):
-    """By gloo on the CPU."""
+    """Uses gloo on the CPU."""
     device = torch.device("cuda", 0) if gpu.type == "cuda" else gpu
     backend, options = ("cpu:gloo,cuda:nccl", {"device_id": device}) if gpu.type == "cuda" else ("gloo", {})
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)

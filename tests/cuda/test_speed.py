@@ -1,4 +1,4 @@
-"""How fast the released model is, at what peak: each test records its numbers. On a CPU, small, it is a rehearsal."""
+"""Speed and peak memory of the released model, recorded by each test. On a CPU, the tests run with a tiny model."""
 
 import importlib.util
 import math
@@ -44,7 +44,7 @@ NUM_KERNELS = 20
 
 @pytest.fixture
 def record(record_property):
-    """Records numbers and words by name."""
+    """A function that records a dictionary of values."""
     return lambda numbers: [record_property(name, value) for name, value in numbers.items()]
 
 
@@ -72,7 +72,7 @@ def ours(work):
 
 @pytest.fixture(scope="module")
 def first_output():
-    """Under "velocity" the first forward's."""
+    """The velocity of the first measured forward pass, under "velocity"."""
     return {}
 
 
@@ -82,13 +82,13 @@ def speed(work, rate, call, forwards=1.0):
 
 
 def test_machine(work, record):
-    """Versions, the device, and what its matrix products reach."""
+    """Records versions, the device and the rate of matrix products."""
     versions = {name: version(name) if importlib.util.find_spec(name) else "absent" for name in PACKAGES}
     record({"python": platform.python_version()} | versions)
     if DEVICE.type == "cuda":
-        about = torch.cuda.get_device_properties(DEVICE)
-        capability = f"{about.major}.{about.minor}"
-        record({"device": about.name, "GiB": about.total_memory / 2**30, "capability": capability})
+        properties = torch.cuda.get_device_properties(DEVICE)
+        capability = f"{properties.major}.{properties.minor}"
+        record({"device": properties.name, "GiB": properties.total_memory / 2**30, "capability": capability})
         record({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()})
     rates = product_rates(work)
     record({f"TFLOP/s of {rows:,} rows": rate / 1e12 for rows, rate in rates.items()})
@@ -97,7 +97,7 @@ def test_machine(work, record):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_attention(work, record, kernel):
-    """Of the tokens of one video: the kernel that a profile shows, and its speed."""
+    """Records the profiled kernel and its speed for the tokens of one video."""
     sizes, tokens = work.architecture, work.tokens + work.text_tokens
     heads, head_dim = sizes.num_attention_heads, sizes.attention_head_dim
     query, key, value = torch.randn(
@@ -125,7 +125,7 @@ def test_forward(work, rate, model, inputs, first_output, record, compiled, kern
 
 
 def test_diffusers_forward(work, model, inputs, first_output, record):
-    """diffusers' own on the same weights and inputs, once."""
+    """Times one forward pass of diffusers on the same weights and inputs."""
     stock, velocities = work.transformer(), []
     seconds = seconds_of(lambda: velocities.append(sample(stock, inputs["stock"]).float()), DEVICE)
     expected = first_output.get("velocity")
@@ -137,7 +137,7 @@ def test_diffusers_forward(work, model, inputs, first_output, record):
 @pytest.mark.parametrize("recompute", ["selective"] if IS_TINY else ["full", "selective"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_training(work, rate, model, inputs, record, compiled, recompute):
-    """Forward and backward with gradients of all weights."""
+    """Times forward and backward with gradients of all weights."""
     arrange(model, recompute=recompute, compile=compiled)
     linear = 1 - work.flops.attention / work.flops.total
     forwards = 4 if recompute == "full" else 3 + linear
@@ -145,7 +145,7 @@ def test_training(work, rate, model, inputs, record, compiled, recompute):
 
 
 def test_lora(work, record):
-    """An update of rank 32: guided passes and the optimizer's step, and the peak beside the planner's."""
+    """Records time and peak memory of a LoRA update of rank 32, and the planned peak."""
     pipeline = sampler(work)
     transformer, settings = pipeline.transformer, OptimizerSettings(lora_rank=32)
     start_lora(transformer, training_config(transformer, rank=32, alpha=32.0))
@@ -159,7 +159,7 @@ def test_lora(work, record):
         step.log_prob.sum().backward()
 
     def update():
-        for _ in range(2):  # the second has gradients while it keeps activations
+        for _ in range(2):  # the second pass holds gradients and activations together
             a_pass()
         torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
         optimizers.step(settings.learning_rate)
@@ -172,7 +172,7 @@ def test_lora(work, record):
 
 
 def planned_gib(work):
-    """GiB that the planner gives an update of the transformer alone."""
+    """Return the peak GiB that the planner predicts for an update, for the transformer alone."""
     frames, height, width = (5, 64, 64) if IS_TINY else (81, 480, 864)
     settings = {"sample_n_frames": frames, "height": height, "width": width, "lora_rank": 32, "batch_size": 4}
     settings |= {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective", "kl_weight": 0.0}
@@ -183,7 +183,7 @@ def planned_gib(work):
 
 
 def test_decode(gpu, record):
-    """One video in tiles."""
+    """Records time and peak memory of decoding one video in tiles."""
     work, sizes, tile = Workload(gpu, torch.float16), {}, 256
     if IS_TINY:
         work, tile = Workload(gpu, torch.float32, TINY_MODEL, (1, 4, 4)), 32
@@ -199,7 +199,7 @@ def test_decode(gpu, record):
 
 
 def test_profile(work, record):
-    """The slowest kernels of a compiled forward and backward of a few blocks."""
+    """Records the slowest kernels of a compiled forward and backward pass of a few blocks."""
     few = replace(work, sizes=work.sizes | {"num_layers": min(4, work.architecture.num_layers)})
     transformer = ours(few)
     inputs = few.inputs(transformer)["ours"]

@@ -111,7 +111,7 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
             evaluate.main()
         return "".join(capsys.readouterr())
 
-    note = f"settings: {config}; flags override them"
+    note = f"using the settings of {config}"
     assert note in (refusal := said()) and "of_the_run" in refusal
     assert "of_the_run" not in said("--reward_weights", "of_a_flag")
     assert note not in (refusal := said("--config=configs/smoke.yaml", "--reward_model", "clip", "clip"))
@@ -168,7 +168,7 @@ def test_videos_are_scored_with_the_prompts_beside_them(score, folder):
 
 def test_videos_and_a_model_together_are_refused(score, folder, capsys):
     code, scores = score("--videos", folder, "--checkpoint_path", folder)
-    assert code == 2 and scores is None and "--videos are scored as they are" in capsys.readouterr().err
+    assert code == 2 and scores is None and "--videos scores existing videos" in capsys.readouterr().err
 
 
 def test_without_json_the_prompts_are_the_rows_in_order(folder):
@@ -190,7 +190,7 @@ def test_the_videos_that_a_run_kept_have_the_prompts_of_its_record(folder):
 
 def test_the_records_of_a_run_are_not_replaced(score, folder, capsys):
     code, _ = score("--videos", folder, out=folder.name)
-    assert code == 2 and "--out must be another folder" in capsys.readouterr().err
+    assert code == 2 and "--out must differ from --videos" in capsys.readouterr().err
 
 
 def test_clips_that_were_stored_enlarged_come_in_their_own_size(folder):

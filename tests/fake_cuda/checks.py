@@ -1,6 +1,6 @@
-"""What the product would make a GPU do, as JSON: run by test_fake_cuda.py in a process of its own.
+"""Prints the work that the project would give a GPU, as JSON. test_fake_cuda.py runs it in a separate process.
 
-One sample at a time, as on a GPU: 480 x 864 x 81, a block of full width, bf16, text of 200 tokens.
+One sample at a time, as on a GPU: 480 x 864, 81 frames, a block of full width, bf16, 200 text tokens.
 """
 
 from tests.fake_cuda.device import Count, fake_mode, on_device  # first, before torch looks for CUDA
@@ -67,9 +67,9 @@ def autoencoder():
     return vae
 
 
-def seen(count):
-    """The counts so far, which begin anew."""
-    found = {
+def take_counts(count):
+    """Return the counts so far and reset them."""
+    counts = {
         "gigabytes": count.gigabytes,
         "peak": count.peak / 2**30,
         "waits": dict(count.waits),
@@ -77,12 +77,12 @@ def seen(count):
     }
     gc.collect()
     count.clear()
-    return found
+    return counts
 
 
 def one_block(count, *, lora):
-    """A block and branch: without gradient, with it, and backward."""
-    block = transformer("none", lora=lora, num_layers=2).transformer_blocks[0]  # the last has a dead end
+    """Count a block for one branch: forward without and with gradient, and backward."""
+    block = transformer("none", lora=lora, num_layers=2).transformer_blocks[0]  # the last block has unused outputs
     tokens, text = 34_020, 200
     cos, sin = empty(tokens, 128, dtype=torch.float32), empty(tokens, 128, dtype=torch.float32)
     time, layout = empty(1, 2048), Layout(cos, sin, (text,), tokens)
@@ -94,13 +94,13 @@ def one_block(count, *, lora):
             count.clear()
             with torch.autocast("cuda", BF16), torch.set_grad_enabled(with_gradient):
                 out = block(image, context, time, layout)
-            found[name] = seen(count)
+            found[name] = take_counts(count)
         torch.autograd.backward(out, gradients)
-        return found | {"backward": seen(count)}
+        return found | {"backward": take_counts(count)}
 
 
 def passes(count, pipeline, timestep):
-    """A step of the rollout, its replay, and its backward pass, on the conditions of image-to-video."""
+    """Count a rollout step, its replay, its backward pass and the update, with image-to-video conditions."""
     picture = ImageCondition(empty(729, 1152), empty(32, *GRID[1:], dtype=torch.float32))
     conditions = Conditions((Condition(empty(200, 3584), empty(12, 1472), picture),))
     stored = empty(2, 3, 32, *GRID, dtype=torch.float32)
@@ -112,18 +112,18 @@ def passes(count, pipeline, timestep):
             step = pipeline.scheduler.sde_step_with_logprob(
                 velocity, latents, timestep, noise=torch.empty_like(latents)
             )
-        found["rollout step"] = seen(count)
+        found["rollout step"] = take_counts(count)
         again = pipeline.replay(latents, step.prev_sample, timestep, conditions)
-        found["replay"] = seen(count)
+        found["replay"] = take_counts(count)
         again.log_prob.sum().backward()
-        found["backward"] = seen(count)
+        found["backward"] = take_counts(count)
         parameters = trained(pipeline.transformer)
         average_gradients(parameters.values(), MESH, is_sharded=False)
         clip_gradients(list(parameters.values()), 1.0)
-        found["norm"] = seen(count)
+        found["norm"] = take_counts(count)
         hidden = family_of(pipeline.transformer).matrices
         make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16, hidden=hidden).step(1e-5)
-        found["optimizer step"] = seen(count)
+        found["optimizer step"] = take_counts(count)
     return found
 
 
@@ -134,17 +134,17 @@ def exchange(count, model, *, offload):
         count.clear()
         with weights.in_place():
             pass
-    return seen(count) | {"tensors": len(parameters)}
+    return take_counts(count) | {"tensors": len(parameters)}
 
 
 def decode(count, pipeline):
     with count:
         pipeline.decode(empty(1, 32, 3, 12, 24, dtype=torch.float32))  # two tiles
-    return seen(count)
+    return take_counts(count)
 
 
 def the_device(count):
-    """Mistakes that a GPU would answer, and this one answers too."""
+    """Count known transfers and waits, and return the error for a tensor on the wrong device."""
     here, there = empty(10_000, dtype=torch.float32), torch.empty(100_000)
     found = {}
     try:
@@ -157,15 +157,15 @@ def the_device(count):
         there.to("cuda", non_blocking=True)
         torch.empty(100_000, pin_memory=True).to("cuda", non_blocking=True)
         here.cpu()
-    return found | seen(count)
+    return found | take_counts(count)
 
 
 def main():
     torch.set_num_threads(1)
-    gc.freeze()  # what is imported by now is no garbage
+    gc.freeze()  # objects of the imports are not garbage
     scheduler = FlowMatchDiscreteScheduler()
     scheduler.set_timesteps(20)
-    timestep = scheduler.timesteps[5].expand(1).clone()  # the host's numbers are real
+    timestep = scheduler.timesteps[5].expand(1).clone()  # a real tensor on the host
     with fake_mode():
         negative = Condition(empty(12, 3584))
         pipeline = GRPOPipeline(
@@ -187,7 +187,7 @@ def main():
         }
     print(json.dumps(found))
     sys.stdout.flush()
-    os._exit(0)  # torch's threads would look for the device's end
+    os._exit(0)  # torch's threads would try to shut down the fake device
 
 
 if __name__ == "__main__":

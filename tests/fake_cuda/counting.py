@@ -1,4 +1,4 @@
-"""Runs a program on the GPU that does not exist, where that can be built."""
+"""Run a program on the fake CUDA device, if it can be compiled."""
 
 import json
 import shutil
@@ -13,12 +13,12 @@ from tests.conftest import ROOT
 
 
 def counted(module: str) -> Any:
-    """Return the JSON that a program prints, run in its own process: torch has looked for CUDA in this one.
+    """Return the JSON that a program prints, run in a new process: in this one, torch has already looked for CUDA.
 
-    Skips the test where there is no g++, which compiles the device, or where torch has CUDA of its own.
+    Skips the test if g++, which compiles the device, is missing, or if torch is a CUDA build.
     """
     if not shutil.which("g++") or torch.version.cuda:
-        pytest.skip("the GPU that does not exist is compiled by g++, for a torch without CUDA of its own")
+        pytest.skip("the fake CUDA device needs g++ and a torch build without CUDA")
     command = [sys.executable, "-m", module]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
-"""A CUDA device that does not exist: the product's own code runs on FakeTensors of device "cuda", without a GPU.
+"""A fake CUDA device: the project's code runs on FakeTensors of device "cuda", without a GPU.
 
-Nothing is computed. A tensor on the wrong device raises as it would on a GPU, autocast is CUDA's, and `Count` tells
-what a GPU would have had to do. Import this first in a process of its own: torch must not have looked for CUDA yet.
-What cannot be seen here: which kernel is chosen, numbers, and what a compiler fuses.
+Nothing is computed. A tensor on the wrong device raises as on a GPU, autocast is CUDA's, and `Count` counts the work
+that a GPU would do. Import this module first in a new process: torch must not have looked for CUDA yet. Numerical
+results, the choice of kernels, and fusion by a compiler are not covered.
 """
 
 import collections
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("guard.cpp")
 
 
 def _load() -> None:
-    """Compiles guard.cpp against the installed torch, once for each version of both, and loads it."""
+    """Compile guard.cpp against the installed torch, once per version of both, and load it."""
     root = Path(importlib.util.find_spec("torch").origin).parent
     version = (root / "version.py").read_bytes()
     key = hashlib.sha256(SOURCE.read_bytes() + version + str(root).encode()).hexdigest()[:16]
@@ -49,7 +49,7 @@ _stock_attention = F.scaled_dot_product_attention
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-    """FlashAttention where a GPU would take it: the CPU's torch has no rule to choose for CUDA."""
+    """Call FlashAttention if a GPU would use it: a CPU build of torch cannot choose kernels for CUDA."""
     if query.is_cuda and attn_mask is None and query.dtype != torch.float32:
         operator = torch.ops.aten._scaled_dot_product_flash_attention
         return operator(query, key, value, dropout_p, is_causal, False, **options)[0]
@@ -62,32 +62,32 @@ torch.cuda.is_bf16_supported = lambda: True
 
 
 def _never(*_arguments):
-    raise AssertionError("FakeTensors have no numbers to compute")
+    raise AssertionError("FakeTensors have no data")
 
 
-# CUDA's torch has a kernel for the norm of queries and keys, and its autograd then takes it.
+# CUDA builds have a fused kernel for RMS norm, which autograd then uses.
 _KERNELS = torch.library.Library("aten", "IMPL")
 for _name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
     _KERNELS.impl(_name, _never, "CUDA")
 
-# Operators that wait for the GPU: their result, or its shape, is wanted on the host.
+# Operators that wait for the GPU, because the host needs their result or its shape.
 _WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_consecutive"}
-_ANSWERS = {"_local_scalar_dense": 1.0, "equal": True}  # a number, a claim: what is asked of tensors without numbers
+_RESULTS = {"_local_scalar_dense": 1.0, "equal": True}  # returned for tensors without data
 _COPIES = {"_to_copy", "copy_"}
-# Operators that move nothing.
+# Operators that move no data.
 _FREE = set(
     """view _unsafe_view _reshape_alias reshape transpose permute t expand squeeze unsqueeze unflatten unfold slice
     select narrow split split_with_sizes chunk unbind alias detach lift_fresh as_strided diagonal view_as_real
     view_as_complex empty empty_like empty_strided new_empty new_empty_strided""".split()
 )
-_SMALL = 64 * 2**10  # bytes that the driver takes from any memory at once
+_SMALL = 64 * 2**10  # bytes; the driver copies these at once from any memory
 
 
 class Count(TorchDispatchMode):
-    """What a GPU would do while this is entered.
+    """Dispatch mode that counts the work a GPU would do.
 
-    Bytes are what every operator reads and writes, expanded tensors once; products and attention, which are bound by
-    arithmetic, are counted apart. Memory is what operators allocate while this is entered, so no weights and inputs.
+    Bytes are those that memory-bound operators read and write, expanded tensors once. Matrix products and attention are
+    counted in FLOP instead. Memory is what operators allocate within the mode, without weights and inputs.
     """
 
     def __init__(self):
@@ -98,23 +98,23 @@ class Count(TorchDispatchMode):
         self.clear()
 
     def clear(self) -> None:
-        """Begins the counts anew; what is held stays."""
+        """Reset the counts; allocated memory stays counted."""
         self.kernels, self.bytes = collections.Counter(), collections.Counter()  # of memory-bound operators, by name
         self.flop = collections.Counter()  # by operator
         self.waits = collections.Counter()  # by operator; blocking copies to the host are among them
-        self.copies = collections.Counter()  # "pinned to device": by the host's memory and the way
+        self.copies = collections.Counter()  # by kind of host memory and direction, e.g. "pinned to device"
         self.peak = self.live
 
     @property
     def gigabytes(self) -> float:
-        """Traffic of the memory-bound operators."""
+        """Memory traffic of the memory-bound operators."""
         return sum(self.bytes.values()) / 1e9
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         options = options or {}
         name = operator.overloadpacket.__name__
-        is_asked = name in _ANSWERS and isinstance(arguments[0], FakeTensor)
-        result = _ANSWERS[name] if is_asked else operator(*arguments, **options)
+        needs_data = name in _RESULTS and isinstance(arguments[0], FakeTensor)
+        result = _RESULTS[name] if needs_data else operator(*arguments, **options)
         given = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if options.get("pin_memory") or name == "_pin_memory":
@@ -148,7 +148,7 @@ class Count(TorchDispatchMode):
             self.waits[f"copy {way}"] += 1
 
     def _is_pinned(self, host) -> bool:
-        """Claims that its memory was allocated so: FakeTensors do not know."""
+        """Return whether a tensor was allocated as pinned memory, which FakeTensors do not record."""
         return any(host.untyped_storage()._cdata == storage._cdata for storage in self._pinned)
 
     def _hold(self, tensor, *, new: bool = True) -> None:
@@ -185,7 +185,7 @@ def _flop(name: str, given: list) -> int:
 
 
 def on_device(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Gives a module of the meta device parameters and buffers on the fake one. Within the FakeTensorMode."""
+    """Replace meta parameters and buffers of a module by ones on the fake device. Requires the FakeTensorMode."""
     for part in module.modules():
         for name, value in part._parameters.items():
             if value is not None:
@@ -198,5 +198,5 @@ def on_device(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def fake_mode() -> FakeTensorMode:
-    """The mode in which tensors are made; small tensors of the host may take part."""
+    """Return the mode in which tensors are created; real tensors of the host are allowed."""
     return FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,5 +1,5 @@
-// Makes the CPU build of torch believe in one CUDA device: enough for FakeTensors, which hold no numbers, to lie on it.
-// There is one stream, everything on it is done at once, and the hooks say that a device is there.
+// Registers a fake CUDA device with a CPU build of torch, sufficient for FakeTensors, which hold no data.
+// It has one stream, on which everything completes at once, and hooks that report one device.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

@@ -1,4 +1,4 @@
-"""What a GPU has to do for a rollout and an update, counted on a CUDA device that does not exist."""
+"""Work of a GPU for a rollout and an update, counted on the fake CUDA device."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def counted():
     return counted_by("tests.fake_cuda.checks")
 
 
-def test_the_device_sees_what_a_gpu_would_refuse_or_wait_for(counted):
+def test_the_device_detects_wrong_devices_transfers_and_waits(counted):
     device = counted["device"]
     assert "cuda:0 and cpu" in device["wrong device"]
     assert device["waits"] == {"_local_scalar_dense": 1, "copy to device": 1, "copy to host": 1}
@@ -19,21 +19,21 @@ def test_the_device_sees_what_a_gpu_would_refuse_or_wait_for(counted):
 
 
 @pytest.mark.parametrize("part", ["rollout step", "replay", "backward", "optimizer step"])
-def test_nothing_waits_for_the_device_and_nothing_travels(counted, part):
+def test_passes_have_no_waits_and_no_transfers(counted, part):
     found = counted["passes"][part]
     assert not found["waits"] and not found["copies"]
 
 
-def test_an_update_waits_once_for_its_norm(counted):
+def test_an_update_waits_once_for_the_gradient_norm(counted):
     assert counted["passes"]["norm"]["waits"] == {"_local_scalar_dense": 1}
 
 
-def test_an_anchor_on_the_device_is_exchanged_without_waiting(counted):
+def test_an_anchor_on_the_device_is_swapped_without_waiting(counted):
     found = counted["exchange"]
     assert not found["waits"] and not found["copies"]
 
 
-def test_an_anchor_on_the_host_comes_from_pinned_memory_without_waiting(counted):
+def test_an_offloaded_anchor_is_copied_from_pinned_memory_without_waiting(counted):
     found = counted["offloaded exchange"]
     assert {kind.split()[0] for kind in found["copies"]} == {"pinned", "small"}
     assert not found["waits"]
@@ -55,7 +55,7 @@ def test_decoding_waits_once(counted):
         ("LoRA block", "backward", 14.9, 3.5),
     ],
 )
-def test_a_block_and_branch_move_no_more_bytes_than_they_must(counted, block, part, gigabytes, peak):
-    """480 x 864 x 81, eager: traffic of the memory-bound operators in GB, memory in GiB."""
+def test_a_block_stays_within_its_traffic_and_memory(counted, block, part, gigabytes, peak):
+    """480 x 864, 81 frames, eager: traffic of the memory-bound operators in GB, memory in GiB."""
     assert counted[block][part]["gigabytes"] <= gigabytes
     assert counted[block][part]["peak"] <= peak

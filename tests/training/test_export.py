@@ -193,12 +193,15 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ([], "say what to write"),
+        ([], "nothing to export: give --checkpoint_path"),
         (["--merge", "--transformer_version", VERSION], "--merge needs --lora_path"),
-        (["--transformer_version", VERSION, "--form", "peft"], "form of LoRA files"),
+        (["--transformer_version", VERSION, "--form", "peft"], "--form peft is a LoRA format"),
         (["--checkpoint_path", "nowhere"], "nowhere is not there"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
-        (["--transformer_version", VERSION, "--form", "original", "--with_pipeline"], "goes with --form diffusers"),
+        (
+            ["--transformer_version", VERSION, "--form", "original", "--with_pipeline"],
+            "--with_pipeline needs --form diffusers",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_message(run, tmp_path, flags, said):

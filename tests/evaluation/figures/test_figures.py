@@ -129,7 +129,7 @@ def test_figures_are_made_from_runs(make_run, figures, tmp_path):
     code, made, said = figures(tmp_path / "runs")
     # Two of figure 8: the trust regions beside none have two schedules.
     assert code == 0 and made == [f"figure{n}.png" for n in (3, 4, 7, 8)] + ["figure8_2.png", "figure9.png"]
-    assert "give norms that scripts/measure_gradient_norms.py measured by --gradients" in said.out
+    assert "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients" in said.out
 
 
 def test_the_learning_curve_is_of_one_run_or_of_the_seeds_of_one_setting(make_run, figures, tmp_path, monkeypatch):
@@ -190,8 +190,8 @@ def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsy
     path.write_text(json.dumps(content | {"steps": steps}))
     run()
     assert (tmp_path / "f" / "figure4.png").is_file()
-    assert "theory alone" not in capsys.readouterr().out
+    assert "theory only" not in capsys.readouterr().out
     path.write_text("[1]")
     with pytest.raises(SystemExit, match="2"):
         run()
-    assert "--gradients must name JSON of scripts.measure_gradient_norms" in capsys.readouterr().err
+    assert "--gradients must be JSON files of scripts.measure_gradient_norms" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_the_program_leaves_its_file_alone(tiny_config, tmp_path, capsys):
     [
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--rollouts", "6"], "6 is not a multiple of num_generations 4"),
-        (["--out", "nowhere/g.json"], "--out must lie in a folder that is there"),
+        (["--out", "nowhere/g.json"], "the folder of --out must exist"),
     ],
 )
 def test_bad_input_ends_with_one_message_and_code_2(tiny_config, tmp_path, capsys, flags, said):

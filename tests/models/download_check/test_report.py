@@ -358,7 +358,7 @@ def test_the_program_ends_with_1_for_no_model_and_2_for_a_wrong_call(tmp_path, m
     monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(ROOT / "README.md")])
     with pytest.raises(SystemExit) as stopped:
         check_checkpoints.main()
-    assert stopped.value.code == 2 and "is a file" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "root must be the folder that contains transformer/" in capsys.readouterr().err
 
 
 def test_a_pipeline_is_for_what_its_index_says(tmp_path):

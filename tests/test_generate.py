@@ -218,7 +218,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
             "exclude each other: no released version has both",
         ),
-        (["--prompt", "a", "--cfg_distilled"], "480p_t2v is not cfg_distilled, as the flags ask; of that kind are"),
+        (["--prompt", "a", "--cfg_distilled"], "480p_t2v is not cfg_distilled, which the flags require; released"),
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--stochastic", "euler"], "sde_type (given as --stochastic) must be one of"),

@@ -1,15 +1,15 @@
-"""The identity of an evaluation: settings, and the contents of every file that decides it; no paths but the policy's.
+"""Identity of an evaluation: its settings and the contents of every file that affects it.
 
-A stored evaluation stands for a new one where all of it agrees (`scores_file.read_evaluation`). It sees
+A stored evaluation is reused if its identity is the same (`scores_file.read_evaluation`). It covers
 
     prompts     their texts in order, and the bytes of their images
-    base        every byte of the transformer's files, the VAE's, the encoders' and those of a LoRA that runs start from
-    scorers     their resolved options, and every byte of their files, of options that are paths, and of the
+    base        all bytes of the transformer, VAE and encoder files, and of a LoRA that runs start from
+    scorers     their resolved options, and all bytes of their files, of options that are paths, and of the
                 code of a scorer from outside this project
-    policy      its path; every byte of a LoRA, a transformer or videos; of a checkpoint what `fingerprint` says
+    policy      its path; all bytes of a LoRA, a transformer or videos; for a checkpoint, its `fingerprint`
 
-and not what lies elsewhere: the models of a reward service or of the hub, which it knows by address or name, a base
-model of Qwen2-VL that an adapter of VideoAlign finds beside its folder, this project's code and the packages.
+It does not cover the models of a reward service or of the hub (only their address or name), a base model of Qwen2-VL
+that an adapter of VideoAlign finds beside its folder, paths other than the policy's, this code or installed packages.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,10 @@ from hyvideo.models.weight_files import Folder
 
 
 def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True) -> dict[str, object]:
-    """Settings and contents that evaluations of several policies have in common, from all settings by flag.
+    """Return the part of the identity that evaluations of several policies share, from all settings by flag.
 
-    Where videos are given the model's weights do not count. Raises ValueError for unreadable prompts or options.
+    Set ``has_model`` to False to evaluate given videos, which leaves out the model's weights. Raises ValueError for
+    unreadable prompts or options.
     """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
     base = named_files(settings).get("pretrained_lora_path", [])
@@ -50,12 +51,12 @@ def world_identity(settings: Mapping[str, Any], reward: RewardSettings, *, has_m
 
 
 def policy_identity(**sources: Path | None) -> dict[str, object]:
-    """Paths and contents of what is evaluated: a checkpoint, a LoRA, videos; of nothing, the base model."""
+    """Return paths and contents of the evaluated checkpoint, LoRA or videos; empty for the base model."""
     return {name: {"path": str(path), "files": fingerprint([path])} for name, path in sources.items() if path}
 
 
 def _scorer_files(name: str, root: Path, options: dict) -> list[Path]:
-    entry = SCORERS.get(name, Entry(name, ".", ()))  # one that does not ship has no files but its options
+    entry = SCORERS.get(name, Entry(name, ".", ()))  # a custom scorer has no files except in its options
     folder = Path(options.get("path") or root / entry.folder)
     files = [folder / part for part in entry.files]
     files += [Path(value) for key, value in options.items() if (key != "path" or not files) and _is_path(value)]

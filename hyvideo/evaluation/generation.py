@@ -1,8 +1,8 @@
-"""Makes videos from prompts and images, by a base model, a checkpoint of a run, or a LoRA; generate.py calls it.
+"""Sampling of videos from prompts and images with a base model, a checkpoint of a run or a LoRA, for generate.py.
 
-    requests -> sizes -> checks -> conditions -> (encoders let go) -> transformer -> latents -> mp4 and json
+    requests -> sizes -> checks -> conditions -> (encoders released) -> transformer -> latents -> mp4 and json
 
-One sampler serves all: without ``sde_type`` it walks the ODE, with it a rollout as training makes them.
+Without ``sde_type`` the sampler solves the ODE; with it, it samples a rollout as in training.
 """
 
 import gc
@@ -40,18 +40,18 @@ MINIATURE = "configs/miniature.yaml"
 
 @dataclass(frozen=True)
 class Video:
-    """One video to make."""
+    """A video to generate."""
 
     request: Request
     height: int
     width: int
-    number: int  # among all videos of the call; with the seed it decides the noise
+    number: int  # index in this call; the noise depends on it and on the seed
     path: Path
 
 
 @dataclass(frozen=True)
 class Source:
-    """Policy that makes the videos: a checkpoint of a run, a LoRA, both, or the base model of the config."""
+    """Policy that generates the videos: a checkpoint of a run, a LoRA, both, or the base model of the config."""
 
     checkpoint: Path | None = None
     lora: Path | None = None
@@ -60,26 +60,27 @@ class Source:
     def __post_init__(self) -> None:
         for name, path in (("checkpoint_path", self.checkpoint), ("lora_path", self.lora)):
             if path and (problem := unusable(path)):
-                raise ValueError(f"--{name} must be a path that can be read, got {shown(path)}: {problem}")
+                raise ValueError(f"--{name} must be a readable path, got {shown(path)}: {problem}")
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}")
 
     def or_start(self, lora_path: str) -> "Source":
-        """The source; for the base model alone, the base model with the LoRA that runs start from, if they do."""
+        """Return the source; the base model gets the LoRA at ``lora_path`` that runs start from, if there is one."""
         return self if self.checkpoint or self.lora or not lora_path else replace(self, lora=Path(lora_path))
 
     def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
-        """Raises ValueError for files that cannot be used, and for a checkpoint that would be guided otherwise than it
-        was trained, before any weights of the policy are read.
+        """Raise ValueError for files that do not fit the model, or a checkpoint trained with another negative prompt.
+
+        No weights of the policy are read.
         """
         root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint)
-            own = saved_policy.negative_prompt(self.checkpoint)
-            for given in (request.prompt for request in negative_requests if own not in (None, request.prompt)):
+            trained = saved_policy.negative_prompt(self.checkpoint)
+            for given in (request.prompt for request in negative_requests if trained not in (None, request.prompt)):
                 raise ValueError(
-                    f"checkpoint {self.checkpoint} was trained with negative_prompt {shown(own)}, got {shown(given)}; "
-                    f"give --negative_prompt {shown(own)}, or sample what scripts.export makes of the checkpoint"
+                    f"checkpoint {self.checkpoint} was trained with negative_prompt {shown(trained)}, got "
+                    f"{shown(given)}; set --negative_prompt {shown(trained)}, or export it (scripts.export) first"
                 )
         if self.lora:
             check_lora(loading.transformer_without_memory(root, version), read_lora(self.lora))
@@ -87,10 +88,10 @@ class Source:
     def load(
         self, config: Config, device: torch.device, encoder: ConditionEncoder, vae: nn.Module, kinds: frozenset[str]
     ) -> GRPOPipeline:
-        """Pipeline of the policy, with weights in the precision that it computes in."""
+        """Load the pipeline of the policy, with weights in its compute precision."""
         is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
-        how = {"kinds": kinds, "weights_dtype": DTYPES[config.model.dtype], "is_overwritten": is_overwritten}
-        pipeline = model_setup.load_pipeline(config, device, encoder=encoder, vae=vae, **how)
+        options = {"kinds": kinds, "weights_dtype": DTYPES[config.model.dtype], "is_overwritten": is_overwritten}
+        pipeline = model_setup.load_pipeline(config, device, encoder=encoder, vae=vae, **options)
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
         if self.lora:
@@ -99,7 +100,7 @@ class Source:
 
 
 def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str]) -> list[Request]:
-    """Requests of prompts that share an image, then those of CSV files. Raises ValueError for what cannot be used."""
+    """Return requests for prompts that share an image, then those of CSV files. Raises ValueError for invalid input."""
     for number, prompt in enumerate(prompts, start=1):
         check_prompt(prompt, f"as number {number} of --prompt")
     requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
@@ -109,32 +110,32 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
 
 
 def sampling_config(
-    of_file: dict, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
+    from_file: dict, settings: dict, resolution: str | None, has_images: bool, kinds: dict[str, bool | None]
 ) -> Config:
-    """Settings of a file or, without any, of the version that is named or goes with the resolution, changed by
-    ``settings``. ValueError for a version that is not of the ``kinds``, claims by name; None claims nothing.
+    """Return the settings of a file, or without one the defaults of the version, overridden by ``settings``.
 
-    A run's settings give the frames, size, shift and guidance of its validation, or with ``sde_type`` in ``settings``
-    those of its rollouts.
+    The version is given or follows from the resolution. ``kinds`` maps a kind of version to whether it is required
+    (None: either); raises ValueError for another version. The settings of a run give frames, size, shift and guidance
+    of its validation, or of its rollouts if ``settings`` has ``sde_type``.
     """
     if resolution and "transformer_version" not in settings:
-        kind = next((kind for kind, is_asked in kinds.items() if is_asked), "base")
+        kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
         settings = settings | {"transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)}
-    config = _config_of_version(of_file, settings)
+    config = _config_of_version(from_file, settings)
     version = version_defaults(config.model.transformer_version)
-    for name, is_asked in kinds.items():
-        if is_asked not in (None, version.kind == name):
+    for name, is_required in kinds.items():
+        if is_required not in (None, version.kind == name):
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
             raise ValueError(
-                f"transformer_version {config.model.transformer_version} is not {'' if is_asked else 'other than '}"
-                f"{name}, as the flags ask; of that kind are released: {known}"
+                f"transformer_version {config.model.transformer_version} is not {'' if is_required else 'other than '}"
+                f"{name}, which the flags require; released versions of that kind: {known}"
             )
     return config
 
 
-def _config_of_version(of_file: dict, settings: dict) -> Config:
-    if of_file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
-        config = Config().with_settings(**(of_file or read_settings(MINIATURE)) | settings).resolved()
+def _config_of_version(from_file: dict, settings: dict) -> Config:
+    if from_file or not settings.keys() & {"pretrained_model_root", "transformer_version"}:
+        config = Config().with_settings(**(from_file or read_settings(MINIATURE)) | settings).resolved()
         return config if "sde_type" in settings else config.sampled_as_validation().with_settings(**settings)
     version = version_defaults(Config().with_settings(**settings).model.transformer_version)
     defaults = {
@@ -150,12 +151,12 @@ def _config_of_version(of_file: dict, settings: dict) -> Config:
 def model_size(
     version_name: str, resolution: str | None, aspect_ratio: str | None, image: str | None
 ) -> tuple[int, int] | None:
-    """Height and width: the bucket of the resolution nearest to a shape; None for a model without a resolution."""
+    """Return height and width of the bucket nearest to a shape, or None for a model without a resolution."""
     version = version_defaults(version_name)
     resolution = resolution or version.resolution
     if resolution is None and not version.sizes:
         if aspect_ratio:
-            raise ValueError("--aspect_ratio needs --resolution: this model has no resolution of its own")
+            raise ValueError("--aspect_ratio needs --resolution: this model has no default resolution")
         return None
     sizes = version.sizes or bucket_sizes(resolution)
     if image and not aspect_ratio:
@@ -165,7 +166,7 @@ def model_size(
 
 
 def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], output: Path) -> list[Video]:
-    """Videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 by its name."""
+    """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4 file by name."""
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
     return [
@@ -175,11 +176,10 @@ def list_videos(sizes: dict[Request, tuple[int, int]], requests: list[Request], 
 
 
 def generate(config: Config, videos: list[Video], *, source: Source, seed: int, is_stochastic: bool) -> None:
-    """Makes the videos, each with a JSON file of its settings; several processes of torchrun share them.
+    """Generate the videos, each with a JSON file of its settings; the processes of torchrun share them.
 
-    They have ``validation_steps`` steps; ``sde_type`` and ``eta`` count if ``is_stochastic``.
-
-    Raises: ValueError for what cannot be used, before any weights are read.
+    Sampling takes ``validation_steps`` steps and uses ``sde_type`` and ``eta`` only if ``is_stochastic``. Raises
+    ValueError for invalid input before any weights are read.
     """
     sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
     needs = model_setup.check_checkpoint(config, {"this call": [video.request for video in videos]}, sizes)
@@ -196,7 +196,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
     encoder, vae = model_setup.load_encoder(config, device)
     conditions = [encoder([video.request], height=video.height, width=video.width) for video in local]
     encoder(config.negative_requests)
-    encoder.release()  # before the transformer comes
+    encoder.release()  # before the transformer is loaded
     gc.collect()
     pipeline = source.load(config, device, encoder, vae, needs).with_steps(config.record.validation_steps)
     loaded = time.perf_counter()
@@ -207,7 +207,7 @@ def generate(config: Config, videos: list[Video], *, source: Source, seed: int, 
         each = (time.perf_counter() - loaded) / len(local)
         print(
             f"{len(local)} video{'s' if len(local) > 1 else ''} in {local[0].path.parent}: {each:.2f} s each after "
-            f"{loaded - start:.1f} s of loading, {peak_memory_gib(device):.2f} GiB at most"
+            f"{loaded - start:.1f} s of loading, {peak_memory_gib(device):.2f} GiB peak memory"
         )
 
 
@@ -228,12 +228,12 @@ def _make(
         latents = pipeline.sample_ode(conditions, noise())
     (frames,) = pipeline.decode(latents)
     if frames is None:
-        raise FloatingPointError(f"the video for {video.path} is not finite; try --dtype fp32 or another checkpoint")
+        raise FloatingPointError(f"{video.path}: the video is not finite; try --dtype fp32 or another checkpoint")
     write_video(video.path, frames, data.fps)
 
 
 def _settings(config: Config, video: Video, source: Source, seed: int, is_stochastic: bool) -> dict:
-    """Content of the JSON file beside a video: all that makes it again."""
+    """Return the content of the JSON file beside a video: everything needed to reproduce it."""
     return {
         **asdict(video.request),
         "seed": seed,

@@ -1,7 +1,7 @@
-"""Scores of a policy on held-out prompts: the videos of validation, every score of every video, and set measures.
+"""Evaluation of a policy on the validation prompts: every score of every video, and metrics of the whole set.
 
-policy -> validation's videos (no noise added, fixed seeds) -> scorers -> one entry a video
-                                                           -> held-out measures of each video and of the whole set
+policy -> validation videos (ODE, fixed seeds) -> scorers -> one entry per video
+                                               -> held-out metrics of each video and of the whole set
 """
 
 import math
@@ -27,7 +27,7 @@ from hyvideo.training.rewards import make_async_scorer
 
 
 class Evaluator:
-    """Scores policies and videos in one process; loads each model once, when needed. ValueError for bad prompts."""
+    """Scores policies and videos in one process and loads each model once. Raises ValueError for invalid prompts."""
 
     def __init__(self, config: Config):
         if config.model.num_threads:
@@ -48,16 +48,16 @@ class Evaluator:
         return load_encoder(self.config, self.device)
 
     def check(self, source: Source) -> frozenset[str]:
-        """Encoders that the prompts need. Raises ValueError for prompts, checkpoints or a size that cannot be used."""
+        """Return the encoders that the prompts need. Raises ValueError for invalid prompts, checkpoints or sizes."""
         config = self.config
         if not self.requests:
-            raise ValueError("valid_video_csv must name the prompts to evaluate on, got nothing")
+            raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate on; it is empty")
         needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
         source.or_start(config.optimizer.pretrained_lora_path).check(config.model, config.negative_requests)
         return needs
 
     def policy(self, source: Source) -> Evaluation:
-        """Evaluation of a policy. Raises ValueError as `check`, and for scorers, before reading its weights."""
+        """Evaluate a policy. Raises ValueError like `check` and for invalid scorers, before reading its weights."""
         config, needs, scorer = self.config, self.check(source), self.scorer
         source = source.or_start(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
@@ -69,7 +69,7 @@ class Evaluator:
         return self.score(list(videos.values()), prompts, groups, fps=config.data.fps)
 
     def folder(self, folder: Path) -> Evaluation:
-        """Evaluation of the mp4 files in a folder; see `find_clips` for whose videos they are."""
+        """Evaluate the mp4 files in a folder; `find_clips` assigns their prompts."""
         clips = find_clips(folder, self.requests)
         prompts = [clip.prompt for clip in clips]
         self.scorer.check_prompts(prompts)
@@ -86,7 +86,7 @@ class Evaluator:
         fps: float,
         files: list[str] | None = None,
     ) -> Evaluation:
-        """Evaluation of given videos; None stands for one that could not be decoded, and is missing."""
+        """Evaluate given videos. One that could not be decoded is None and gets a missing reward."""
         rewards = self.scorer.score(videos, prompts, fps=fps)
         seed = self.config.record.validation_seed
         decoded = {number: video for number, video in enumerate(videos) if video is not None}

@@ -1,4 +1,4 @@
-"""Lines that a run prints in the end, and the kernel that it names at its start."""
+"""Summary that a run prints at its end, and the attention kernel that it prints at its start."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.records.metrics_file import whole_lines
 
-_PROFILED_TOKENS = 2048  # at most; more take a CPU seconds, and run on the same kernel
+_PROFILED_TOKENS = 2048  # at most; more take seconds on a CPU and run on the same kernel
 
 
 def attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, int, int], device: torch.device) -> str:
-    """Name of the kernel that a call with a rank's heads ran on, perhaps shortened: some are hundreds of letters."""
+    """Run attention with one rank's heads and return the name of its kernel, at most 120 characters of it."""
     model = read_architecture(settings.pretrained_model_root, settings.transformer_version)
     heads = max(1, model.num_attention_heads // sp_size)
     tokens = min(_PROFILED_TOKENS, model.image_tokens(*size))
@@ -26,7 +26,7 @@ def attention_kernel(settings: ModelSettings, sp_size: int, size: tuple[int, int
 
 
 def print_summary(output_dir: Path, iteration: int, validation: Validation | None) -> None:
-    """Prints the reward before and after with its spread, and where the videos and a picture of both are."""
+    """Print rewards before and after training, and the paths of the videos and of a picture of both."""
     values: dict = {"before": {}, "after": {}, "rewards": []}
     if validation:
         values["before"], values["after"] = (validation.measures(k) for k in (0, iteration))

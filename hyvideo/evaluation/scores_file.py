@@ -1,4 +1,4 @@
-"""Scores of videos: those of all ranks together, their means, and an evaluation as a file."""
+"""Scores of videos: gathering over ranks, means and intervals, and the files of an evaluation."""
 
 import csv
 import io
@@ -22,13 +22,13 @@ NOT_SCORES = ("number", "seed", "group", "missing")
 
 
 def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
-    """Rewards of all videos in their order, on every rank, from those of each rank by number."""
+    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by number."""
     dimensions, in_order = merge_rewards(local, num_videos, mesh)
     return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
 
 
 def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Means over the scored videos and the number of the others; the spread of ``reward``, of none without any."""
+    """Return the means over the scored videos with the number of missing ones, and the spread of ``reward``."""
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
     spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
@@ -47,24 +47,24 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
 class Evaluation:
     """Scores of one policy, or of a folder of videos."""
 
-    videos: list[dict]  # number, prompt, group (place of the prompt), reward, scores, held-out measures of the video
-    measures: dict[str, float | None]  # of the whole set: held-out, such as frechet_distance
+    videos: list[dict]  # number, prompt, group (index of the prompt), reward, scores, held-out metrics of the video
+    measures: dict[str, float | None]  # held-out metrics of the whole set, such as frechet_distance
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Interval]:
-    """Mean and t interval over the prompts of every score, and the measures that only the set has, without one."""
+    """Return mean and t interval over the prompts of every score, and metrics of the whole set without an interval."""
     entries = [entry.items() for entry in evaluation.videos]
     names = dict.fromkeys(name for items in entries for name, value in items if isinstance(value, (int, float)))
     summary = {}
     for name in (name for name in names if name not in NOT_SCORES):
         values = by_prompt(evaluation.videos, lambda entry, name=name: entry.get(name))
         summary[name] = t_interval(np.array([list(values.values())]))
-    of_set = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
-    return summary | {name: t_interval(np.array([[value]])) for name, value in of_set.items()}
+    set_only = {name: value for name, value in evaluation.measures.items() if name not in summary and value is not None}
+    return summary | {name: t_interval(np.array([[value]])) for name, value in set_only.items()}
 
 
 def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) -> dict[int, float]:
-    """Mean over the videos of each prompt that have a value."""
+    """Return the mean of each prompt, over its videos that have a value."""
     values_of: dict[int, list[float]] = {}
     for entry in videos:
         value = value_of(entry)
@@ -74,7 +74,7 @@ def by_prompt(videos: Iterable[dict], value_of: Callable[[dict], float | None]) 
 
 
 def as_text(summary: dict[str, Interval]) -> str:
-    """Lines of mean and interval, one for each measure."""
+    """Format mean and interval, one line per metric."""
     lines = []
     for name, value in summary.items():
         interval = f"  [{value.low:.4f}, {value.high:.4f}]" if value.low < value.high else ""
@@ -83,7 +83,7 @@ def as_text(summary: dict[str, Interval]) -> str:
 
 
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:
-    """Writes one JSON file; ``identity`` says what was evaluated, and under which settings."""
+    """Write an evaluation as JSON; ``identity`` describes the policy and the settings that it was evaluated with."""
     path.parent.mkdir(parents=True, exist_ok=True)
     summary = {name: value.as_json() for name, value in summarise(evaluation).items()}
     content = {"of": identity, "summary": summary, "measures": evaluation.measures, "videos": evaluation.videos}
@@ -91,7 +91,7 @@ def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None
 
 
 def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
-    """Evaluation of the same policy under the same settings, or None where the file has none."""
+    """Return the stored evaluation if its identity is the same, else None."""
     if not path.is_file():
         return None
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
-    """Writes a line for each row, under the names that any of them has."""
+    """Write rows as CSV; the columns are the keys of all rows."""
     text, rows = io.StringIO(), list(rows)
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -110,6 +110,6 @@ def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
 
 
 def _finite_mean(values: list[float]) -> float:
-    """Mean of the finite values; NaN without any."""
+    """Return the mean of the finite values, or NaN without any."""
     finite = [value for value in values if math.isfinite(value)]
     return statistics.fmean(finite) if finite else math.nan

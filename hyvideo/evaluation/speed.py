@@ -1,6 +1,6 @@
-"""Speed of the transformer, and how far two results are apart.
+"""Speed of the transformer with random weights, and the difference between two results.
 
-Random weights are drawn where they compute, seconds are those of the GPU's own events.
+Times on a GPU are measured with CUDA events.
 """
 
 import math
@@ -20,7 +20,7 @@ from hyvideo.models.sizes import Forward, Sizes, sizes_module
 
 @dataclass(frozen=True)
 class Workload:
-    """A transformer of random weights, one video for it, and where it computes; the released model's by default."""
+    """A transformer with random weights, the size of one video, and a device; the released model by default."""
 
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
@@ -40,16 +40,16 @@ class Workload:
 
     @property
     def flops(self) -> Forward:
-        """FLOP of one forward of one branch."""
+        """FLOP of one forward pass of one branch."""
         return self.architecture.forward(self.tokens, self.text_tokens)
 
     def speed(self, seconds: float, rate: float, *, forwards: float = 1.0) -> dict[str, float]:
-        """Speed of so many forwards in ``seconds``, with its share of ``rate`` FLOP/s."""
+        """Return the speed of ``forwards`` forward passes in ``seconds``, and its share of ``rate`` FLOP/s."""
         reached = forwards * self.flops.total / seconds
         return {"TFLOP/s": reached / 1e12, "share of the product": reached / rate}
 
     def transformer(self) -> nn.Module:
-        """diffusers' model, always of the same weights."""
+        """Return diffusers' model with random weights, always the same."""
         import diffusers
 
         torch.manual_seed(0)
@@ -58,7 +58,7 @@ class Workload:
         return model.to(self.dtype).eval()
 
     def inputs(self, transformer: nn.Module) -> dict[str, dict]:
-        """Arguments of a forward of ours and of diffusers' own ("stock") on the same sample."""
+        """Return the arguments of our forward pass and of diffusers' ("stock") for the same sample."""
         randn = partial(torch.randn, dtype=self.dtype, device=self.device)
         ours = {
             "latents": randn(1, self.architecture.out_channels, *self.grid),
@@ -69,7 +69,7 @@ class Workload:
 
 
 def forward(model: nn.Module, inputs: dict) -> Tensor:
-    """The velocity. Shape: (batch, channels, frames, height, width)."""
+    """Return the velocity. Shape: (batch, channels, frames, height, width)."""
     is_mixed = next(model.parameters()).dtype == torch.bfloat16 or model.device.type == "cuda"
     with torch.autocast(model.device.type, torch.bfloat16, enabled=is_mixed):
         out = model(**inputs)
@@ -80,7 +80,7 @@ sample = torch.no_grad()(forward)
 
 
 def train(model: nn.Module, inputs: dict) -> Tensor:
-    """Forward, recomputation and backward, without the optimizer, the same for all; gives a first gradient."""
+    """Run forward, recomputation and backward without the optimizer; return the gradient of the first parameter."""
     forward(model, inputs).float().square().mean().backward()
     gradient = next(model.parameters()).grad
     model.zero_grad(set_to_none=True)
@@ -88,7 +88,7 @@ def train(model: nn.Module, inputs: dict) -> Tensor:
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call: between two events of its stream on a GPU, by the clock elsewhere."""
+    """Return the seconds of one call: between two CUDA events on a GPU, else by the clock."""
     if device.type != "cuda":
         start = time.perf_counter()
         call()
@@ -102,16 +102,16 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 
 def take_turns(calls: dict[str, Callable], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each call, of which one after the other is made; the first of each compiles and warms up."""
-    rounds = [{name: seconds_of(call, device) for name, call in calls.items()} for _ in range(1 + repeats)]
-    return {name: [one[name] for one in rounds[1:]] for name in calls}
+    """Return the seconds of each call, run in turns ``repeats`` times after a first turn that compiles and warms up."""
+    turns = [{name: seconds_of(call, device) for name, call in calls.items()} for _ in range(1 + repeats)]
+    return {name: [turn[name] for turn in turns[1:]] for name in calls}
 
 
 def product_rates(work: Workload) -> dict[int, float]:
-    """FLOP/s of the largest matrix product of a block, by rows: 8,192, and the tokens of the video."""
+    """Return the FLOP/s of the largest matrix product of a block, for 8,192 rows and for the tokens of the video."""
     width, to = work.architecture.width, {"dtype": work.dtype, "device": work.device}
     right = torch.randn(width, 4 * width, **to)
-    several = range(8 if work.device.type == "cuda" else 1)  # so that a GPU does not wait for the next
+    several = range(8 if work.device.type == "cuda" else 1)  # keeps a GPU busy
     rates = {}
     for rows in (8192, work.tokens):
         left = torch.randn(rows, width, **to)
@@ -122,7 +122,7 @@ def product_rates(work: Workload) -> dict[int, float]:
 
 
 def peak_gib(call: Callable[[], object], device: torch.device) -> float:
-    """GiB of a GPU that a call needs beyond what lies there before; 0 elsewhere."""
+    """Return the peak GPU memory in GiB that a call needs beyond what is allocated before it; 0 without a GPU."""
     if device.type != "cuda":
         call()
         return 0.0
@@ -133,5 +133,5 @@ def peak_gib(call: Callable[[], object], device: torch.device) -> float:
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference over the largest value."""
+    """Return the largest absolute difference divided by the largest absolute value."""
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()

@@ -1,7 +1,7 @@
-"""Videos of the same prompts and seeds, sampled without noise: how far the policy has come.
+"""Validation: videos of the same prompts and seeds, sampled with the ODE, which measure the progress of the policy.
 
-A validation in a run and an evaluation after it (`policy_scores`) sample and decode by `Validation.videos`, in batches
-of the same shapes: on one machine the same policy makes the same videos, byte for byte.
+Validation during a run and evaluation after it (`policy_scores`) both use `Validation.videos`, with batches of the same
+shapes: on one machine the same policy generates the same videos, byte for byte.
 """
 
 import json
@@ -35,7 +35,7 @@ FOLDER = "samples"
 
 
 class Validation:
-    """Samples, scores and records the validation set, which the replicas share."""
+    """Samples, scores and records the validation set, divided among the replicas."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Validation:
         pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
-        on_stage: Callable[..., None] = lambda *stage: None,  # hears of each batch
-        may_end: Callable[[bool], bool] = bool,  # before each batch and in the wait for rewards; raises to stop the run
+        on_stage: Callable[..., None] = lambda *stage: None,  # called for each batch
+        may_end: Callable[[bool], bool] = bool,  # before batches and while waiting for rewards; raises to stop
     ):
         self.settings, self.mesh, self.scorer, self.encoder = config.record, mesh, scorer, encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
-        how = {"shift": config.validation_shift, "guidance_scale": config.validation_cfg_scale}
-        self.pipeline = pipeline.with_steps(self.settings.validation_steps, **how)
+        options = {"shift": config.validation_shift, "guidance_scale": config.validation_cfg_scale}
+        self.pipeline = pipeline.with_steps(self.settings.validation_steps, **options)
         requests = read_requests(*config.data.valid_video_csv)
         self.requests = [request for request in requests for _ in range(self.settings.validation_repeats)]
         self.prompts = [request.prompt for request in self.requests]
@@ -74,7 +74,7 @@ class Validation:
         self.watch = HackingWatch(action, threshold, mesh, self.output, self.made_with)
 
     def run(self, iteration: int) -> dict[str, float]:
-        """Validates the policy as of ``iteration``, writes samples/<iteration>/ and gives ``validation/...``."""
+        """Validate the policy after ``iteration``, write samples/<iteration>/ and return ``validation/...`` metrics."""
         videos = self.videos(self.rows())
         prompts = [self.prompts[row] for row in videos]
         self.on_stage("validation reward", f"{len(self.prompts)} videos")
@@ -83,10 +83,10 @@ class Validation:
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
         means, spreads = measure_all(videos, local, self.prompts, self.groups, self.scorer, self.mesh)
         sets, set_spreads = measure_sets(videos, self.prompts, self.scorer, self.mesh)
-        of_rewards, reward_spread = summarise_rewards(rewards)
-        measures = means | of_rewards | sets
+        reward_means, reward_spread = summarise_rewards(rewards)
+        measures = means | reward_means | sets
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
-        hacking = self.watch.look(stats)
+        hacking = self.watch.check(stats)
         names = self._keep(iteration, videos)
         with reported_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
             if self.mesh.is_main:
@@ -98,12 +98,12 @@ class Validation:
         return self.output / f"{iteration:06d}"
 
     def measures(self, iteration: int) -> dict[str, float]:
-        """Measures recorded of ``iteration``, NaN where nothing could be measured; empty if it was not validated so."""
+        """Return the recorded metrics of ``iteration``; empty if it was not validated with these settings."""
         recorded = read_validation(self.folder(iteration), self.made_with)
         return dict(recorded.means) if recorded else {}
 
     def picture(self, iteration: int) -> Path | None:
-        """Writes before_after.png: the recorded videos of the base policy beside those of ``iteration``."""
+        """Write before_after.png: the recorded videos of the base model beside those of ``iteration``."""
         old, new = self._recorded(0), self._recorded(iteration)
         files = sorted(
             name for name in old.keys() & new.keys() if all((self.folder(k) / name).is_file() for k in (0, iteration))
@@ -118,13 +118,13 @@ class Validation:
         return path
 
     def rows(self) -> list[int]:
-        """Rows of this replica's videos; the last may be done twice so that all replicas do the same work."""
+        """Return this replica's rows; the last row may be repeated so that all replicas have equally many."""
         count = -(-len(self.prompts) // self.mesh.num_replicas)
         last = len(self.prompts) - 1
         return [min(self.mesh.replica + i * self.mesh.num_replicas, last) for i in range(count)]
 
     def videos(self, rows: list[int]) -> dict[int, Tensor | None]:
-        """Videos that this rank decodes, by row; ranks that sample a batch together share its videos."""
+        """Return the videos that this rank decodes, by row; ranks that sample a batch together divide its videos."""
         batch_size = self.settings.validation_batch_size
         videos: dict[int, Tensor | None] = {}
         starts = range(0, len(rows), batch_size)
@@ -149,9 +149,9 @@ class Validation:
         return normal(self.latent_shape, self.settings.validation_seed, "validation noise", prompt, repeat)
 
     def _keep(self, iteration: int, videos: dict[int, Tensor | None]) -> dict[int, str]:
-        """Writes what is to be kept of this rank's videos; gives the main rank the file names of all, by row."""
+        """Write this rank's videos that are kept, and return the file names of all ranks by row."""
         rows = evenly_spaced(self.settings.log_num_videos, len(self.prompts))
-        rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # one done twice kept once
+        rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]  # repeated rows once
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
         with reported_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):

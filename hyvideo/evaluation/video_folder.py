@@ -1,4 +1,4 @@
-"""A folder of mp4 files as videos of prompts: of generate.py, of a run's records, or in the order of a prompts CSV."""
+"""Folders of mp4 files with their prompts: written by generate.py or a run, or in the order of a prompts CSV."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +13,23 @@ from hyvideo.data.videos import mp4_factor, read_video
 
 @dataclass(frozen=True)
 class Clip:
-    """A video file and the prompt that it was made for."""
+    """A video file and its prompt."""
 
     path: Path
     prompt: str
-    group: int  # place of the prompt among the prompts
+    group: int  # index of the prompt
 
 
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
-    """The mp4 files of a folder by name, with the prompts of the JSON files beside them or of a run's scores.json.
+    """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON files beside them.
 
-    Without either the prompts are ``requests`` in order, each for as many files in a row as all have. Raises ValueError
-    where there are no videos, or where it cannot be said which prompt a file belongs to.
+    Without either, the files belong to ``requests`` in order, the same number of consecutive files to each. Raises
+    ValueError if the folder has no videos or if their prompts are unknown.
     """
     paths = sorted(folder.glob("*.mp4"))
     if not paths:
-        lacking = folder_problem(folder) or "it has none"
-        raise ValueError(f"--videos must be a folder with mp4 files, got {shown(folder)}: {lacking}")
+        problem = folder_problem(folder) or "it has none"
+        raise ValueError(f"--videos must be a folder with mp4 files, got {shown(folder)}: {problem}")
     if recorded := _recorded(folder):
         return recorded
     with_settings = [path for path in paths if path.with_suffix(".json").is_file()]
@@ -39,28 +39,28 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         return [Clip(path, prompt, places[prompt]) for path, prompt in zip(paths, prompts)]
     if with_settings:
         raise ValueError(
-            f"{len(with_settings)} of {len(paths)} videos in {folder} have a JSON file with their prompt; give one to "
-            "all or to none"
+            f"{len(with_settings)} of {len(paths)} videos in {folder} have a JSON file with their prompt; all or none "
+            "must have one"
         )
     if not requests or len(paths) % len(requests):
         raise ValueError(
-            f"without JSON files beside them the {len(paths)} videos in {folder} must be as many as the rows of "
-            f"valid_video_csv, or a multiple; it has {len(requests)}"
+            f"videos without JSON files must number a multiple of the rows of valid_video_csv: got {len(paths)} videos "
+            f"in {folder} and {len(requests)} rows"
         )
     each = len(paths) // len(requests)
     return [Clip(path, requests[i // each].prompt, i // each) for i, path in enumerate(paths)]
 
 
 def read_clips(clips: list[Clip], height: int, width: int) -> tuple[list[Tensor], float]:
-    """Frames of the clips, enlarged ones at their own size ``height`` x ``width``, and the frame rate of all."""
+    """Read the videos, those enlarged for mp4 at their original ``height`` x ``width``, and their common frame rate."""
     read = [read_video(clip.path) for clip in clips]
     rates = sorted({fps for _, fps in read})
     if len(rates) > 1:
-        raise ValueError(f"the videos must have one frame rate, got {', '.join(f'{rate:g}' for rate in rates)}")
-    return [_in_own_size(video, height, width) for video, _ in read], rates[0]
+        raise ValueError(f"all videos must have the same frame rate, got {', '.join(f'{rate:g}' for rate in rates)}")
+    return [_at_original_size(video, height, width) for video, _ in read], rates[0]
 
 
-def _in_own_size(video: Tensor, height: int, width: int) -> Tensor:
+def _at_original_size(video: Tensor, height: int, width: int) -> Tensor:
     factor = mp4_factor(height, width)
     if factor == 1 or tuple(video.shape[-2:]) != (height * factor, width * factor):
         return video
@@ -69,7 +69,7 @@ def _in_own_size(video: Tensor, height: int, width: int) -> Tensor:
 
 
 def _recorded(folder: Path) -> list[Clip]:
-    """Videos that a run kept, by its record of them; none where the folder is not a run's."""
+    """Return the videos listed in the scores.json of a run, or none if there is no such file."""
     path = folder / "scores.json"
     entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
     if not isinstance(entries, list):
@@ -80,5 +80,5 @@ def _recorded(folder: Path) -> list[Clip]:
 def _prompt_of(path: Path) -> str:
     content = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("prompt"), str):
-        raise ValueError(f"{path} must hold an object with a prompt")
+        raise ValueError(f"{path} must contain a JSON object with a prompt")
     return content["prompt"]

@@ -1,4 +1,4 @@
-"""A contact sheet of the same prompts and seeds before and after training, or by several policies, as one PNG."""
+"""Contact sheet: one PNG of the same prompts and seeds before and after training, or from several policies."""
 
 import itertools
 import os
@@ -13,41 +13,41 @@ from torch import Tensor
 from hyvideo.data.outside import replacing
 
 INK, ACCENT = "#1f2328", "#0b66c3"
-DPI = 72  # a point is a pixel, and all lengths here are in pixels
+DPI = 72  # one point is one pixel; all lengths here are in pixels
 NUM_FRAMES, FRAME_HEIGHT = 5, 96
 MARGIN, HEADER_HEIGHT = 24, 54
 CAPTION_WIDTH = 256  # from the prompts to the first frame
 FRAME_GAP, GUTTER, ROW_GAP = 5, 44, 26  # between frames, between columns, between rows
 TEXT_SIZE, LINE_HEIGHT = 14, 20
 MAX_PROMPT_LINES, LINE_LENGTH = 7, 28  # lines, characters
-WIDE = "\u1100"  # from here on, letters are about twice as wide
+WIDE = "\u1100"  # characters from here on are about twice as wide
 WIDE_FONTS = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "PingFang SC", "Microsoft YaHei")
 
 
 def contact_sheet(
     path: str | os.PathLike, prompts: Sequence[str], clips: Mapping[str, Sequence[Tensor]], captions: Sequence[str]
 ) -> None:
-    """Writes a PNG, a row for each prompt: its text and caption, then frames of each policy, time to the right.
+    """Write a PNG with a row for each prompt: its text and caption, then frames of each policy from left to right.
 
-    ``clips`` has a clip for each prompt by the title of a column; uint8 (frames, 3, height, width), any size. A caption
-    is a short line under a prompt, such as its scores: "0.81 -> 1.42".
+    ``clips`` maps the title of a column to one video for each prompt, uint8 (frames, 3, height, width) of any size. A
+    caption is a short line under a prompt, such as its scores: "0.81 -> 1.42".
     """
     columns = {
         title: [[fit_frame(frame) for frame in even_frames(clip)] for clip in column] for title, column in clips.items()
     }
     texts = [(wrap(prompt), caption) for prompt, caption in zip(prompts, captions, strict=True)]
     with replacing(path) as aside, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # once a letter; the picture shows a box
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the picture shows a box for the character
         _draw(texts, columns).savefig(aside, format="png", dpi=DPI)
 
 
 def even_frames(video: Tensor) -> Tensor:
-    """``NUM_FRAMES`` evenly spaced frames with the first and the last; all of a shorter clip."""
+    """Return ``NUM_FRAMES`` evenly spaced frames, including the first and the last, or all of a shorter video."""
     return video[torch.linspace(0, len(video) - 1, min(NUM_FRAMES, len(video))).round().long()]
 
 
 def fit_frame(frame: Tensor) -> Image.Image:
-    """A frame, uint8 (channels, height, width), at most ``FRAME_HEIGHT`` high: enlarged by an integer, or shrunk."""
+    """Fit a uint8 frame (channels, height, width) to ``FRAME_HEIGHT``: enlarged by an integer factor, or shrunk."""
     image = Image.fromarray(frame.permute(1, 2, 0).contiguous().cpu().numpy())
     factor = FRAME_HEIGHT // image.height
     if factor >= 1:
@@ -57,20 +57,20 @@ def fit_frame(frame: Tensor) -> Image.Image:
 
 
 def wrap(text: str) -> list[str]:
-    """Lines of a prompt for its column; an ellipsis ends the last where text is left over."""
+    """Wrap a prompt to its column; an ellipsis marks text that does not fit."""
     length = LINE_LENGTH // 2 if any(letter >= WIDE for letter in text) else LINE_LENGTH
     return textwrap.wrap(text, length, max_lines=MAX_PROMPT_LINES, placeholder="...")
 
 
 def _draw(texts: list[tuple[list[str], str]], columns: dict[str, list[list[Image.Image]]]):
-    """The figure: prompts and captions by row, and frames by column, row and time."""
-    from matplotlib.figure import Figure  # here, as it is slow to import
+    """Return the figure. ``texts`` are wrapped prompt and caption of each row; ``columns`` has frames by row."""
+    from matplotlib.figure import Figure  # slow to import
     from matplotlib.font_manager import fontManager
 
     cell_width = FRAME_GAP + max(image.width for column in columns.values() for row in column for image in row)
     widths = [max(map(len, column)) * cell_width + GUTTER for column in columns.values()]
     first = MARGIN + CAPTION_WIDTH
-    lefts = list(itertools.accumulate(widths, initial=first))  # of each column, and the end of the last
+    lefts = list(itertools.accumulate(widths, initial=first))  # of each column, and the right end of the last
     row_height = max(FRAME_HEIGHT, *((len(lines) + 1) * LINE_HEIGHT for lines, _ in texts)) + ROW_GAP
     width, height = lefts[-1] - GUTTER + MARGIN, HEADER_HEIGHT + len(texts) * row_height
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)

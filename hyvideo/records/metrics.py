@@ -1,7 +1,6 @@
-"""One flat dict of floats per iteration -> metrics.jsonl, TensorBoard and W&B.
+"""Writer of metrics: one flat dict of floats per iteration -> metrics.jsonl, TensorBoard and W&B.
 
-Names are stable and of the form ``group/name``, so that two runs can be laid over each other. Nothing here
-knows of ranks: only the main process makes a writer.
+Names are stable and have the form ``group/name``, so that runs can be compared. Only the main rank creates a writer.
 """
 
 import json
@@ -18,10 +17,10 @@ from hyvideo.records.trackers import REPORTS
 
 
 class MetricsWriter(AbstractContextManager):
-    """Writes the metrics of a run to ``output_dir``: metrics.jsonl, and what ``report_to`` names, with its settings.
+    """Writes the metrics of a run to metrics.jsonl in ``output_dir`` and to the trackers in ``report_to``.
 
-    ``resume_iteration`` is the last finished iteration, whose successor is logged next; None for a new run, -1 to start
-    over in the same folder. Later lines of metrics.jsonl are dropped.
+    ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in the same folder.
+    Later lines of metrics.jsonl are dropped.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class MetricsWriter(AbstractContextManager):
         ]
 
     def log(self, metrics: dict[str, float | list], iteration: int) -> None:
-        """Writes the metrics of one iteration, in JSON with null for NaN and inf; lists to metrics.jsonl alone."""
+        """Write the metrics of one iteration; NaN and inf become null in JSON, lists go to metrics.jsonl only."""
         single = {name: value for name, value in metrics.items() if not isinstance(value, list)}
         known = {name: value if isinstance(value, int) else or_none(float(value)) for name, value in single.items()}
         self.lines.write(json.dumps({"iteration": iteration} | metrics | known, allow_nan=False))
@@ -43,7 +42,7 @@ class MetricsWriter(AbstractContextManager):
         self._to_reports(lambda report: report.log(numbers, iteration))
 
     def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
-        """Shows a clip, uint8 (frames, 3, height, width), at an iteration; ``file`` is its mp4."""
+        """Log a uint8 video (frames, 3, height, width) at iteration ``step``; ``file`` is its mp4."""
         self._to_reports(lambda report: report.add_video(tag, video, fps, step, file=file))
 
     def close(self) -> None:
@@ -51,14 +50,14 @@ class MetricsWriter(AbstractContextManager):
         self._to_reports(lambda report: report.close())
 
     def _to_reports(self, call: Callable) -> None:
-        """Makes the ``call`` for each report; one whose disk is full is given up with a word."""
+        """Call ``call`` with each tracker; one that raises OSError, such as a full disk, is disabled with a warning."""
         for report in list(self.reports):
             try:
                 call(report)
             except OSError as error:
                 self.reports.remove(report)
                 name = type(report).__name__
-                print(f"\n{name} DISABLED ({error}); training goes on", file=sys.stderr, flush=True)
+                print(f"\n{name} DISABLED ({error}); training continues", file=sys.stderr, flush=True)
 
     def __exit__(self, *exception) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""How far a run is, how it does and how long it still takes: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a run, its latest metrics and the time left: a bar in a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -14,29 +14,29 @@ CONSOLE_TEXTS = {  # by metric
     "kl/position": "KL {:.1e}",
     "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
 }
-# Before the part of the stage; of other stages nothing is said.
+# Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {"load": "loading", "conditions": "encoding", "rollout": "sampling", "decode": "decoding"}
 STAGE_TEXTS |= {"anchor": "reference model,", "reward": "scoring", "update": "training,", "save": "saving"}
 STAGE_TEXTS |= {"validation": "validation:", "validation reward": "validation: scoring"}
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """Short text of reward, KL and the largest deviation of a ratio from 1, as far as they are there."""
+    """Format reward, KL and the largest deviation of a ratio from 1, as far as the metrics contain them."""
     return ", ".join(text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics)
 
 
 class ProgressBar(AbstractContextManager):
-    """A bar on stderr with the stage of the run; in a log file lines: each stage at first, then two a minute."""
+    """Progress bar on stderr. Without a terminal, prints each stage of the first iteration, then a line every 30 s."""
 
     def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
         self.total, self.is_shown = total, is_shown
         self.stream = sys.stderr if stream is None else stream
-        self.start = self.next_line = self.next_stage_line = time.monotonic()  # a line is due from then on
+        self.start = self.next_line = self.next_stage_line = time.monotonic()  # earliest time of the next line
         self.initial, self.iteration, self.training_since = 0, 0, None
-        self.bar, self.results, self.told = None, "", set()
+        self.bar, self.results, self.reported = None, "", set()
 
     def begin(self, initial: int = 0) -> "ProgressBar":
-        """Opens the bar, in a terminal that knows its size; ``initial`` iterations were done before a resumption."""
+        """Start after ``initial`` iterations (0 for a new run); open the bar if the terminal reports its size."""
         self.initial = self.iteration = initial
         if self.is_shown and self.stream.isatty() and all(os.get_terminal_size(self.stream.fileno())):
             options = {"dynamic_ncols": True, "bar_format": "{n_fmt}/{total_fmt} |{bar:10}| {elapsed}{postfix}"}
@@ -44,7 +44,7 @@ class ProgressBar(AbstractContextManager):
         return self
 
     def stage(self, stage: str, iteration: int, part: str = "") -> None:
-        """Shows the stage that the run is in and the ``part`` of it, such as a batch or a step."""
+        """Show the current stage and the ``part`` of it, such as a batch or a step."""
         text, now = STAGE_TEXTS.get(stage, ""), time.monotonic()
         if not (self.is_shown and text and part):
             return
@@ -53,12 +53,12 @@ class ProgressBar(AbstractContextManager):
         text = f"{'base ' if iteration == 0 and stage != 'load' else ''}{text} {part}"
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))
-        elif now >= self.next_stage_line or (self.iteration == self.initial and key not in self.told):
-            self.told.add(key)
+        elif now >= self.next_stage_line or (self.iteration == self.initial and key not in self.reported):
+            self.reported.add(key)
             self._line(f"iteration {iteration}/{self.total}, {text}" if iteration else text, now)
 
     def update(self, metrics: dict[str, float]) -> None:
-        """Shows that one more iteration is done, and how long the others take at the mean speed of this process."""
+        """Show that one more iteration is done, and the time left at the mean speed of this process."""
         self.iteration += 1
         now, count = time.monotonic(), self.iteration - self.initial
         each = (now - (self.training_since or self.start)) / count

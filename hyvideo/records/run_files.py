@@ -1,4 +1,4 @@
-"""Files of a run besides metrics and checkpoints: settings, videos with their scores."""
+"""Files of a run other than metrics and checkpoints: settings, and videos with their scores."""
 
 import json
 import math
@@ -23,7 +23,7 @@ ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
 
 def write_config(output_dir: Path, settings: Mapping[str, object], device: torch.device, world_size: int) -> None:
-    """Writes config.yaml: settings by flag, and under ``environment`` what they ran on. ``--config`` reads it back."""
+    """Write config.yaml: settings by flag, and hardware and versions in ``environment``. ``--config`` can read it."""
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
@@ -39,7 +39,7 @@ def write_config(output_dir: Path, settings: Mapping[str, object], device: torch
 def score_entry(
     prompt: str, seed: int, group: int, reward: Reward, *, file: str | None, advantage: float, number: int
 ) -> dict:
-    """One object of scores.json; ``number`` is the video's among all. A number that is not finite is null."""
+    """Return an entry of scores.json; ``number`` is the index of the video. Values that are not finite become null."""
     return {
         "number": number,
         "prompt": prompt,
@@ -55,7 +55,7 @@ def score_entry(
 
 
 def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[int, str]:
-    """Writes clips as 000.mp4, 001.mp4, ... by their number, and gives the file names by number."""
+    """Write videos as 000.mp4, 001.mp4, ... and return the file names by number."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {number: f"{number:03d}.mp4" for number in videos}
     for number, video in videos.items():
@@ -65,11 +65,11 @@ def write_videos(folder: Path, videos: dict[int, Tensor], fps: float) -> dict[in
 
 @contextmanager
 def reported_if_unwritable(what: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Context for records that training can do without: ``errors`` as of a full disk are reported, and no end."""
+    """Context for optional records: ``errors``, such as a full disk, are printed and do not stop training."""
     try:
         yield
     except errors as error:
-        print(f"\n{what} NOT WRITTEN ({error}); training goes on", file=sys.stderr, flush=True)
+        print(f"\n{what} NOT WRITTEN ({error}); training continues", file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, content: list | dict) -> None:
@@ -77,24 +77,24 @@ def write_json(path: Path, content: list | dict) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is whole or absent."""
+    """Write a text file atomically."""
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def evenly_spaced(count: int, total: int) -> list[int]:
-    """Numbers below ``total``, ``count`` of them and spread over all; every one if there are fewer."""
+    """Return ``count`` evenly spaced integers below ``total``, or all of them if there are fewer."""
     count = min(count, total)
     return [i * total // count for i in range(count)]
 
 
 def or_none(value: float) -> float | None:
-    """A number as JSON has it: None for NaN, inf and what is no number."""
+    """Return the value, or None if it is NaN, inf or not a number, as JSON requires."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _revision() -> str:
-    """The commit of the code, with ``+`` where files were changed; ``unknown`` outside a checkout."""
+    """Return the git commit, with ``+`` if files were changed, or ``unknown`` outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

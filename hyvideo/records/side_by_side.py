@@ -1,4 +1,4 @@
-"""Clips of one prompt beside each other as one clip, each under its name."""
+"""Several videos of one prompt side by side as one video, each under its name."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn.functional import pad
 
-GAP = 4  # pixels between clips; even, as H.264 needs
+GAP = 4  # pixels between videos; H.264 needs an even number
 WHITE = 255
 
 
 def side_by_side(clips: Mapping[str, Tensor]) -> Tensor:
-    """One clip of several, from left to right; a shorter one stays at its last frame.
+    """Place videos side by side, from left to right; shorter ones hold their last frame.
 
     Shape: uint8 (frames, 3, height, width), of one even size, to (frames, 3, label + height, clips * width + gaps).
     """
@@ -29,7 +29,7 @@ def side_by_side(clips: Mapping[str, Tensor]) -> Tensor:
 
 
 def _labels(names: list[str], width: int, height: int) -> list[Tensor]:
-    """Strips with the names in one size of letters, that in which the longest fits. Shape: uint8 (3, label, width)."""
+    """Return strips with the names, in the largest font size that fits them all. Shape: uint8 (3, label, width)."""
     from matplotlib.font_manager import findfont  # slow to import
 
     path, size = findfont("DejaVu Sans"), max(14, height // 18)

@@ -1,4 +1,4 @@
-"""Seconds of the stages of an iteration, and the memory that they take."""
+"""Time of each stage of an iteration, and peak memory."""
 
 import resource
 import time
@@ -9,7 +9,7 @@ import torch
 
 
 class StageTimer:
-    """Seconds in each stage of an iteration, as ``time/<stage>``; tells ``on_stage`` where each begins and ends."""
+    """Measures the seconds of each stage as ``time/<stage>`` and calls ``on_stage`` at its start and end."""
 
     def __init__(self, device: torch.device, on_stage: Callable[..., None] = lambda *stage: None):
         self.device, self.on_stage = device, on_stage
@@ -22,7 +22,7 @@ class StageTimer:
         self.on_stage(stage, part)
         yield
         if self.device.type == "cuda":
-            # This stream, not the device: rewards are computed beside it.
+            # Only this stream: rewards are computed concurrently on another one.
             torch.cuda.current_stream(self.device).synchronize()
         name = f"time/{stage}"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
@@ -33,7 +33,7 @@ class StageTimer:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Largest memory so far: of the GPU where there is one, else of the process. GiB."""
+    """Return the peak memory so far in GiB: of the GPU, or of the process without one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,6 +1,6 @@
-"""Where metrics and videos are shown while a run goes on: TensorBoard and Weights & Biases.
+"""Trackers that show metrics and videos during a run: TensorBoard and Weights & Biases.
 
-``config.rules`` has checked that they are installed. They are imported late, as they are slow to import.
+``config.rules`` checks that they are installed. They are imported late because importing them is slow.
 """
 
 import io
@@ -15,7 +15,7 @@ from hyvideo.data.videos import write_gif_bytes
 
 
 class TensorBoardReport:
-    """Scalars and GIFs in an event file, in which a resumed run hides what was written later."""
+    """Scalars and GIFs in an event file. A resumed run hides what was logged after its checkpoint."""
 
     def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
         from torch.utils.tensorboard import SummaryWriter
@@ -32,7 +32,7 @@ class TensorBoardReport:
         self.writer.flush()
 
     def add_video(self, tag: str, video: Tensor, fps: float, step: int, *, file: Path) -> None:
-        """Shows a clip as a GIF. ``SummaryWriter.add_video`` would ask for moviepy."""
+        """Log a video as a GIF. ``SummaryWriter.add_video`` would require moviepy."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         encoded = write_gif_bytes(video, fps)
@@ -46,10 +46,10 @@ class TensorBoardReport:
 
 
 class WandbReport:
-    """Scalars and mp4 files at Weights & Biases, over the axis ``iteration``.
+    """Scalars and mp4 files in Weights & Biases, with ``iteration`` as the horizontal axis.
 
-    The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run goes on under its old id; W&B keeps what
-    the crashed run logged after the checkpoint, so the iterations done again are there twice.
+    The project is ``WANDB_PROJECT`` or "sage-grpo". A resumed run keeps its W&B id; W&B also keeps what was logged
+    after the checkpoint, so repeated iterations appear twice.
     """
 
     def __init__(self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None):
@@ -68,7 +68,7 @@ class WandbReport:
         )
         id_file.parent.mkdir(exist_ok=True)
         id_file.write_text(self.run.id)
-        # W&B's own step must grow with every call, which videos and resumed iterations would break.
+        # W&B's built-in step must increase with every call, which does not hold for videos and resumed iterations.
         self.run.define_metric("iteration")
         self.run.define_metric("*", step_metric="iteration")
 

@@ -366,7 +366,7 @@ def test_ranks_wait_in_step_for_a_life_that_is_silent(played):
 
 def test_a_folder_with_the_metrics_of_another_run_is_refused_on_all_ranks(played):
     for rank in played:
-        assert "holds the metrics of another run" in rank["lines of another"]
+        assert "contains the metrics of another run" in rank["lines of another"]
 
 
 def test_a_signal_to_one_rank_is_a_signal_to_all_and_its_iteration_is_made_again(played):

@@ -88,7 +88,7 @@ def trained(tmp_path):
 def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
     guided = load_config("configs/miniature.yaml", cfg_scale=2.0, negative_prompt="blurry")
     of_run = Source(trained)
-    with pytest.raises(ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; give --negative_p"):
+    with pytest.raises(ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; set --negative_p"):
         of_run.check(guided.model, guided.negative_requests)
     of_run.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
     unguided = guided.with_settings(cfg_scale=1.0)
@@ -133,7 +133,7 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
         ("--checkpoint_path {trained} --cfg_scale 2", "trained with negative_prompt 'murky', got ''"),
         ("--validation_height 33 --validation_width 32", "multiples of 8, got 33 x 32"),
         ("--pretrained_model_root nowhere", "pretrained_model_root must be a folder"),
-        ("--valid_video_csv=", "valid_video_csv must name the prompts"),
+        ("--valid_video_csv=", "valid_video_csv must name a CSV with the prompts"),
         ("--videos nowhere", "--videos must be a folder with mp4 files, got 'nowhere': it is not there"),
         ("--valid_video_csv {images}", "first.png"),
     ],
@@ -174,7 +174,7 @@ def test_videos_and_a_model_together_are_refused(score, folder, capsys):
 def test_without_json_the_prompts_are_the_rows_in_order(folder):
     clips = find_clips(folder, [Request("one"), Request("two")])
     assert [(c.prompt, c.group) for c in clips] == [("one", 0), ("one", 0), ("two", 1), ("two", 1)]
-    with pytest.raises(ValueError, match="4 videos.* it has 3"):
+    with pytest.raises(ValueError, match="got 4 videos in .* and 3 rows"):
         find_clips(folder, [Request("x")] * 3)
     (folder / "0000.json").write_text('{"prompt": "one"}')
     with pytest.raises(ValueError, match="1 of 4 videos"):
@@ -205,7 +205,7 @@ def test_folders_without_videos_and_mixed_frame_rates_are_refused(folder, tmp_pa
     with pytest.raises(ValueError, match="a folder with mp4 files"):
         find_clips(tmp_path / "nothing", [])
     write_video(folder / "0004.mp4", clip(0), 24)
-    with pytest.raises(ValueError, match="one frame rate, got 8, 24"):
+    with pytest.raises(ValueError, match="same frame rate, got 8, 24"):
         read_clips(find_clips(folder, [Request("x")]), 32, 32)
 
 

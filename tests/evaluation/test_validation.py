@@ -125,8 +125,8 @@ def test_without_a_base_validation_there_is_no_before_and_after_and_that_is_said
     trainer.train()
     samples = trainer.output_dir / "samples"
     assert sorted(folder.name for folder in samples.iterdir()) == ["000001", "000002"]
-    assert capsys.readouterr().err.count("no validation of the base policy") == 1
+    assert capsys.readouterr().err.count("no validation of the base model") == 1
     print_summary(trainer.output_dir, 2, trainer.validation)
     said = capsys.readouterr().out
-    assert "validation videos of iteration 2: reward" in said and "there is no before and after" in said
+    assert "validation videos of iteration 2: reward" in said and "there is no comparison" in said
     assert not (trainer.output_dir / "before_after.png").exists()

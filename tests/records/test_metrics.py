@@ -145,7 +145,7 @@ def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
 def test_a_new_run_is_not_mixed_with_another(tmp_path):
     with writer(tmp_path) as metrics:
         metrics.log({"reward/mean": 1.0}, 1)
-    with pytest.raises(ValueError, match="another run.*choose another output_dir"):
+    with pytest.raises(ValueError, match="another run.*set another output_dir"):
         writer(tmp_path)
     assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0}]
 

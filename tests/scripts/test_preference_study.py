@@ -56,7 +56,7 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     (tmp_path / "study/answers.sqlite").unlink()
     (tmp_path / "other.json").write_text('{"token": "of another study", "answers": {"x": {}}}')
     code, output = call("analyse", tmp_path / "study", "--answers", tmp_path / "other.json")
-    assert code == 2 and output.startswith(f"preference_study.py: {tmp_path}/other.json: an answer is of a rater's own")
+    assert code == 2 and output.startswith(f"preference_study.py: {tmp_path}/other.json: answers must be to one of")
     code, output = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
     assert code == 0 and f"wrote the pages of 2 raters to {tmp_path}/pages" in output
 
@@ -74,7 +74,7 @@ def test_an_invalid_study_is_rejected_before_videos_are_generated(call, tmp_path
         assert code == 2 and message in output, output
     for command in ("serve", "analyse"):
         code, output = call(command, tmp_path / "study")
-        assert code == 2 and f"{tmp_path}/study/study.json must be as `make` writes it" in output
+        assert code == 2 and f"{tmp_path}/study/study.json must have the format that `make` writes" in output
     assert not (tmp_path / "study").exists()
     for edited in (
         '{"questions": {"VQ": "?",}}',
@@ -84,4 +84,4 @@ def test_an_invalid_study_is_rejected_before_videos_are_generated(call, tmp_path
     ):
         (tmp_path / "study.json").write_text(edited)
         code, output = call("serve", tmp_path, "--static", tmp_path / "pages")
-        assert code == 2 and f"{tmp_path}/study.json must be as `make` writes it" in output, output
+        assert code == 2 and f"{tmp_path}/study.json must have the format that `make` writes" in output, output

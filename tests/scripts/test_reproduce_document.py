@@ -63,7 +63,7 @@ def test_a_command_of_the_page_can_be_called(module, flags, tmp_path, monkeypatc
     row = next(row for row in TEXT.splitlines() if flags in row)
     if row.startswith(("| Figure 3", "| Figure 7", "| Figure 8")) and "--num_gpus" in flags:
         hours = row.split("|")[4].split("(")[0].strip()
-        assert f"\n{hours} GPU-hours at 400 TFLOP/s a GPU, predicted" in printed.out
+        assert f"\n{hours} GPU-hours at 400 TFLOP/s per GPU (predicted" in printed.out
 
 
 def test_every_measured_table_and_figure_has_a_row():

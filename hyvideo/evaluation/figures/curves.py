@@ -1,6 +1,6 @@
-"""Runs laid over each other: metrics.jsonl by iteration, runs of equal settings averaged over their seeds.
+"""Curves of several runs from their metrics.jsonl, averaged over the seeds of equal settings.
 
-runs -> comparisons (all settings equal but the compared one) -> variants (all equal but the seed) -> mean and band
+runs -> comparisons (equal except for the compared setting) -> variants (equal except for the seed) -> mean and band
 """
 
 import json
@@ -18,23 +18,23 @@ from hyvideo.config.settings import Config
 from hyvideo.data.outside import folder_problem
 from hyvideo.records.metrics_file import whole_lines
 
-# Settings that say nothing in a run without one.
-OF_A_TRUST_REGION = tuple(name for name in asdict(TrustRegionSettings()) if name != "kl_strategy")
+# Settings that have no effect without a trust region.
+TRUST_REGION_SETTINGS = tuple(name for name in asdict(TrustRegionSettings()) if name != "kl_strategy")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run as it lies in its folder."""
+    """A training run, read from its folder."""
 
     folder: Path
     config: Config
-    settings: dict  # those that change what is learned, but the seed; the trust region by its own name; hashable
+    settings: dict  # settings that affect training, without the seed; kl_strategy is resolved; hashable
     lines: list[dict]  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over the iterations that all of its runs have."""
+    """A metric over the iterations that all runs have."""
 
     iterations: np.ndarray  # (points,)
     mean: np.ndarray  # (points,)
@@ -43,10 +43,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that differ in the compared setting and their seeds alone."""
+    """Runs that differ only in the compared setting and in their seeds."""
 
     fixed: dict[str, object]
-    distinct: tuple[str, ...]  # fixed settings in which it differs from the other comparisons
+    distinct: tuple[str, ...]  # fixed settings that differ between the comparisons
     variants: dict[object, list[Run]]  # by the value of the compared setting
 
     def label(self, without: Iterable[str] = ()) -> str:
@@ -55,14 +55,14 @@ class Comparison:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Runs that the folders are, or have in them. Raises ValueError for a folder without any."""
+    """Return the runs that the folders are or contain. Raises ValueError for a folder without runs."""
     runs = {}
     for folder in folders:
         paths = [folder] if (folder / "metrics.jsonl").is_file() else [p.parent for p in folder.rglob("metrics.jsonl")]
         paths = [path for path in sorted(paths) if (path / "config.yaml").is_file()]
         if not paths:
-            lacking = folder_problem(folder) or "no metrics.jsonl beside a config.yaml"
-            raise ValueError(f"{folder} must be a run, or have runs in it: {lacking}")
+            problem = folder_problem(folder) or "found no metrics.jsonl beside a config.yaml"
+            raise ValueError(f"{folder} must be the output_dir of a run or contain runs: {problem}")
         runs |= {path.resolve(): path for path in paths}
     return [_read_run(path) for path in runs.values()]
 
@@ -75,7 +75,7 @@ def _read_run(folder: Path) -> Run:
 
 
 def by_schedule(run: Run) -> Run:
-    """A run whose schedule of the KL coefficient, warm-up and gain are one setting, ``kl_schedule``, in words."""
+    """Return the run with the KL schedule, its warm-up and gain merged into one readable setting, ``kl_schedule``."""
     if "kl_schedule" not in run.settings:
         return run
     rest = dict(run.settings)
@@ -86,10 +86,10 @@ def by_schedule(run: Run) -> Run:
 
 
 def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list[Comparison]:
-    """Runs that differ in ``name`` alone, put together; one without what it ``may_lack`` joins all that have it."""
+    """Group runs that differ only in ``name``. A run without the settings ``may_lack`` joins every matching group."""
     grouped: dict = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))  # fixed, optional settings, variant
     for run in runs:
-        if name not in run.settings:  # as the schedule of a run without a trust region
+        if name not in run.settings:  # such as the KL schedule of a run without a trust region
             continue
         rest = [item for item in run.settings.items() if item[0] != name]
         fixed = tuple(item for item in rest if item[0] not in may_lack)
@@ -101,13 +101,13 @@ def compare(runs: list[Run], name: str, *, may_lack: Iterable[str] = ()) -> list
         comparisons |= {fixed + optional: variants | lacking for optional, variants in by_optional.items()}
     found = [(dict(fixed), variants) for fixed, variants in comparisons.items() if len(variants) > 1]
     names = dict.fromkeys(name for fixed, _ in found for name in fixed)
-    # A setting that some lack, as those of a trust region, follows from another that has two values itself.
+    # A setting that only some runs have (of a trust region) follows from another one, which itself has two values.
     distinct = tuple(name for name in names if len({fixed[name] for fixed, _ in found if name in fixed}) > 1)
     return [Comparison(fixed, distinct, dict(sorted(variants.items(), key=str))) for fixed, variants in found]
 
 
 def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve | None:
-    """Mean and spread of a metric over runs, means of ``window`` iterations; None where one of them has too few."""
+    """Return mean and spread of a metric over runs, smoothed over ``window`` iterations, or None with too few."""
     series = [{line["iteration"]: line[name] for line in run.lines if line.get(name) is not None} for run in runs]
     common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) < window:

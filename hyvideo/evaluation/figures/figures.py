@@ -1,10 +1,10 @@
-"""Figures 3, 4, 7, 8 and 9 of the paper from runs' records, or from the theory alone.
+"""Figures 3, 4, 7, 8 and 9 of the paper (arXiv:2603.21872), from the metrics of runs or from theory alone.
 
     3  reward with and without the equalizer, for each SDE         8  mean and spread of the reward by trust region
     4  gradient norm by noise level, beside 1 / std                9  noise of each step in three conventions at sigma 1
-    7  schedules of the KL coefficient on VQ, MQ and TA            0  none of the paper: a run's learning curve
+    7  schedules of the KL coefficient: VQ, MQ and TA              0  learning curve of a run (not in the paper)
 
-A figure that the runs do not allow is not made, and `Absent` says what it lacks.
+A figure is skipped if its runs are missing; `MissingRuns` describes which.
 """
 
 import math
@@ -20,24 +20,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, Comparison, Run, by_schedule, compare, curve
+from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, Comparison, Run, by_schedule, compare, curve
 from hyvideo.evaluation.studies.cells import METHODS
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.transitions import sampler_of
 
 EQUALIZER = {True: "with equalizer", False: "without equalizer"}
-OF_A_PANEL = ("sde_type", "eta", "match_noise")  # the noise goes with the sampler, as where it is matched
-# The diffusion coefficient s / (1 - s) of sage and flow is infinite at sigma = 1: what their first step does is a
-# convention. In (a) the interval of sage collapses, its first std is 0; in (b) the first std of flow explodes.
+PANEL_SETTINGS = ("sde_type", "eta", "match_noise")  # the noise scale depends on the sampler if it is matched
+# The diffusion coefficient s / (1 - s) of sage and flow is infinite at sigma = 1, so their first step is a convention.
+# In (a) the interval of sage is empty and its first std is 0; in (b) the first std of flow diverges.
 REGIMES = {
-    "sigma_1": "(a) both begin at the second level",
+    "sigma_1": "(a) both start at the second level",
     "clamp": f"(b) both clamped at sigma {transitions.SAGE_SIGMA_MAX}",
-    "own": "(c) each with its own default",
+    "own": "(c) each with its default",
 }
 
 
 class Sampling(NamedTuple):
-    """Settings of the sampler of rollouts; the paper's by default."""
+    """Settings of the rollout sampler; the paper's by default."""
 
     num_steps: int = 20
     shift: float = 5.0
@@ -49,14 +49,14 @@ class Sampling(NamedTuple):
         return f"{self.num_steps} steps, shift {self.shift:g}, eta {self.eta:.3g}"
 
 
-class Absent(Exception):
-    """Reason why a figure cannot be made."""
+class MissingRuns(Exception):
+    """Raised with the reason why a figure cannot be drawn."""
 
 
 def learning_curve(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
-    """Reward and its dimensions over iterations, of one run or of the seeds of one setting."""
+    """Draw the reward and its dimensions over iterations, for one run or for several seeds of it."""
     if (number := len({frozenset(run.settings.items()) for run in runs})) != 1:
-        raise Absent(f"it is of one run or of seeds of one setting, got {number} settings")
+        raise MissingRuns(f"it needs runs that differ only in their seed, got {number} different settings")
     scored = [name[7:] for name in (runs[0].lines or [{}])[-1] if name.startswith("reward/")]
     names = {"reward/mean": "reward"} | {f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")}
     window = max(1, min(window, *(len(run.lines) for run in runs)))
@@ -64,10 +64,10 @@ def learning_curve(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 
 
 def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
-    """Reward over iterations with and without the equalizer, a panel for each SDE."""
+    """Draw the reward over iterations with and without the equalizer, a panel for each SDE."""
     figures: dict[tuple, list[Comparison]] = {}
     for comparison in _compare(runs, "use_grad_balancing"):
-        rest = tuple(item for item in comparison.fixed.items() if item[0] not in OF_A_PANEL)
+        rest = tuple(item for item in comparison.fixed.items() if item[0] not in PANEL_SETTINGS)
         figures.setdefault(rest, []).append(comparison)
     paths = []
     for number, group in enumerate(figures.values()):
@@ -76,15 +76,15 @@ def figure_3(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
             title = f"{sampler_of(comparison.fixed['sde_type']).label}, eta {comparison.fixed['eta']:.3g}"
             variants = {label: comparison.variants[is_used] for is_used, label in EQUALIZER.items()}
             _draw(axes, variants, "reward/mean", "reward", window, title=title)
-        paths.append(_save(figure, folder, "figure3", group[0].label(without=OF_A_PANEL), number))
+        paths.append(_save(figure, folder, "figure3", group[0].label(without=PANEL_SETTINGS), number))
     return paths
 
 
 def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> list[Path]:
-    """Scale of the log-probability's gradient by noise level beside 1 / std, of the runs' samplers or the paper's.
+    """Draw the log-probability's gradient norm by noise level beside 1 / std, for the runs' samplers or the paper's.
 
-    ``measured`` norms over the parameters (`gradient_norms`) are drawn with the scale of their own sampler. A factor
-    that all steps share is not in the theory, so they are brought to meet midway.
+    ``measured`` norms over the parameters (`gradient_norms`) are drawn with the theory of their sampler. The theory
+    leaves a common factor open, so the measured norms are scaled to agree at the middle step.
     """
     used = [(m["sde_type"], Sampling(m["num_steps"], m["shift"], m["eta"], m["last_step"])) for m in measured]
     for rollout in [] if measured else [run.config.rollout for run in runs]:
@@ -100,7 +100,7 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
             middle = len(sigmas) // 2
             (line,) = axes.plot(sigmas, norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")
             rule = inverse_std * (norms[middle] / inverse_std[middle])
-            axes.plot(sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to meet it midway")
+            axes.plot(sigmas, rule, "--", color=line.get_color(), label="1 / std, scaled to agree midway")
         for norms in (m for m in measured if m["sde_type"] == sde):
             _draw_measured(axes, norms["steps"])
         axes.set_yscale("log")
@@ -110,7 +110,7 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
 
 
 def gradient_scale(sde_type: str, sampler: Sampling) -> np.ndarray:
-    """Noise level, gradient norm of the log-probability and 1 / std of stochastic steps. Shape: (3, steps)."""
+    """Return noise level, log-probability gradient norm and 1 / std of the stochastic steps. Shape: (3, steps)."""
     levels = transitions.shifted_levels(sampler.num_steps, sampler.shift)
     steps = zip(levels, transitions.schedule(sde_type, levels, sampler.eta, sampler.last_step))
     steps = [(sigma, step) for sigma, step in steps if step.std]
@@ -126,21 +126,21 @@ def _draw_measured(axes: Axes, steps: list[dict]) -> None:
 
 
 def figure_7(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
-    """VQ, MQ and TA under the schedules of the KL coefficient, and the coefficient itself."""
+    """Draw VQ, MQ, TA and the KL coefficient by KL schedule."""
     names = {"reward/VQ": "VQ", "reward/MQ": "MQ", "reward/TA": "TA", "kl/coef": "KL coefficient"}
     comparisons = _compare([*map(by_schedule, runs)], "kl_schedule", whose="runs with a trust region")
     return [_by_variant(c, names, folder, "figure7", n, window) for n, c in enumerate(comparisons)]
 
 
 def figure_8(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
-    """Mean and spread of the reward under the strategies of the trust region."""
+    """Draw mean and standard deviation of the reward by trust region."""
     names = {"reward/mean": "mean of the reward", "reward/std": "standard deviation of the reward within a group"}
-    comparisons = _compare(runs, "kl_strategy", may_lack=OF_A_TRUST_REGION)
+    comparisons = _compare(runs, "kl_strategy", may_lack=TRUST_REGION_SETTINGS)
     return [_by_variant(c, names, folder, "figure8", n, window) for n, c in enumerate(comparisons)]
 
 
 def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
-    """Standard deviation of each step of sage and flow in three conventions at sigma = 1; the paper's sampler."""
+    """Draw the standard deviation of each step of sage and flow in three conventions at sigma = 1."""
     paper = Sampling()
     levels = transitions.shifted_levels(paper.num_steps, paper.shift)
     figure, panels = _panels(len(REGIMES))
@@ -152,7 +152,7 @@ def figure_9(runs: list[Run], folder: Path, *, window: int) -> list[Path]:
 
 
 def regime_stds(sde_type: str, levels: tuple[float, ...], eta: float, regime: str) -> list[float]:
-    """Standard deviation of each step of sage or flow in one of the ``REGIMES``."""
+    """Return the standard deviation of each step of sage or flow in one of the ``REGIMES``."""
     if regime == "own":
         return [step.std for step in transitions.schedule(sde_type, levels, eta, "stochastic")]
     sigma_max = levels[1] if regime == "sigma_1" else transitions.SAGE_SIGMA_MAX
@@ -169,27 +169,27 @@ FIGURES |= {8: figure_8, 9: figure_9}
 
 
 def draw(number: int, runs: list[Run], folder: Path, *, window: int, measured: Sequence[dict] = ()) -> str:
-    """Makes a figure in the folder and gives a sentence: its files, or why the runs do not allow it."""
+    """Draw a figure into the folder and return a message: its files, or why it was skipped."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"figure {number}" if number else "learning curve"
     try:
         paths = FIGURES[number](runs, folder, window=window, **({"measured": measured} if number == 4 else {}))
-    except Absent as reason:
-        return f"{name}: not made, {reason}"
+    except MissingRuns as reason:
+        return f"{name}: skipped, {reason}"
     return f"{name}: {', '.join(map(str, paths))}"
 
 
 def _compare(runs: list[Run], name: str, *, whose: str = "runs", may_lack: Iterable[str] = ()) -> list[Comparison]:
-    """Runs that differ in one setting alone. Raises Absent where there are none."""
+    """Return the comparisons of runs that differ only in one setting. Raises MissingRuns if there are none."""
     if comparisons := compare(runs, name, may_lack=may_lack):
         return comparisons
-    raise Absent(f"no {whose} differ in {name} alone")
+    raise MissingRuns(f"no {whose} differ only in {name}")
 
 
 def _by_variant(
     comparison: Comparison, names: dict[str, str], folder: Path, stem: str, number: int, window: int
 ) -> Path:
-    """Draws a panel for each metric, a line for each variant."""
+    """Draw a panel for each metric and a line for each variant."""
     figure, panels = _panels(len(names))
     for axes, (metric, label) in zip(panels, names.items()):
         _draw(axes, comparison.variants, metric, label, window, title=label)
@@ -197,13 +197,13 @@ def _by_variant(
 
 
 def _draw(axes: Axes, variants: dict, metric: str, label: str, window: int, *, title: str) -> None:
-    """Draws a line for each variant's runs, with a band where they have several seeds."""
+    """Draw a line for each variant, with a band over its seeds."""
     for variant, runs in variants.items():
         points = curve(runs, metric, window=window)
         if points is None:
             plt.close("all")
-            others = f"{runs[0].folder} and its other seeds"
-            raise Absent(f"the metrics.jsonl of {others} lack {window} iterations of {metric}")
+            source = f"metrics.jsonl of {runs[0].folder} and its other seeds"
+            raise MissingRuns(f"{source} must have {window} iterations of {metric} or more")
         (line,) = axes.plot(points.iterations, points.mean, label=f"{variant} ({len(runs)} seed(s))")
         if len(runs) > 1:
             low, high = points.mean - points.std, points.mean + points.std
@@ -223,7 +223,7 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def _save(figure: Figure, folder: Path, stem: str, title: str = "", number: int = 0) -> Path:
-    """Writes <stem>.png, comparisons after the first with a number; the title says what a comparison holds fixed."""
+    """Write <stem>.png, numbered after the first comparison; the title names the fixed settings."""
     if title:
         figure.suptitle(title, fontsize="small")
     path = folder / (f"{stem}_{number + 1}.png" if number else f"{stem}.png")

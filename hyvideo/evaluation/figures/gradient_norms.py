@@ -1,25 +1,25 @@
-"""Figure 4: norm of the policy's gradient at each denoising step, beside the theory that the equalizer divides by.
+"""Figure 4: norm of the policy's gradient at each denoising step, beside the equalizer's theoretical norm.
 
-For each stochastic step t of a round of rollouts: the gradient of the mean over the rollouts of the policy term of that
-step alone, the KL term off, and its norm over all trained parameters. The term is ``S_t max(...)`` (method.md, 6) and
-a norm is homogeneous, so one backward pass gives both: with the equalizer's weight it is what is measured, without it
-that divided by ``S_t``. Theory is the scale ``N_t`` of the log-probability's gradient with respect to the velocity. The
-way from there to the parameters is not in it, nor is a factor that all steps share.
+For each stochastic step t of a batch of rollouts, the loss is the mean over rollouts of the policy term of that step
+alone, without the KL term; its gradient norm is taken over all trained parameters. The equalizer multiplies the term by
+``S_t``, so one backward pass gives both norms: the weighted one is measured, and dividing it by ``S_t`` gives the
+unweighted one. The theoretical norm ``N_t`` is that of the log-probability's gradient with respect to the velocity. It
+does not include the path from the velocity to the parameters, nor a factor common to all steps.
 
-The JSON that `summarise` makes and ``scripts/measure_gradient_norms.py`` writes:
+`summarise` returns the JSON that ``scripts/measure_gradient_norms.py`` writes:
 
     sde_type, eta, num_steps, shift, last_step, cfg_scale, seed    of the sampler
-    transformer_version, checkpoint        which policy; checkpoint is null for the base
-    rounds, rollouts                       rollouts of one round
+    transformer_version, checkpoint        of the policy; checkpoint is null for the base model
+    rounds, rollouts                       number of measurements, and of rollouts in each
     steps                                  a list, one object for each stochastic step, from noise to data:
-      step, sigma, sigma_next              place in the schedule, and the noise levels it leads between
+      step, sigma, sigma_next              index in the schedule, and noise levels before and after the step
       std, inverse_std                     of the step's noise
       theory                               N_t
       weight                               S_t = median(N) / N_t
-      norm, norms                          without the weight: mean over the rounds, and of each round
-      norm_weighted, norms_weighted        with the weight, likewise
+      norm, norms                          unweighted: mean over the measurements, and of each one
+      norm_weighted, norms_weighted        weighted, likewise
     rank_correlation                       Spearman's, of norm with `theory` and with `inverse_std`; null if undefined
-    spread                                 largest over smallest `norm` and `norm_weighted`; null where one is 0
+    spread                                 largest over smallest `norm` and `norm_weighted`; null if one is 0
 """
 
 import math
@@ -40,25 +40,24 @@ from hyvideo.training.rollout_batch import RolloutBatch
 
 
 def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -> Config:
-    """Settings of a run, changed so that rounds of ``rollouts`` measure its policy term and leave nothing.
+    """Return the settings of a run, changed to measure its policy term over ``rollouts`` without training.
 
-    All steps have noise and are visited in order, also where the run has a window. A missing reward stops the
-    measurement: a gradient over fewer rollouts is longer. Raises ValueError where ``replicas`` cannot share the
-    rollouts equally.
+    All steps add noise and are visited in order, even with an SDE window. A missing reward stops the measurement, since
+    a gradient over fewer rollouts is larger. Raises ValueError if ``replicas`` cannot divide the rollouts equally.
     """
     batch_size = min(config.rollout.batch_size, max(1, rollouts // replicas))
     if rollouts < 1 or rollouts % (batch_size * replicas):
         needed = f"a multiple of batch_size {batch_size} x {replicas} replicas"
-        raise ValueError(f"rollouts must be {needed}, got {rollouts}; choose another number, or another batch_size")
+        raise ValueError(f"rollouts must be {needed}, got {rollouts}; change it or batch_size")
     named = config.record.resume_from_checkpoint
     resumed = checkpoint.find(Path(config.record.output_dir), named) if named else None
     if named and resumed is None:
-        raise ValueError(f"there is no checkpoint in output_dir {config.record.output_dir!r} to measure")
+        raise ValueError(f"output_dir {config.record.output_dir!r} has no complete checkpoint to measure")
     return config.with_settings(
         batch_size=batch_size,
         gradient_accumulation_steps=rollouts // (batch_size * replicas),
         sde_window="",
-        match_noise="",  # eta stays, though it was matched in a window
+        match_noise="",  # eta keeps the value that was matched for the window
         use_grad_balancing=True,
         enable_timestep_permutation=False,
         timestep_fraction=1.0,
@@ -77,7 +76,7 @@ def measurement(config: Config, *, rollouts: int, replicas: int, folder: Path) -
 
 
 def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:
-    """Norm of each visit's gradient, weighted as ``update``. Every rank calls, with as many rollouts, all scored."""
+    """Return the weighted gradient norm of each step in visiting order. Called on every rank, with scored rollouts."""
     parameters, mesh = update.policy.parameters, update.mesh
     batches = chunks(range(len(rollouts)), update.config.rows_per_pass)
     norms = []
@@ -95,7 +94,7 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 def summarise(
     settings: Mapping[str, Any], scheduler: FlowMatchDiscreteScheduler, step_weights: Tensor, rounds: list[list[float]]
 ) -> dict:
-    """Content of the JSON but ``rollouts``: settings by flag, each round's norms with ``step_weights`` (steps,)."""
+    """Return the content of the JSON without ``rollouts``. ``step_weights`` (steps,) are those of the ``rounds``."""
     sampler = {name: settings[name] for name in ("eta", "sde_type")}
     theory = scheduler.compute_log_prob_grad_norms(**sampler).tolist()
     stds, weights, sigmas = scheduler.std_devs(**sampler).tolist(), step_weights.tolist(), scheduler.sigmas.tolist()
@@ -133,13 +132,13 @@ def summarise(
 
 
 def table(result: dict) -> str:
-    """Lines of the steps, and how well they agree with the theory."""
+    """Format the steps and their agreement with the theory."""
     return fill(Path(__file__).with_name("gradient_norms.txt.jinja"), **result)
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float | None:
-    """Spearman's correlation, that of the ranks. None where one of the two does not vary."""
-    from scipy.stats import rankdata  # takes a while to import
+    """Return Spearman's rank correlation, or None if one of the two is constant."""
+    from scipy.stats import rankdata  # slow to import
 
     correlation = torch.corrcoef(torch.from_numpy(rankdata([first, second], axis=1)))[0, 1].item()
     return None if math.isnan(correlation) else correlation

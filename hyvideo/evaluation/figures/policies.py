@@ -1,8 +1,8 @@
-"""The same prompts and seeds under several policies: figures 6 and 10 to 12 of the paper.
+"""Videos of several policies for the same prompts and seeds, like figures 6 and 10 to 12 of the paper.
 
-<out>/<policy>/0000.mp4, 0000.json    what each makes of the prompts, as generate.py writes it
-<out>/side_by_side/0000.mp4           all of them beside each other, under their names
-<out>/policies.png                    a row for each prompt, frames of each policy
+<out>/<policy>/0000.mp4, 0000.json    videos of each policy, as written by generate.py
+<out>/side_by_side/0000.mp4           the videos of all policies side by side, under their names
+<out>/policies.png                    a row for each prompt with frames of each policy
 """
 
 import re
@@ -23,24 +23,24 @@ BASE, TOGETHER, SHEET = "base", "side_by_side", "policies.png"
 
 
 def read_policies(words: list[str]) -> dict[str, Source]:
-    """Policies by name, from ``base`` or ``name=path``; `source_of` says what a path may be. ValueError for others."""
+    """Parse policies given as ``base`` or ``name=path`` (see `source_of`). Raises ValueError for invalid words."""
     policies: dict[str, Source] = {}
     for word in words:
         name, has_path, path = word.partition("=")
         if not has_path and name != BASE:
-            raise ValueError(f"a policy is `{BASE}` or `name=path`, got {shown(word)}")
+            raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {shown(word)}")
         if name in (*policies, TOGETHER):
-            raise ValueError(f"policies need names of their own, got {shown(name)} a second time, or as our folder's")
+            raise ValueError(f"policies need different names, other than {TOGETHER}, got {shown(name)}")
         if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
-            raise ValueError(f"a policy's name has at most 40 letters, digits and _ . + -, got {shown(name)}")
+            raise ValueError(f"a policy's name must be at most 40 letters, digits and _ . + -, got {shown(name)}")
         policies[name] = source_of(Path(path)) if has_path else Source()
     return policies
 
 
 def source_of(path: Path) -> Source:
-    """The policy of a LoRA's file or folder, of a checkpoint, or of a run's folder: its newest checkpoint."""
-    if problem := unusable(path) or (None if path.exists() else "it is not there"):
-        raise ValueError(f"a policy is a run's folder, a checkpoint or a LoRA, got {shown(path)}: {problem}")
+    """Return the policy of a LoRA file or folder, of a checkpoint, or of a run (its newest checkpoint)."""
+    if problem := unusable(path) or (None if path.exists() else "it does not exist"):
+        raise ValueError(f"a policy must be a run's folder, a checkpoint or a LoRA, got {shown(path)}: {problem}")
     if path.is_file() or any((path / name).is_file() for name in LORA_FILES):
         return Source(lora=path)
     checkpoints = complete(path)
@@ -49,7 +49,7 @@ def source_of(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """Videos of some prompts by several policies, as validation samples them but for the noise, which is generate's."""
+    """Videos of several policies, sampled as in validation, but with the noise of generate.py."""
 
     config: Config
     policies: dict[str, Source]
@@ -57,12 +57,12 @@ class PolicyComparison:
     out: Path
 
     def check(self) -> None:
-        """Raises ValueError for a policy that is not of the model, before any weights are read."""
+        """Raise ValueError for a policy that does not fit the model, before any weights are read."""
         for source in self.policies.values():
             source.check(self.config.model, self.config.negative_requests)
 
     def make(self) -> None:
-        """Makes the videos of one policy after the other; several processes of torchrun share them."""
+        """Generate the videos of one policy after the other; the processes of torchrun share them."""
         config = self.config.sampled_as_validation()
         sizes = dict.fromkeys(self.requests, (config.data.height, config.data.width))
         for name, source in self.policies.items():
@@ -70,7 +70,7 @@ class PolicyComparison:
             generate(config, videos, source=source, seed=config.record.validation_seed, is_stochastic=False)
 
     def draw(self) -> list[Path]:
-        """Writes the sheet and the mp4 files of all policies beside each other; gives their paths."""
+        """Write the contact sheet and the side-by-side mp4 files, and return their paths."""
         sheet, together = self.out / SHEET, self.out / TOGETHER
         together.mkdir(exist_ok=True)
         frames: dict[str, list] = {name: [] for name in self.policies}

@@ -1,4 +1,4 @@
-"""Win rates, strengths and agreement of a study's answers, by the rules that analysis.md.jinja states."""
+"""Win rates, strengths and agreement of a study's answers; analysis.md.jinja describes the rules."""
 
 import functools
 import itertools
@@ -17,15 +17,15 @@ from hyvideo.data.templates import fill
 from hyvideo.evaluation.preference.rating import KEY, Study
 from hyvideo.evaluation.studies.intervals import t_quantile
 
-OF_FIRST = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # the first clip's part of a win
+FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}  # share of a win for the first video
 
 
 def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
-    """Answers with what the key says of their pairs, and what follows from both: None where nothing does."""
+    """Join the answers with the key of their pairs and derive wins and checks; values are None if not defined."""
     given, before = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()], {}
     for j in given:
-        won, j.versus = OF_FIRST[j.answer], tuple(sorted(j.methods))
-        j.value = won if j.methods == [*j.versus] else 1 - won  # of the earlier method
+        won, j.versus = FIRST_SHARE[j.answer], tuple(sorted(j.methods))
+        j.value = won if j.methods == [*j.versus] else 1 - won  # share of a win for the earlier method
         j.is_first = None if won == 0.5 else won
         first, second = (scores_of(Path(file).parent).get(Path(file).name, {}).get(j.dimension) for file in j.sources)
         has_order = won != 0.5 and None not in (first, second) and first != second
@@ -37,7 +37,7 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
 
 @functools.cache
 def scores_of(folder: Path) -> dict[str, dict]:
-    """Scores of a folder's videos by file, of a run or of scripts.evaluate in scores/; empty where there are none."""
+    """Return the scores of a folder's videos by file, from a run or from scripts.evaluate in scores/, else empty."""
     for path in (folder / "scores.json", folder / "scores" / "scores.json"):
         if path.is_file():
             content = parse_json(path.read_text(encoding="utf-8"))
@@ -46,16 +46,16 @@ def scores_of(folder: Path) -> dict[str, dict]:
 
 
 def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
-    """The mean of what judgements say, in [0, 1], and its 95 % interval where raters and prompts are drawn both.
+    """Return the mean of a judgement in [0, 1] and its 95 % interval, with both raters and prompts as random samples.
 
-    The half width is that of `studies.intervals` for a table with gaps, by cluster-robust variances (Cameron, Gelbach
-    and Miller 2011), and at least that of independent cells. The interval is Wilson's for as many answers as have this
-    width. Where nothing varies every rater, or prompt if there are fewer, counts as one answer.
+    The half width is that of `studies.intervals` for a table with gaps, from cluster-robust variances (Cameron, Gelbach
+    and Miller 2011), and at least that of independent cells. The interval is Wilson's for the number of answers that
+    gives this width. Without variation every rater, or prompt if there are fewer, counts as one answer.
     """
-    told = [(getattr(j, name), j.rater, j.prompt) for j in given if getattr(j, name) is not None]
-    if not told:
+    defined = [(getattr(j, name), j.rater, j.prompt) for j in given if getattr(j, name) is not None]
+    if not defined:
         return {"mean": None, "low": None, "high": None}
-    values, raters, prompts = zip(*told)
+    values, raters, prompts = zip(*defined)
     mean, squared = sum(values) / len(values), []
     for clusters in (raters, prompts, zip(raters, prompts)):
         sums = Counter()
@@ -71,15 +71,15 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
     return {"mean": mean, "low": min(mean, centre - width), "high": max(mean, centre + width)}
 
 
-def of_dimension(given: list[SimpleNamespace], methods: list[str]) -> dict:
-    """Results of the answers to one question; alpha is None where no pair has two raters, or all answer alike."""
+def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
+    """Return the results of one question; alpha is None if no pair has two raters, or all answers are equal."""
     rates, wins = [], [*itertools.permutations(range(len(methods)), 2)]
     for a, b in itertools.combinations(range(len(methods)), 2):
-        of_both = [j for j in given if j.versus == (a, b)]
-        told = {"method": methods[a], "against": methods[b], "raters": len({j.rater for j in of_both})}
-        rates.append(told | share(of_both, "value"))
-        won = int(sum(2 * j.value for j in of_both))  # an answer counts two wins, one of each where it is a tie
-        wins += [(a, b)] * won + [(b, a)] * (2 * len(of_both) - won)
+        answers = [j for j in given if j.versus == (a, b)]
+        labels = {"method": methods[a], "against": methods[b], "raters": len({j.rater for j in answers})}
+        rates.append(labels | share(answers, "value"))
+        won = int(sum(2 * j.value for j in answers))  # an answer counts as two wins, a tie as one for each
+        wins += [(a, b)] * won + [(b, a)] * (2 * len(answers) - won)
     cells = Counter((j.unit, j.versus, j.value) for j in given)
     counts = [[cells[unit, versus, value] for value in (0.0, 0.5, 1.0)] for unit, versus in {c[:2] for c in cells}]
     shared = [count for count in counts if sum(count) > 1]
@@ -95,7 +95,7 @@ def of_dimension(given: list[SimpleNamespace], methods: list[str]) -> dict:
 
 
 def analyse(study: Study, most_failed: float) -> str:
-    """Writes table3, pairs.csv and analysis to the study's folder; gives the text. ValueError if no answer counts."""
+    """Write table3, pairs.csv and analysis to the study's folder; return the text. ValueError if no answers remain."""
     key, questions = parse_json((study.folder / KEY).read_text(encoding="utf-8")), list(study.questions)
     given = judgements(study, key["pairs"])
     checks: dict[str, list[bool]] = {j.rater: [] for j in given}
@@ -105,11 +105,12 @@ def analyse(study: Study, most_failed: float) -> str:
     left_out = [rater for rater, failed in checks.items() if sum(failed) > most_failed * len(failed)]
     counted = [j for j in given if j.kind == "pair" and j.rater not in left_out and j.dimension in questions]
     if not counted:
-        raise ValueError(f"no answers to {', '.join(questions)} count; left out: {', '.join(left_out) or 'none'}")
-    asked = {name: [j for j in counted if j.dimension == name] for name in questions}
-    of_each = {name: of_dimension(answers, key["methods"]) for name, answers in asked.items() if answers}
-    told = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
-    results = told | {"questions": of_each}
+        excluded = f"excluded for failing more than {most_failed:.0%} of their checks: {', '.join(left_out) or 'none'}"
+        raise ValueError(f"no answers to {', '.join(questions)} remain; raters {excluded}")
+    by_question = {name: [j for j in counted if j.dimension == name] for name in questions}
+    of_each = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
+    general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
+    results = general | {"questions": of_each}
     (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
     rows = list(zip(*(of["win_rates"] for of in of_each.values())))
     for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):

@@ -1,4 +1,4 @@
-"""A blind study of preference: pairs of clips for each rater, in files that do not tell which method made them."""
+"""A blind preference study: pairs of videos for each rater, in files that do not reveal the method."""
 
 import itertools
 import math
@@ -16,15 +16,15 @@ from hyvideo.evaluation.preference.rating import KEY, SIDES, STUDY, VIDEOS
 from hyvideo.evaluation.video_folder import find_clips
 from hyvideo.records.run_files import write_json
 
-DATE = 946_684_800  # seconds: of every clip, the first of January 2000
+DATE = 946_684_800  # modification time of every file: 1 January 2000
 
 
 def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0) -> list[list]:
-    """Screens of each rater in order: kind (pair, repeat, identical), unit, method of the first clip, of the second.
+    """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first and second video.
 
-    All pairs of methods and units stand in a circle, and each rater gets those after the rater before. Any stretch has
-    pairs of methods equally often to within one, units to within two; so has each rater the earlier method on either
-    side, to within one. Raises ValueError for sizes that cannot be had.
+    All combinations of methods and units are arranged cyclically and each rater gets the next contiguous slice. In any
+    slice the counts of the pairs of methods differ by at most one, those of the units by at most two. For each rater,
+    the counts of the earlier method on the two sides differ by at most one. Raises ValueError for impossible sizes.
     """
     versus = list(itertools.combinations(range(num_methods), 2))
     circle, lap, half = len(versus) * num_units, math.lcm(len(versus), num_units), pairs // 2
@@ -40,8 +40,8 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
         for place, side in zip((random.permutation(pairs) + rater * pairs) % circle, sides):
             unit, methods = units[(place + place // lap) % num_units], versus[place % len(versus)]
             screens.append(("pair", unit, methods[side], methods[1 - side]))
-        for again in random.permutation(half)[:checks]:  # of the first half, in the second
-            _, unit, first, second = screens[again]
+        for repeated in random.permutation(half)[:checks]:  # pairs of the first half, repeated in the second
+            _, unit, first, second = screens[repeated]
             screens.insert(random.integers(half + 1, len(screens) + 1), ("repeat", unit, second, first))
         for _, unit, first, _ in screens[:checks]:
             screens.insert(random.integers(1, len(screens) + 1), ("identical", unit, first, first))
@@ -50,10 +50,10 @@ def design(num_methods: int, num_units: int, *, raters: int, pairs: int, checks:
 
 
 def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **sizes: int) -> None:
-    """Writes a study of folders of videos by the name of their method, of sizes as `design` takes them.
+    """Write a study of ``folders`` of videos by method; ``sizes`` are those of `design`.
 
-    Methods are compared on the videos that all have: of the same prompt, and of the same place among those of it.
-    Clips get secret names, one encoder and one date. Key and study are two files: what is never served, and the rest.
+    Methods are compared on the videos that all of them have: same prompt, same index among the videos of that prompt.
+    Videos get random names, the same encoder and the same date. The key is a separate file that is never served.
     """
     clips: list[dict[tuple[str, int], Path]] = []
     for folder in folders.values():
@@ -73,8 +73,8 @@ def make_study(out: Path, folders: dict[str, Path], requests: list[Request], **s
                     write_video(out / files[source], *read_video(source))
                     os.utime(out / files[source], (DATE, DATE))
             shown[pair] = {"prompt": units[unit][0]} | {side: files[source] for side, source in zip(SIDES, sources)}
-            told = {"kind": kind, "unit": unit, "methods": methods, "sources": [str(s.resolve()) for s in sources]}
-            key[pair] = shown[pair] | told
+            secret = {"kind": kind, "unit": unit, "methods": methods, "sources": [str(s.resolve()) for s in sources]}
+            key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
     questions = parse_json(Path(__file__).with_name("questions.json").read_text())
     write_json(out / KEY, {"methods": [*folders], "pairs": key})

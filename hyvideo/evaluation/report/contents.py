@@ -1,4 +1,4 @@
-"""What a report says of a run, gathered from the files that the run leaves. It knows no page."""
+"""Content of a report, read from the output files of a run. `page` renders it."""
 
 import json
 from collections import Counter
@@ -26,45 +26,45 @@ from hyvideo.training.rollout_records import FOLDER as ROLLOUTS
 
 @dataclass(frozen=True)
 class Run:
-    """A run by its files, and what follows from them."""
+    """A run, read from its files, and results derived from them."""
 
     config: Config
     environment: dict
     rollouts_per_iteration: int
     lines: list[dict]  # of metrics.jsonl
-    hours: list[float]  # of the iterations up to the end of each: validations and checkpoints are not counted
-    history: list[ValidationStats]  # the validations that were made as the newest
-    base: ValidationStats | None  # the validation before training, where another came after it
-    shifts: list[list[MetricShift]]  # of the held-out measures, by validation
-    hacking: str  # the sentence on reward hacking as of the last validation; empty without
-    before: dict[int, dict]  # scores.json of the base's validation, by number of the video
-    after: dict[int, dict]  # and of the newest; empty where that is the base's
+    hours: list[float]  # cumulative, by iteration, without validations and checkpoints
+    history: list[ValidationStats]  # validations with the same settings as the newest
+    base: ValidationStats | None  # validation of the base model, if there is a later one
+    shifts: list[list[MetricShift]]  # of the held-out metrics, by validation
+    hacking: str  # description of reward hacking in the last validation; empty without
+    before: dict[int, dict]  # scores.json of the base model's validation, by number of the video
+    after: dict[int, dict]  # scores.json of the newest validation; empty if that is the base model's
     reasons: Counter  # of missing rewards
     checkpoints: list[int]
 
     @cached_property
     def gains(self) -> dict[int, float]:
-        """Reward after training less that before of each validation video that has both, by its number."""
+        """Reward after minus before training, of each validation video that has both, by number."""
         pairs = {number: (entry["reward"], self.before[number]["reward"]) for number, entry in self.after.items()}
         return {number: pair[0] - pair[1] for number, pair in pairs.items() if None not in pair}
 
     @cached_property
     def gain(self) -> Interval | None:
-        """The mean gain and its interval over the prompts; None without a before and after."""
+        """Mean gain with its interval over the prompts; None without both validations."""
         means = by_prompt([self.after[number] for number in self.gains], lambda entry: self.gains[entry["number"]])
         return t_interval(np.array([[*means.values()]])) if means else None
 
     @property
     def verdict(self) -> str:
-        """``suspect``, ``better``, ``worse``, ``unclear``, or ``none`` where there is no before and after."""
+        """``suspect``, ``better``, ``worse``, ``unclear``, or ``none`` without both validations."""
         if self.gain is None:
             return "none"
-        told = "unclear" if not self.gain.excludes_zero else "better" if self.gain.mean > 0 else "worse"
-        return "suspect" if self.hacking else told
+        change = "unclear" if not self.gain.excludes_zero else "better" if self.gain.mean > 0 else "worse"
+        return "suspect" if self.hacking else change
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder. Raises ValueError where there is none, or where its records are broken."""
+    """Read the run in a folder. Raises ValueError if there is no run or its records are corrupted."""
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config, path, samples = load_config(folder / "config.yaml"), folder / "metrics.jsonl", folder / SAMPLES
@@ -78,8 +78,8 @@ def read_run(folder: Path) -> Run:
     after = _scores(newest.parent) if len(history) > 1 and before else {}
     base, threshold = rule.base_stats(history) if after else None, config.record.hacking_threshold
     found = rule.find_shifts(history, threshold) if base else []
-    lacking = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
-    entries = [entry for scores in [*map(_scores, lacking), before, after] for entry in scores.values()]
+    incomplete = [folder / ROLLOUTS / f"{line['iteration']:06d}" for line in lines if line["reward/missing"]]
+    entries = [entry for scores in [*map(_scores, incomplete), before, after] for entry in scores.values()]
     return Run(
         config,
         environment,
@@ -92,14 +92,14 @@ def read_run(folder: Path) -> Run:
         rule.describe(history, found) if found else "",
         before,
         after,
-        Counter(entry["reason"] or "not said" for entry in entries if entry["missing"]),
+        Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"]),
         [int(path.name) for path in complete(folder)],
     )
 
 
 def _scores(folder: Path) -> dict[int, dict]:
-    """Entries of a scores.json by number, each with the path of its file; none without a record."""
+    """Return the entries of a scores.json by number, each with the path of its file, or none without the file."""
     path = folder / "scores.json"
     entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
-    files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those that are still there
+    files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted
     return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

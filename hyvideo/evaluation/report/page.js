@@ -26,7 +26,7 @@ function xOf(run, iterations) {
   });
 }
 
-/** Traces of one metric of the iterations, or of the validations, for every run that has it. */
+/** Traces of one metric by iteration, or by validation, for every run that has it. */
 function traces(metric, label, { place = 0, ofValidation = false, dash = "solid", log = false } = {}) {
   const found = [];
   RUNS.forEach(([name, run], number) => {
@@ -86,25 +86,25 @@ function drawCurves() {
   ];
   draw("#rewards .plots", "Reward", pair("reward/mean", "reward"));
   for (const name of scored) {
-    const truth = held.includes(`true/${name}`) ? traces(`true/${name}`, "true measure", { place: 2, ofValidation: true, dash: "dot" }) : [];
+    const truth = held.includes(`true/${name}`) ? traces(`true/${name}`, "true reward", { place: 2, ofValidation: true, dash: "dot" }) : [];
     draw("#rewards .plots", name, [...pair(`reward/${name}`, name), ...truth]);
   }
   const both = (first, second, options = {}) => [...traces(...first, options), ...traces(...second, { place: 1, ...options })];
   const log = { yaxis: { type: "log", exponentformat: "power", nticks: 5 } };
-  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the policy of the rollouts"], { log: true }), log);
-  draw("#trust .plots", "Coefficient of the KL", traces("kl/coef", "coefficient"));
+  draw("#trust .plots", "KL", both(["kl/position", "to the anchor"], ["kl/velocity", "to the rollout policy"], { log: true }), log);
+  draw("#trust .plots", "KL coefficient", traces("kl/coef", "coefficient"));
   draw("#trust .plots", "Clip fraction", traces("policy/clip_fraction", "clipped"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Gradient norm", traces("grad/norm", "norm before clipping"), { yaxis: { rangemode: "tozero" } });
   draw("#trust .plots", "Largest deviation of a ratio from 1", both(["policy/ratio_max_deviation", "all updates"], ["policy/ratio_first_deviation", "first update"]));
   draw("#trust .plots", "Loss", both(["loss/policy", "policy"], ["loss/total", "total"]), { yaxis: { exponentformat: "power" } });
   const toZero = { yaxis: { rangemode: "tozero" } };
-  draw("#health .plots", "Spread of the rewards within a group", traces("reward/std", "spread"), toZero);
-  draw("#health .plots", "Groups without signal", traces("advantage/zero_groups", "groups"), toZero);
+  draw("#health .plots", "Standard deviation of the reward within a group", traces("reward/std", "standard deviation"), toZero);
+  draw("#health .plots", "Zero groups", traces("advantage/zero_groups", "groups"), toZero);
   const where = (found) => found.filter((each) => each.y.some((value) => value > 0));
   draw("#health .plots", "Missing rewards", where(traces("reward/missing", "rollouts")), toZero);
   draw("#health .plots", "Skipped updates", where(traces("update/skipped", "updates")), toZero);
   draw("#cost .plots", "Peak memory, GiB", traces("memory/peak_gib", "peak"), toZero);
-  draw("#cost .plots", "Forwards per rollout", traces("cost/forwards", "forwards"), toZero);
+  draw("#cost .plots", "Forward passes per rollout", traces("cost/forwards", "forward passes"), toZero);
   draw("#cost .plots", "Seconds per iteration", traces("time/iteration", "seconds"), toZero);
   drawShifts();
   drawDetails();
@@ -123,10 +123,10 @@ function drawShifts() {
     });
   });
   const limit = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: CSS("--suspect"), dash: "dash", width: 1.5 } });
-  draw("#held-out .plots", "Shift over limit", data, { shapes: [limit(1), limit(-1)], height: 420, showlegend: data.length < 40, yaxis: { zeroline: true } });
+  draw("#held-out .plots", "Shift relative to the limit", data, { shapes: [limit(1), limit(-1)], height: 420, showlegend: data.length < 40, yaxis: { zeroline: true } });
 }
 
-/** What is drawn of one run at a time: heat maps and stages. */
+/** Plots of one run at a time: heat maps and stages. */
 function drawDetails() {
   const run = DATA.runs[byId("run") ? byId("run").value : RUNS[0][0]];
   const x = xOf(run, run.metrics.iteration || []);
@@ -141,7 +141,7 @@ function drawDetails() {
     draw("#steps .plots", title, [map], { height: 280, xaxis: { showgrid: false }, yaxis: { title: { text: "denoising step" }, autorange: "reversed", dtick: steps > 20 ? 5 : 1, showgrid: false } });
   }
   if (!document.querySelector("#steps figure") && !document.querySelector("#steps .plots p"))
-    document.querySelector("#steps .plots").append(element("p", "Nothing was recorded by step: nft trains noise levels, and older runs kept no such numbers.", { className: "quiet" }));
+    document.querySelector("#steps .plots").append(element("p", "No metrics by step: the nft objective trains noise levels, and older runs did not record them.", { className: "quiet" }));
   const stages = Object.keys(run.metrics).filter((name) => name.startsWith("time/") && !["time/iteration", "time/since_start", "time/scoring"].includes(name));
   const bars = stages.map((name) => ({ type: "bar", name: name.slice(5), x, y: run.metrics[name], marker: { line: { width: 0 } } }));
   draw("#cost .plots", "Seconds by stage", bars, { barmode: "stack", bargap: 0.1, height: 280 });
@@ -196,7 +196,7 @@ const ORDERS = {
 let playing = !matchMedia("(prefers-reduced-motion: reduce)").matches;
 let shown = 6;
 
-/** Plays the clips of a card in step: all begin again when the longest has ended. */
+/** Plays the videos of a card in step: all restart when the longest has ended. */
 function inStep(card) {
   const clips = [...card.querySelectorAll("video")];
   const restart = () => {
@@ -212,7 +212,7 @@ const visible = new IntersectionObserver((entries) => entries.forEach(({ target,
 }));
 
 function gainText(gain) {
-  return Number.isFinite(gain) ? element("b", signed(gain), { className: gain < 0 ? "down" : "up" }) : element("span", "no gain known");
+  return Number.isFinite(gain) ? element("b", signed(gain), { className: gain < 0 ? "down" : "up" }) : element("span", "no gain available");
 }
 
 function scoresOf(entry) {
@@ -251,11 +251,11 @@ function drawGallery() {
   byId("gallery").replaceChildren(...kept.slice(0, shown).map(card));
   document.querySelectorAll(".gallery article").forEach((each) => visible.observe(each));
   byId("more").hidden = kept.length <= shown;
-  if (!kept.length) byId("kept").textContent = "No clips were kept; log_num_videos says how many a validation keeps.";
-  else byId("kept").textContent = `Clips of ${kept.length} of ${VIDEOS.length} videos are here: as many as the run keeps (log_num_videos), chosen before any score is known, and as the page has room for.`;
+  if (!kept.length) byId("kept").textContent = "This run kept no videos; log_num_videos sets how many a validation keeps.";
+  else byId("kept").textContent = `${kept.length} of ${VIDEOS.length} validation videos are shown (log_num_videos, and at most what fits in this page); a run selects them before scoring.`;
 }
 
-/** A few videos beside the verdict, drawn at random: not the best. */
+/** A few randomly selected videos beside the verdict. */
 function drawGlance() {
   const kept = VIDEOS.filter((video) => video.clips.length).sort(ORDERS.drawn);
   document.querySelector(".glance").replaceChildren(...kept.slice(0, RUNS.length > 1 ? 3 : 2).map(card));
@@ -268,7 +268,7 @@ function drawGains() {
     const text = known.map((video) => video.before.prompt.replace(/[<>&]/g, (letter) => `&#${letter.charCodeAt(0)};`));
     return { type: "bar", name, y: known.map((video) => video.gain), text, textposition: "none", hovertemplate: "%{y:+.3f} %{text}<extra></extra>", marker: { color: colour, line: { width: 0 } } };
   }).filter((each) => each.y.length);
-  draw("#gains", "Gain of every validation video, sorted", data, { xaxis: { title: { text: "videos, from the worst" }, showticklabels: false }, bargap: 0.05 });
+  draw("#gains", "Gain of each validation video, sorted", data, { xaxis: { title: { text: "videos, smallest gain first" }, showticklabels: false }, bargap: 0.05 });
   const table = byId("prompts");
   const head = table.createTHead().insertRow();
   for (const name of ["Prompt", ...RUNS.flatMap(([name]) => ["before", "after", "gain"].map((what) => (RUNS.length > 1 ? `${name} ${what}` : what)))]) head.append(element("th", name, { scope: "col" }));

@@ -1,4 +1,4 @@
-"""The report as one HTML file that asks for nothing from anywhere: Jinja's templates, Plotly's script, the clips."""
+"""The report as one self-contained HTML file: Jinja templates, Plotly's script and the videos."""
 
 import base64
 import hashlib
@@ -15,26 +15,26 @@ from hyvideo.evaluation.report.contents import Run, read_run
 from hyvideo.records.run_files import evenly_spaced, write_text
 
 REPORT_FILE = "report.html"
-MOST_POINTS = 1500  # iterations of all runs that curves are drawn of
-MOST_CLIP_BYTES = 5_500_000  # of all runs; a third more in base64
-SURE = 4  # of the worst and of the best videos, whose clips are taken before a random sample's
+MOST_POINTS = 1500  # iterations in the curves of all runs
+MOST_CLIP_BYTES = 5_500_000  # of all runs; base64 adds a third
+SURE = 4  # worst and best videos that are included before a random sample
 
 
 def write_report(folders: Iterable[Path], out: Path) -> None:
-    """Writes the page of one run or several: at most 15 MB. Raises ValueError for no run or damaged records."""
+    """Write the page of one or several runs, at most 15 MB. Raises ValueError for no run or corrupted records."""
     places = [folder.resolve() for folder in folders]
     try:
         page = _page(places)
     except (LookupError, TypeError, AttributeError, TemplateError) as error:
-        raise ValueError(f"{', '.join(map(str, places))}: a run has damaged records: {error!r}") from error
+        raise ValueError(f"{', '.join(map(str, places))}: the records of a run are corrupted: {error!r}") from error
     write_text(out, page)
 
 
 def _page(places: list[Path]) -> str:
-    from plotly.offline import get_plotlyjs  # of which a run without a page needs nothing
+    from plotly.offline import get_plotlyjs  # only reports need it
 
-    is_told = len({place.name for place in places}) == len(places)
-    runs = {place.name if is_told else str(place): read_run(place) for place in places}
+    are_unique = len({place.name for place in places}) == len(places)
+    runs = {place.name if are_unique else str(place): read_run(place) for place in places}
     clips: dict[str, str] = {}
     data = {"runs": {name: page_data(run, clips, len(runs)) for name, run in runs.items()}, "clips": clips}
     template = Path(__file__).with_name("page.html.j2")
@@ -42,7 +42,7 @@ def _page(places: list[Path]) -> str:
 
 
 def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
-    """Numbers and videos that the page draws of a run, every so many iterations of a long one; adds to ``clips``."""
+    """Return the data that the page draws of a run, thinned for long runs; adds videos to ``clips``."""
     last = len(run.lines) - 1
     rows = [*evenly_spaced(MOST_POINTS // (2 + num_runs), last), last] if run.lines else []
     names = dict.fromkeys(name for line in run.lines for name in line)
@@ -57,7 +57,7 @@ def page_data(run: Run, clips: dict[str, str], num_runs: int) -> dict:
 
 
 def compared_videos(run: Run, clips: dict[str, str], room: int) -> list[dict]:
-    """Validation videos, the least gain first; adds ``clips`` in base64, by digest, while there is ``room`` (bytes)."""
+    """Return validation videos, smallest gain first; adds base64 ``clips`` by digest, at most ``room`` bytes."""
     numbers = sorted(run.after or run.before, key=lambda number: run.gains.get(number, 0.0))
     drawn = random.Random(0).sample(numbers, len(numbers))
     for number in dict.fromkeys([*numbers[:SURE], *numbers[-SURE:], *drawn]):

@@ -1,8 +1,8 @@
-"""Measures of videos that are never rewarded: the traces that reward hacking leaves in pixels.
+"""Held-out metrics: properties of videos that are never rewarded and that change under reward hacking.
 
-Over-exposure, garish colour, clips that stand still, grids and blur raise a learned reward without a better video; a
-policy that has found one of them also makes all its videos alike. Each measure is a plain number of a video's pixels,
-with levels and distances as fractions of the full range. Of a large video some frames are looked at.
+Over-exposure, saturated color, frozen motion, grids and blur can raise a learned reward without improving the video; a
+policy that exploits one of them also loses diversity. Each metric is computed from pixels, with levels and distances
+as fractions of the full range. Long videos are measured on a subset of their frames.
 """
 
 import math
@@ -23,20 +23,20 @@ from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import Reward
 from hyvideo.records.run_files import evenly_spaced
 
-NUM_PAIRS = 16  # of neighbouring frames looked at
+NUM_PAIRS = 16  # of neighboring frames measured
 NUM_SHARP_FRAMES = 4
-SMALL = 32  # pixels of the longer side for motion
-THUMBNAIL = (4, 8, 8)  # frames, height, width of what videos are compared by
+SMALL = 32  # longer side in pixels, for motion
+THUMBNAIL = (4, 8, 8)  # frames, height, width; diversity compares thumbnails
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
-FROZEN_BELOW = 0.5 / 255  # mean change of a pixel from one frame to the next: less than rounding shows
+FROZEN_BELOW = 0.5 / 255  # mean change of a pixel between frames, below rounding
 
 
 def measure_video(video: Tensor) -> SimpleNamespace:
-    """Measures of a uint8 video (frames, 3, height, width); a single frame neither moves nor freezes.
+    """Return the metrics of a uint8 video (frames, 3, height, width); ``motion`` and ``frozen`` of one frame are 0.
 
     ``exposure`` is the mean luma, ``saturation`` the mean chroma (largest minus smallest channel), ``clipped`` the
-    fraction of pixels with a channel at 0 or 255; ``motion`` the mean change of luma between neighbouring frames at low
-    resolution, ``frozen`` the fraction of neighbours that are nearly equal; ``sharpness`` as of `_sharpness`.
+    fraction of pixels with a channel at 0 or 255, ``motion`` the mean change of luma between neighboring frames at low
+    resolution, ``frozen`` the fraction of nearly equal neighboring frames; see `_sharpness` for ``sharpness``.
     """
     firsts = evenly_spaced(NUM_PAIRS, len(video) - 1)
     frames = video[sorted({i + k for i in firsts for k in (0, 1)} or {0})]
@@ -55,16 +55,16 @@ def measure_video(video: Tensor) -> SimpleNamespace:
 
 
 def thumbnail(video: Tensor) -> Tensor:
-    """A video made small enough to send to other ranks. Shape: (4 * 3 * 8 * 8,)."""
+    """Reduce a video to a thumbnail small enough to send to other ranks. Shape: (4 * 3 * 8 * 8,)."""
     frames, height, width = THUMBNAIL
     index = torch.linspace(0, len(video) - 1, frames).round().long()
     return (F.adaptive_avg_pool2d(video[index].float(), (height, width)) / 255).flatten().cpu()
 
 
 def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
-    """Mean distance of two videos of a group, ``mean |a - b|``, for every group of two or more. Shape: (groups,).
+    """Return the mean distance ``mean |a - b|`` of two videos of a group, for groups of two or more. Shape: (groups,).
 
-    Thumbnails (videos, values) with a value that is not finite are no videos; ``groups`` says the prompt of each.
+    ``groups`` has the prompt of each thumbnail (videos, values); thumbnails with non-finite values are skipped.
     """
     members: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):
@@ -76,14 +76,14 @@ def diversity(thumbnails: Tensor, groups: Sequence[Hashable]) -> Tensor:
 
 
 def measure_all(
-    videos: Mapping[int, Tensor | None],  # of this rank by number; None for one that could not be decoded
-    rewards: Mapping[int, Reward],  # of the same
-    prompts: Sequence[str],  # of the videos of all ranks, by number
-    groups: Sequence[Hashable],  # of the same; those of one group belong to one prompt
+    videos: Mapping[int, Tensor | None],  # this rank's by number; None for one that could not be decoded
+    rewards: Mapping[int, Reward],  # this rank's by number
+    prompts: Sequence[str],  # of all ranks' videos, by number
+    groups: Sequence[Hashable],  # likewise; the videos of a group share a prompt
     scorer: AsyncScorer,
     mesh: Mesh,
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Means and spreads of everything that is measured of single videos and not rewarded, over those of all ranks."""
+    """Return mean and spread of each held-out metric of single videos, over the videos of all ranks."""
     decoded = {row: video for row, video in videos.items() if video is not None}
     scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
     measured = {
@@ -109,22 +109,22 @@ def measure_all(
 def measure_sets(
     videos: Mapping[int, Tensor | None], prompts: Sequence[str], scorer: AsyncScorer, mesh: Mesh
 ) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Measures of the whole set of videos, each once, whichever rank has it; with the spread of those that are watched.
+    """Return the metrics of the whole set of videos of all ranks, with a spread for those in `SET_MEASURES`.
 
-    The spread is such that, as for a mean, ``std / sqrt(count - 1)`` is the standard error; ``count`` are the videos.
-    ``videos`` and ``prompts`` are as of `measure_all`.
+    The spread is defined so that, as for a mean, ``std / sqrt(count - 1)`` is the standard error; ``count`` is the
+    number of videos. ``videos`` and ``prompts`` are those of `measure_all`.
     """
     decoded = {row: video for row, video in videos.items() if video is not None}
     local = scorer.held_out(list(decoded.values()), [prompts[row] for row in decoded])
-    # By name, also of what only other ranks have.
-    widths = dict(ChainMap(*all_objects({name: one.rows.shape[1] for name, one in local.items()}, mesh)))
+    # Including metrics that only other ranks have.
+    widths = dict(ChainMap(*all_objects({name: metric.rows.shape[1] for name, metric in local.items()}, mesh)))
     means, spreads = {}, {}
     for name in sorted(widths):
         rows = dict(zip(decoded, local[name].rows.tolist())) if name in local else {}
         table = merge_rows(rows, len(prompts), widths[name], mesh)
         table = table[table.isfinite().all(1)]
         measured = _value_and_error(local[name].of_set, table, name in SET_MEASURES) if name in local else None
-        # A rank without videos has no function; those that have one find the same.
+        # A rank without videos has no function; all others compute the same result.
         value, error = next(filter(None, all_objects(measured, mesh)))
         if math.isfinite(value):
             means[name] = value
@@ -134,7 +134,7 @@ def measure_sets(
 
 
 def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error: bool) -> tuple[float, float]:
-    """A measure of a set and its standard error by the jackknife, which leaves out one part in turn."""
+    """Return a metric of a set and its jackknife standard error, from leaving out one part at a time."""
     value, count = of_set(rows), min(len(rows), NUM_PARTS)
     if not with_error or count < 3:
         return value, math.nan
@@ -144,32 +144,32 @@ def _value_and_error(of_set: Callable[[Tensor], float], rows: Tensor, with_error
 
 
 def _without_weight(reward: Reward, weights: Mapping[str, float]) -> dict[str, float]:
-    """Scores that the reward does not count. ``Overall`` is a sum that it may count parts of."""
+    """Return the scores without a weight in the reward, except ``Overall``, whose parts may have one."""
     others = {name: score for name, score in reward.scores.items() if not weights.get(name) and name != "Overall"}
     return {name: float(score) for name, score in others.items() if isinstance(score, (int, float))}
 
 
 def _luma(frames: Tensor) -> Tensor:
-    """Brightness in [0, 1]. Shape: uint8 (frames, 3, height, width) to (frames, height, width)."""
+    """Return the luma in [0, 1]. Shape: uint8 (frames, 3, height, width) -> (frames, height, width)."""
     red, green, blue = (frames[:, k].float() * (LUMA[k] / 255) for k in range(3))
     return red + green + blue
 
 
 def _shrunk(luma: Tensor) -> Tensor:
-    """Means over squares, so that the longer side has about 32 pixels; noise of single pixels averages out."""
+    """Average over squares so that the longer side has about 32 pixels, which removes pixel noise."""
     side = max(1, -(-max(luma.shape[1:]) // SMALL))
     return F.avg_pool2d(luma[:, None], side, ceil_mode=True)[:, 0] if side > 1 else luma
 
 
 def _sharpness(luma: Tensor) -> float:
-    """``Var(laplacian Y) / (20 Var(Y))``, mean over frames: neither brightness nor contrast counts.
+    """Return ``Var(laplacian Y) / (20 Var(Y))``, averaged over frames; it is invariant to brightness and contrast.
 
-    The Laplacian of four neighbours gives 20 variances of white noise. A frame of one grey has 0.
+    The Laplacian of white noise has 20 times its variance, hence the factor. A uniform frame has sharpness 0.
     """
     if min(luma.shape[1:]) < 3:
         return 0.0
     inner = luma[:, 1:-1, 1:-1]
     laplacian = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:] - 4 * inner
     variance, detail = (values.flatten(1).var(1, correction=0) for values in (inner, laplacian))
-    # Below half a level of contrast there is rounding and nothing else.
+    # Contrast below half a level is only rounding.
     return (detail / (20 * variance.clamp(min=(0.5 / 255) ** 2))).mean().item()

@@ -1,7 +1,7 @@
-"""The watch for reward hacking over a run: the history of its validations, the rule on it, and the end of the run.
+"""Monitor that applies the reward-hacking rule to each validation of a run and can stop the run.
 
-The history is read from samples/*/measures.json by the main rank, so a resumed run has it, and all ranks act on what
-the main rank finds.
+The main rank reads the history of validations from samples/*/measures.json, so that a resumed run has all of it, and
+broadcasts its verdict to the other ranks.
 """
 
 import math
@@ -21,10 +21,10 @@ MEASURES_FILE = "measures.json"
 
 
 class HackingWatch:
-    """Judges every validation of a run, and ends the run if ``action`` is ``stop`` and 16 videos or more show it.
+    """Checks each validation of a run, which stops if ``action`` is ``stop`` and validations have at least 16 videos.
 
-    ``threshold`` are the spreads of the base that a measure may move. Validations that were not ``made_with`` the same
-    prompts or steps are no history.
+    ``threshold`` is the allowed shift of a held-out metric in base standard deviations. Validations with other settings
+    than ``made_with`` are ignored.
     """
 
     def __init__(self, action: str, threshold: float, mesh: Mesh, samples: Path, made_with: dict):
@@ -33,61 +33,60 @@ class HackingWatch:
         self.marker = samples.parent / rule.MARKER
         self.shifts: list[MetricShift] = []  # of the last validation
         self.reason = ""
-        self.ends_run = False  # as of the last validation
-        self._told: set[str] = set()  # what is said once
+        self.ends_run = False  # verdict of the last validation
+        self._warned: set[str] = set()  # messages that are printed once
 
-    def look(self, now: ValidationStats) -> float:
-        """1 for a validation that shows reward hacking beside those before it, else 0; NaN without a base."""
+    def check(self, now: ValidationStats) -> float:
+        """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the base model."""
         judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
         is_judged, self.shifts, self.reason, self.ends_run = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
 
     def end(self, saved: Path) -> None:
-        """Leaves a note and raises RewardHacking, which names the checkpoint ``saved``; every rank calls it."""
+        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint. Called on every rank."""
         if self.mesh.is_main:
             note = {"reason": self.reason, "on_reward_hacking": self.action, "departures": [*map(asdict, self.shifts)]}
             write_json(self.marker, note)
         raise rule.RewardHacking(
-            f"{self.reason}; the policy as it is was saved in {saved}. docs/reward_hacking.md says what to do; to go "
-            f"on, delete {self.marker} or take --on_reward_hacking warn"
+            f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; to resume, delete "
+            f"{self.marker} or set --on_reward_hacking warn"
         )
 
     def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool]:
-        self.marker.unlink(missing_ok=True)  # the run went on
+        self.marker.unlink(missing_ok=True)  # the run was resumed
         history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
         shifts = rule.find_shifts(history, self.threshold)
         reason = rule.describe(history, shifts) if shifts else ""
         base = rule.base_stats(history)
         if base is None:
             self._warn_once(
-                f"{self.samples} has no validation of the base policy with these settings: hacking cannot be detected"
+                f"{self.samples} has no validation of the base model with these settings: hacking cannot be detected"
             )
             return False, shifts, reason, False
         for name, (before, after) in rule.other_sets(base, now).items():
-            self._warn_once(f"{name} of {after} videos is not compared with that of the base, which is of {before}")
+            self._warn_once(f"{name} is not compared with the base model: {after} videos now, {before} then")
         stops = self.action == "stop" and rule.may_stop(base, now)
         if self.action == "stop" and not stops:
-            few = f"a validation of fewer than {rule.FEWEST_TO_STOP} videos"
-            self._warn_once(f"{few} is too small to stop a run: on_reward_hacking stop only warns")
+            self._warn_once(f"on_reward_hacking stop only warns: it needs at least {rule.FEWEST_TO_STOP} videos")
         if reason:
             _warn(reason)
         return True, shifts, reason, bool(shifts) and stops
 
     def _warn_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._warned:
+            self._warned.add(message)
             _warn(message)
 
 
 def read_history(samples: Path, made_with: dict, *, before: int) -> list[ValidationStats]:
-    """The recorded validations of earlier iterations that were made alike, in order."""
+    """Return the recorded validations of earlier iterations with the same settings, in order."""
     folders = sorted(path for path in samples.glob("[0-9]*") if path.name.isdigit() and int(path.name) < before)
     validations = [read_validation(path, made_with) for path in folders]
     return [stats for stats in validations if stats is not None]
 
 
 def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
-    """Numbers of a recorded validation, NaN where not measured; None without a sound record made alike."""
+    """Return a recorded validation, NaN for missing values, or None if unreadable or made with other settings."""
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(path.read_text(encoding="utf-8"))
@@ -95,7 +94,7 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
         spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # AttributeError: it is not an object
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # AttributeError: not a JSON object
         _warn(f"{path} cannot be read ({error}): the validation is treated as missing")
         return None
     if recorded.get("made_with", made_with) != made_with:
@@ -106,7 +105,7 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
 
 
 def write_validation(folder: Path, stats: ValidationStats, shifts: Sequence[MetricShift], made_with: dict) -> None:
-    """Writes measures.json: the means, the spreads as [std, count], the shifts, and how the videos were made."""
+    """Write measures.json: means, spreads as [std, count], shifts, and the settings of the validation."""
     means = {name: value if math.isfinite(value) else None for name, value in stats.means.items()}
     others = {"spreads": stats.spreads, "hacking": [*map(asdict, shifts)], "made_with": made_with}
     write_json(folder / MEASURES_FILE, means | others)

@@ -1,17 +1,17 @@
-"""The rule for reward hacking: the reward went up, and something that it does not reward left the base policy's range.
+"""Rule that detects reward hacking: the reward rose while a held-out metric left the base model's range.
 
-    base    mean m_0 and spread s_0 over the n_0 validation videos of the policy before training
+    base    mean m_0 and standard deviation s_0 over the n_0 validation videos of the base model
     now     m and s over the n videos of a later validation, same prompts and seeds
-    error   e^2 = s_0^2 / (n_0 - 1) + s^2 / (n - 1), of m - m_0 between sets with nothing in common
+    error   e^2 = s_0^2 / (n_0 - 1) + s^2 / (n - 1), of m - m_0 for independent sets of videos
     fires   m - m_0 of the reward      > max(0.25 s_0, e)
-            and of a held-out measure  > max(threshold s_0, t e) in the direction that is bad, for one or more
-            t as Student's with Welch's degrees of freedom, as rare as 4 errors of a normal variable: 3e-5 on a side
+            and of a held-out metric   > max(threshold s_0, t e) in its bad direction, for one or more metrics
+            t is Student's with Welch's degrees of freedom, as rare as 4 standard errors of a normal variable (3e-5)
 
-So a run of 10 validations and 14 measures that moves none of them fires in at most 1 of 100 (docs/reward_hacking.md has
-the rates). A measure of the whole set has its base value for the unit s_0, and is compared between as many videos only.
-Of three videos or fewer nothing is said; what fewer than 16 videos say ends no run.
+A run of 10 validations and 14 metrics that do not move raises a false alarm in at most 1 of 100 cases
+(docs/reward_hacking.md has the rates). For a metric of the whole set, s_0 is its base value, and it is compared only
+between equal numbers of videos. Fewer than 4 videos give no verdict; fewer than 16 never stop a run.
 
-Pure functions of numbers: all ranks that have the same history come to the same verdict.
+These are pure functions of numbers: ranks with the same history reach the same verdict.
 """
 
 import math
@@ -25,26 +25,26 @@ from hyvideo.config.unused import FEWEST_TO_STOP
 from hyvideo.data.outside import shown
 from hyvideo.records.metrics_file import whole_lines
 
-MARKER = "reward_hacking.json"  # in the folder of a run that ended for it
+MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
-REWARD_RISE = 0.25  # base spreads: less is no success that could have been bought
+REWARD_RISE = 0.25  # base standard deviations; a smaller rise is not a sign of hacking
 ERRORS = 4.0
-FEWEST_VIDEOS = 4  # below, nothing is said
+FEWEST_VIDEOS = 4  # fewer give no verdict
 
 
 class RewardHacking(RuntimeError):
-    """The run ended because its reward rose while what is not rewarded got worse."""
+    """Raised to stop a run whose reward rose while a held-out metric degraded."""
 
 
 class Dispersion(NamedTuple):
-    """Spread of a measure over the videos of a validation, or over the prompts for diversity."""
+    """Standard deviation of a metric over the videos of a validation, or over the prompts for diversity."""
 
     std: float
     count: int
 
 
 class WatchedMetric(NamedTuple):
-    """Direction in which a measure is bad, and the smallest spread that is believed of a base of like videos."""
+    """Bad direction of a metric, and a lower bound on its base standard deviation."""
 
     bad: Literal["up", "down", "either"]
     least_spread: float = 0.0
@@ -60,16 +60,16 @@ WATCHED = {
     "held_out/diversity": WatchedMetric("down", 0.005),
     "frechet_distance": WatchedMetric("up"),
 }
-# What a scorer says of each video: true measures, CLIPScore, a dimension without weight.
+# Other scores of each video: true rewards, CLIPScore, a dimension without weight.
 OTHER_METRIC = WatchedMetric("down")
-RELATIVE_LEAST = 0.02  # of the base's mean: no spread of a held-out measure is believed to be smaller
-SET_MEASURES = ("frechet_distance",)  # one number of all videos; how many they are moves it
-NUM_PARTS = 16  # of a set, left out in turn for the error of its measure
+RELATIVE_LEAST = 0.02  # lower bound on the base standard deviation, as a fraction of the base mean
+SET_MEASURES = ("frechet_distance",)  # one value per set; it depends on the number of videos
+NUM_PARTS = 16  # parts of a set for the jackknife
 
 
 @dataclass(frozen=True)
 class ValidationStats:
-    """The numbers of one validation, by measure."""
+    """Means and spreads of one validation, by metric."""
 
     iteration: int
     means: Mapping[str, float]
@@ -78,17 +78,17 @@ class ValidationStats:
 
 @dataclass(frozen=True)
 class MetricShift:
-    """The distance of a measure from the base's."""
+    """Shift of a metric from its base value."""
 
     name: str
     base: float
     now: float
-    shift: float  # in spreads of the base
+    shift: float  # in base standard deviations
     allowed: float
 
     @property
     def is_bad(self) -> bool:
-        """Claims that the measure left the base's range in its bad direction."""
+        """Whether the metric left the base model's range in its bad direction."""
         bad = WATCHED.get(self.name, OTHER_METRIC).bad
         return {"up": self.shift, "down": -self.shift, "either": abs(self.shift)}[bad] > self.allowed
 
@@ -97,12 +97,12 @@ class MetricShift:
 
 
 def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
-    """The validation of the policy before training, if it was recorded with the spread of its reward."""
+    """Return the validation of the base model, or None if it was not recorded with the spread of its reward."""
     return next((stats for stats in history if stats.iteration == 0 and REWARD in stats.spreads), None)
 
 
 def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
-    """Measures that left the base's range, ``threshold`` spreads, in the last validation while the reward rose."""
+    """Return the bad shifts of the last validation if its reward rose, the largest first."""
     base, now = base_stats(history), history[-1]
     if base is None or base is now:
         return []
@@ -114,7 +114,7 @@ def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[Me
 
 
 def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) -> list[MetricShift]:
-    """Shifts of all measures but the reward that can be compared with the base's, whatever the reward did."""
+    """Return the shifts of all metrics that can be compared with the base model, except the reward."""
     shifts = []
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
@@ -128,25 +128,25 @@ def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) ->
 
 
 def other_sets(base: ValidationStats, now: ValidationStats) -> dict[str, tuple[int, int]]:
-    """Measures of the whole set that cannot be compared, with their numbers of videos: they are not as many as then."""
+    """Return the metrics of the whole set that were measured on different numbers of videos, with both numbers."""
     counts = {name: (_count(name, base), _count(name, now)) for name in SET_MEASURES}
     measured = base.means.keys() & now.means.keys()
     return {name: (before, after) for name, (before, after) in counts.items() if before != after and name in measured}
 
 
 def may_stop(base: ValidationStats, now: ValidationStats) -> bool:
-    """Claims that both have enough videos to end a run by."""
+    """Return whether both validations have enough videos to stop a run."""
     return min(_count(REWARD, base), _count(REWARD, now)) >= FEWEST_TO_STOP
 
 
 def student_quantile(deviate: float, freedom: float) -> float:
-    """The value that Student's t exceeds at most as often as a normal variable ``deviate`` (Wallace, 1959)."""
+    """Return a bound on Student's t quantile as rare as the normal quantile ``deviate`` (Wallace 1959)."""
     scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
 
 
 def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
-    """One line with the reward's rise and every shift with its numbers."""
+    """Describe the rise of the reward and every shift in one line."""
     base, now = base_stats(history), history[-1]
     rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
@@ -161,7 +161,7 @@ def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float
 
 
 def _unit(name: str, base: ValidationStats, watched: WatchedMetric) -> float:
-    """Size of a shift of one spread."""
+    """Return the base standard deviation of a metric, at least its lower bounds."""
     value = abs(base.means.get(name, math.nan))
     return max(value if name in SET_MEASURES else base.spreads[name].std, watched.least_spread, RELATIVE_LEAST * value)
 
@@ -171,14 +171,14 @@ def _count(name: str, stats: ValidationStats) -> int:
 
 
 def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[float, float]:
-    """Standard error of the difference of two means, and how many of them chance explains; infinite for few videos."""
+    """Return the standard error of the difference of two means, infinite for few videos, and its Student factor."""
     if min(_count(name, base), _count(name, now)) < FEWEST_VIDEOS:
         return math.inf, ERRORS
     sets = base.spreads[name], now.spreads[name]
-    # Two sets without spread, such as of marks that are all 1 and all 0: what they have together.
-    alike = abs(_difference(name, base, now)) / 2 if not any(one.std for one in sets) else 0.0
-    most = NUM_PARTS if name in SET_MEASURES else math.inf  # numbers that an error was made of
-    parts = [((one.std or alike) ** 2 / (one.count - 1), min(one.count, most) - 1) for one in sets]
+    # Two sets without spread, such as scores that are all 1 and all 0: the spread of both together.
+    pooled = abs(_difference(name, base, now)) / 2 if not any(spread.std for spread in sets) else 0.0
+    most = NUM_PARTS if name in SET_MEASURES else math.inf  # values that the error was computed from
+    parts = [((spread.std or pooled) ** 2 / (spread.count - 1), min(spread.count, most) - 1) for spread in sets]
     variance = sum(part for part, _ in parts)
     if not variance > 0:
         return 0.0, ERRORS
@@ -187,19 +187,19 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
 
 
 def check_output_dir(settings: RecordSettings) -> None:
-    """Raises ValueError where ``output_dir`` holds a run that this one does not resume, or that ended for good."""
+    """Raise ValueError if ``output_dir`` contains a run that is not resumed, or that was stopped for reward hacking."""
     path = Path(settings.output_dir) / "metrics.jsonl"
     if not path.exists() or path.stat().st_size == 0:
         return
     if not settings.resume_from_checkpoint:
         raise ValueError(
-            f"output_dir {shown(settings.output_dir)} already holds a run; go on with it by --resume_from_checkpoint "
-            "latest, or name another output_dir"
+            f"output_dir {shown(settings.output_dir)} already contains a run; resume it with --resume_from_checkpoint "
+            "latest, or set another output_dir"
         )
     whole_lines(path)
     marker = path.with_name(MARKER)
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
-            f"the run in output_dir {shown(settings.output_dir)} ended for reward hacking and would do so again; "
-            f"docs/reward_hacking.md says what to change; to go on, delete {marker} or take on_reward_hacking warn"
+            f"the run in output_dir {shown(settings.output_dir)} was stopped for reward hacking and would stop again; "
+            f"see docs/reward_hacking.md for what to change, or delete {marker} or set on_reward_hacking warn to resume"
         )

@@ -1,4 +1,4 @@
-"""Recipes of Table 2 and the figures: reward setting, sampler, trust region, with the equalizer or not, schedule."""
+"""Recipes of Table 2 and the figures: reward setting, sampler, trust region, equalizer and KL schedule."""
 
 import itertools
 import re
@@ -10,16 +10,16 @@ from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.evaluation.studies.runs import Run, runs_of
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
-METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # rows of the paper's table, in its order
-# kl_weight 0 turns the term off whatever the flags of the strategy say.
+METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # in the order of the paper's table
+# kl_weight 0 turns the KL term off regardless of the other flags.
 KL_FLAGS = {
     "none": ["--kl_strategy", "flags", "--kl_weight", "0"],
     **{name: ["--kl_strategy", name] for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")},
 }
-SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; the last is `milder_schedule`
-OF_A_CELL = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
+SCHEDULES = ("constant", "two_stage", "adaptive", "milder")  # of the KL coefficient; see `milder_schedule` for the last
+CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
 
-# What a figure compares; the rest is SAGE-GRPO with a dual moving trust region.
+# Recipes that a figure compares; by default SAGE-GRPO with the dual moving KL.
 TRAINED_FIGURES = {
     3: {"methods": list(METHODS), "kls": ["none"], "no_equalizer": True},
     7: {"schedules": ["constant", "two_stage", "milder"]},
@@ -29,22 +29,22 @@ TRAINED_FIGURES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe of the table, or of a figure."""
+    """A recipe of Table 2 or of a figure."""
 
     setting: str
     method: str
     kl: str
     has_equalizer: bool
-    schedule: str = ""  # one of SCHEDULES; that of the config by default
+    schedule: str = ""  # one of SCHEDULES; empty for that of the config
 
     @property
     def name(self) -> str:
-        method = re.sub(r"[^\w.]", "_", self.method)  # FILE.py:NAME in the name of a folder
+        method = re.sub(r"[^\w.]", "_", self.method)  # FILE.py:NAME becomes part of a folder's name
         parts = [self.setting, method, self.kl, "eq" if self.has_equalizer else "noeq", self.schedule]
         return "-".join(filter(None, parts))
 
     def flags(self, before: list[str]) -> list[str]:
-        """Flags of the cell, the last of all: an extra kl_weight gives no trust region to cells without one."""
+        """Return the flags of the cell. They come last, so that --extra kl_weight does not enable a disabled KL."""
         flags = ["--reward_weights", SETTINGS[self.setting], "--sde_type", self.method]
         flags += ["--use_grad_balancing", str(self.has_equalizer).lower(), *KL_FLAGS[self.kl]]
         if self.schedule and any(word.partition("=")[0] == "--kl_schedule" for word in before):
@@ -63,26 +63,23 @@ def grid(
     no_equalizer: bool = False,
     schedules: Iterable[str] = ("",),
 ) -> list[Run]:
-    """All runs of the cells, seed by seed."""
+    """Return all runs of a grid of cells, seed by seed."""
     equalizer = (True, False) if no_equalizer else (True,)
     return runs_of(itertools.starmap(Cell, itertools.product(settings, methods, kls, equalizer, schedules)), seeds)
 
 
 def runs_of_figure(figure: int, settings: Iterable[str], seeds: Iterable[int], **others: list[str] | None) -> list[Run]:
-    """Runs of a figure, with others in place of its own. Raises ValueError for what it does not compare."""
+    """Return the runs of a figure; ``others`` override its defaults. Raises ValueError for unsuitable values."""
     others = {name: values for name, values in others.items() if values}
     if "schedules" in others and figure != 7:
-        raise ValueError(f"--schedules are what figure 7 compares, and --figures has {figure}; leave one of them out")
+        raise ValueError(f"--schedules applies only to figure 7, but --figures includes {figure}; remove one of them")
     if figure == 7 and "none" in others.get("kls", ()):
-        raise ValueError("figure 7 compares schedules of the KL coefficient, and --kl none has none; name another")
+        raise ValueError("figure 7 compares schedules of the KL coefficient, but --kl none has no KL; choose another")
     chosen = {"methods": ["sage_grpo"], "kls": ["dual_moving"]} | TRAINED_FIGURES[figure] | others
     return grid(settings, seeds=seeds, **chosen)
 
 
 def milder_schedule(trust: TrustRegionSettings) -> list[str]:
-    """Flags of the adaptive rule with twice the warm-up and half the gain of the settings.
-
-    Its coefficient is at no update above that of ``two_stage``, which is at none above ``constant``.
-    """
+    """Return flags of the adaptive schedule with twice the warm-up and half the gain: never above ``two_stage``."""
     warmup, gain = 2 * trust.kl_warmup_updates, trust.kl_gain / 2
     return ["--kl_schedule", "adaptive", "--kl_warmup_updates", str(warmup), "--kl_gain", f"{gain:g}"]

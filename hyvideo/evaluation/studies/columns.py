@@ -1,7 +1,7 @@
-"""Columns of a study's tables: measures of a policy, and their mean and interval over its training seeds.
+"""Columns of a study's tables: metrics of a policy, with mean and interval over its training seeds.
 
-Measures of a video (Overall, VQ, ..., the true reward) get a t interval over training seeds and prompts; measures of a
-whole set (the Frechet distance, all of a validation) have one value a seed, and get one over seeds.
+Metrics of single videos (Overall, VQ, ..., the true reward) get a t interval over training seeds and prompts. Metrics
+of a whole set (the Fréchet distance, all of a validation) have one value per seed and get an interval over seeds.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ from hyvideo.evaluation.studies.intervals import Interval, t_interval
 
 @dataclass(frozen=True)
 class Column:
-    """A measure of a table."""
+    """A metric of a table."""
 
     name: str
-    of_set: str = ""  # name among the measures of the whole set; empty for a score of each video
+    of_set: str = ""  # key among the metrics of the whole set; empty for a score of each video
     higher_is_better: bool = True
 
     def of_video(self, entry: dict, setting: str) -> float | None:
@@ -29,7 +29,7 @@ class Column:
         return entry.get(self.name)
 
     def by_prompt(self, evaluation: Evaluation, setting: str) -> dict[int, float]:
-        """Mean of each prompt that has a value; a measure of a whole set is as one of a single prompt."""
+        """Return the mean of each prompt that has a value; a metric of a whole set counts as one prompt."""
         if not self.of_set:
             return by_prompt(evaluation.videos, lambda entry: self.of_video(entry, setting))
         value = evaluation.measures.get(self.of_set)
@@ -37,7 +37,7 @@ class Column:
 
 
 def weighted_reward(entry: dict, setting: str, prefix: str = "") -> float | None:
-    """The reward of a setting; with ``true/`` as prefix, of the measured truth in place of the scorer's opinion."""
+    """Return the reward of a video under a setting; with prefix ``true/``, its true reward."""
     weights = REWARD_PRESETS[SETTINGS[setting]]
     values = [entry.get(f"{prefix}{name}") for name in weights]
     return None if None in values else sum(weight * value for weight, value in zip(weights.values(), values))
@@ -48,7 +48,7 @@ FRECHET = Column("Frechet distance", of_set="frechet_distance", higher_is_better
 
 
 def intervals(evaluations: list[Evaluation], columns: Iterable[Column], setting: str = "") -> dict[str, Interval]:
-    """Mean and interval of every column that each seed's evaluation has a value of, by its name."""
+    """Return mean and interval by name of each column that has a value in every seed's evaluation."""
     found = {}
     for column in columns if evaluations else ():
         tables = [column.by_prompt(evaluation, setting) for evaluation in evaluations]

@@ -1,18 +1,18 @@
-"""Interval of a mean over training seeds and prompts, by Student's t: honest for few seeds.
+"""Confidence interval of a mean over training seeds and prompts, with Student's t, valid for few seeds.
 
     values (seeds, prompts), x_ij = mean + seed_i + prompt_j + rest_ij  ->  mean, and 95 % interval
 
-Seeds and prompts are drawn both: another study would have others. With h the half width of the plain t interval over
-the seeds' means, over the prompts' means, and over the rest (what neither explains, in both of the first two),
+Both seeds and prompts are random samples. With h the half width of the plain t interval over the seeds' means, over the
+prompts' means, and over the residual (which contributes to both of them),
 
     half width^2 = max(h_seeds^2 + h_prompts^2 - h_rest^2, min(h_seeds, h_prompts)^2)
 
-(a modified large-sample interval; Graybill and Wang 1980, Ting et al. 1990). It is exactly a t interval where only one
-of the two varies. With normal effects, 3 or 5 seeds and 8 or 96 prompts it covers 95 to 97 % where seeds, prompts or
-the rest make 95 % of the variance of the mean, and 94.7 to 98.1 % at any mixture of them (simulated): where it is off,
-it is too wide, most of all where prompts make seven eighths of the variance and 3 seeds the rest.
+(a modified large-sample interval; Graybill and Wang 1980, Ting et al. 1990). If only one of the two varies, it is
+exactly a t interval. In simulations with normal effects, 3 or 5 seeds and 8 or 96 prompts, its coverage is 95 to 97 %
+if seeds, prompts or the residual account for 95 % of the variance of the mean, and 94.7 to 98.1 % for any mixture. It
+is most conservative if prompts account for seven eighths of the variance and 3 seeds for the rest.
 
-With one seed the interval is over prompts alone, and says nothing of other seeds.
+With one seed the interval is over prompts only and does not cover variation between training seeds.
 """
 
 import math
@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the range that belongs to it; a mean of one value has none, and NaN for low and high."""
+    """A mean and its 95 % interval; low and high are NaN for a mean of one value."""
 
     mean: float
     low: float
@@ -36,14 +36,14 @@ class Interval:
         return self.low > 0 or self.high < 0
 
     def as_json(self) -> dict[str, float | None]:
-        """The numbers by name, None for NaN."""
+        """Return the numbers by name, None for NaN."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def t_interval(values: np.ndarray) -> Interval:
-    """The mean over the prompts that have a value of every seed, and its 95 % interval; all NaN without such a prompt.
+    """Return the mean over the prompts that every seed has a value for, with its interval; NaN without such a prompt.
 
-    ``values`` are one number for each training seed and prompt, NaN where it is missing. Shape: (seeds, prompts).
+    Shape of ``values``: (seeds, prompts), NaN for missing values.
     """
     values = values[:, np.isfinite(values).all(0)]
     if not values.size:
@@ -53,7 +53,7 @@ def t_interval(values: np.ndarray) -> Interval:
 
 
 def half_widths(values: np.ndarray) -> np.ndarray:
-    """Half widths of the intervals of whole tables, NaN of one number. Shape: (..., seeds, prompts) -> (...)."""
+    """Return the half widths of the intervals, NaN for one number. Shape: (..., seeds, prompts) -> (...)."""
     num_seeds, num_prompts = values.shape[-2:]
     if num_seeds == num_prompts == 1:
         return np.full(values.shape[:-2], np.nan)
@@ -66,13 +66,13 @@ def half_widths(values: np.ndarray) -> np.ndarray:
 
 
 def _squared_half_width(deviations: np.ndarray, degrees_of_freedom: int) -> np.ndarray:
-    """Half width, squared, of the t interval of the mean of what deviates so; 0 for what cannot vary."""
+    """Return the squared half width of the t interval of a mean, from deviations; 0 without degrees of freedom."""
     mean_square = np.square(deviations).mean((-2, -1))
     return mean_square / degrees_of_freedom * t_quantile(degrees_of_freedom) ** 2 if degrees_of_freedom else mean_square
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
-    """Bound that a variable with Student's t distribution stays within, in size, in 95 of 100 cases."""
-    from scipy.special import stdtrit  # takes a while, and a run that starts needs none of it
+    """Return the two-sided 95 % quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # slow to import, and not needed to start a run
 
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))

@@ -1,8 +1,8 @@
-"""What recipes reached with a budget: curves over what they spent, a Pareto picture, a table and verdicts.
+"""Results of recipes at equal cost: curves over the cost, a Pareto plot, a table and verdicts.
 
-All is read from the runs' own validations, in metrics.jsonl and, of the base, in samples/000000. Between two of them a
-measure is taken to change evenly. Seconds are those of iterations, times the processes of a run: without its start,
-its validations and its checkpoints.
+Metrics come from the validations of the runs, in metrics.jsonl and, for the base model, in samples/000000. They are
+interpolated linearly between validations. Seconds are those of iterations times the number of processes, without
+startup, validations and checkpoints.
 """
 
 import json
@@ -19,7 +19,7 @@ from hyvideo.config.run_plan import make_plan
 from hyvideo.data.outside import parse_json
 from hyvideo.evaluation.scores_file import Evaluation
 from hyvideo.evaluation.studies.columns import FRECHET, Column, intervals
-from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, as_markdown, compare
+from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, as_markdown, compare
 from hyvideo.evaluation.studies.intervals import Interval
 from hyvideo.evaluation.studies.recipes import AXES, Budget
 from hyvideo.evaluation.studies.runs import Run, Study
@@ -29,8 +29,8 @@ from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.records.run_files import or_none, write_text
 
-Trace = dict[str, np.ndarray]  # of a run: what it had spent and what was measured at each validation; (validations,)
-Point = dict[str, Interval]  # of a recipe: the same at one place, over its seeds
+Trace = dict[str, np.ndarray]  # cost and metrics of a run at each validation; (validations,)
+Point = dict[str, Interval]  # cost and metrics of a recipe at one cost, over its seeds
 
 REWARD, TRUE_REWARD = Column("Reward", of_set="reward"), Column("True reward", of_set="true/reward")
 COMPARED = (REWARD, TRUE_REWARD, FRECHET, Column("Diversity", of_set="held_out/diversity"))
@@ -39,7 +39,7 @@ HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout"]
 
 
 def read_trace(study: Study, run: Run) -> Trace:
-    """Validations of a run, as it left them; NaN where nothing was measured."""
+    """Read the validations of a run; values that were not measured are NaN."""
     config, folder, spent, points = study.config(run), study.folder(run), np.zeros(len(AXES)), []
     rollouts, base = make_plan(config, study.world_size).rollouts, folder / "samples/000000/measures.json"
     if base.is_file():
@@ -62,26 +62,26 @@ def columns_of(trace: Trace) -> list[Column]:
 
 
 def reading(trace: Trace, axis: str, amount: float) -> Evaluation:
-    """Measures of a run where it had spent so much; where it spent less in all, at its end."""
+    """Return the metrics of a run at the given cost, or at its end if it cost less."""
     found = {name: np.interp(amount, trace[axis], values) for name, values in trace.items()}
     return Evaluation([], {name: or_none(float(value)) for name, value in found.items()})
 
 
 def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
-    """Means and intervals over seeds, by column, at the validations of the first seed, as far as ``end`` and there."""
+    """Return means and intervals over seeds at the validations of the first seed up to ``end``, and at ``end``."""
     amounts = traces[0][axis]
     amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
     return [intervals([reading(trace, axis, amount) for trace in traces], columns_of(traces[0])) for amount in amounts]
 
 
 def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
-    """Writes what the finished runs reached: recipes.md, .csv and .tex, verdicts.md, curves_<axis>.png, pareto.png."""
+    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md, curves_<axis>.png and pareto.png."""
     of_recipe: dict[str, dict[int, Trace]] = {}
     trained = finished(study, runs)
     for run in trained:
         of_recipe.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
     if not trained:
-        raise ValueError(f"{study.out} has no finished run yet")
+        raise ValueError(f"{study.out} contains no finished run yet")
     for axis in AXES:
         end = budget.amount if axis == budget.axis else np.inf
         curves = {name: curve([*traces.values()], axis, end) for name, traces in of_recipe.items()}
@@ -94,17 +94,17 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
     base = curve([*firsts.values()][:1], budget.axis)[0]
     rows = [*([] if base["rollouts"].mean else [_row("Base model", base, 0)]), *rows]
     notes = [
-        f"At {budget.amount:,} {budget.axis} a run, or its end before that; measured by the runs' own validations, "
-        "on the same prompts and noise. 95 % interval of Student's t over training seeds, none for one seed.",
+        f"At {budget.amount:,} {budget.axis} per run, or at its end if earlier; from the validations of the runs, with "
+        "the same prompts and noise. 95 % intervals (Student's t) over training seeds, none for one seed.",
     ]
     if missing := [run.name for run in runs if run not in trained]:
-        notes.append(f"Without a finished run, and not in the means: {', '.join(missing)}.")
+        notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     columns = columns_of(firsts[min(firsts)])[len(AXES) :]
     write_table(make_table(HEADS, {"": ""}, columns, rows, notes), study.out / "recipes")
     ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in of_recipe.items()}
     verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
-    said = ["Differences paired by training seed, 95 % interval of Student's t over seeds. " + EACH_BY_ITSELF]
-    write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, said))
+    note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
+    write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, [note]))
 
 
 def _row(name: str, end: Point, num_seeds: int) -> Row:
@@ -116,7 +116,7 @@ def _row(name: str, end: Point, num_seeds: int) -> Row:
 
 
 def draw(curves: dict[str, list[Point]], panels: list[tuple[str, str]], path: Path, *, compares_ends: bool = False):
-    """A panel for each pair of columns that all have: the second over the first, curves with bands or ends."""
+    """Draw a panel for each pair of columns that all curves have: the second over the first, as bands or end points."""
     panels = [pair for pair in panels if all(point.keys() >= {*pair} for points in curves.values() for point in points)]
     if not panels:
         return
@@ -143,9 +143,9 @@ def _draw_bands(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]
 
 
 def _draw_ends(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]]) -> None:
-    """Ends with their intervals; names stand beside the panel in the order of their heights, a line leads to each."""
+    """Draw end points with their intervals, and names beside the panel, connected by lines."""
     better = [1 if column.higher_is_better else -1 for name in pair for column in COMPARED if column.name == name]
-    axes.set_xlabel(pair[0] + ("" if better[0] > 0 else ", less is better"))
+    axes.set_xlabel(pair[0] + ("" if better[0] > 0 else ", lower is better"))
     ends = {recipe: [points[-1][name] for name in pair] for recipe, points in curves.items()}
     places = {recipe: np.array([value.mean for value in end]) for recipe, end in ends.items()}
     colors = {recipe: COLORS[number % len(COLORS)] for number, recipe in enumerate(ends)}
@@ -156,9 +156,9 @@ def _draw_ends(axes: Axes, pair: tuple[str, str], curves: dict[str, list[Point]]
         axes.errorbar(*places[recipe], *errors[::-1], **style, elinewidth=0.8, capsize=2)
     base = next(iter(curves.values()))[0]
     axes.plot(base[pair[0]].mean, base[pair[1]].mean, "k*", markersize=9)
-    axes.set_title("filled: no other is better in both; star: first validation", fontsize="small", loc="left")
+    axes.set_title("filled: Pareto-optimal; star: first validation", fontsize="small", loc="left")
     in_order, (low, high) = sorted(places, key=lambda recipe: places[recipe][1]), axes.get_ylim()
-    apart = min(0.065, 1 / len(in_order)) * np.arange(len(in_order))  # at least, of the panel's height
+    apart = min(0.065, 1 / len(in_order)) * np.arange(len(in_order))  # minimum, as a fraction of the panel's height
     heights = np.array([(places[recipe][1] - low) / (high - low) for recipe in in_order])
     above, below = np.maximum.accumulate(heights - apart), np.minimum.accumulate((heights - apart)[::-1])[::-1]
     heights = np.clip((above + below) / 2, 0, 1 - apart[-1]) + apart

@@ -1,4 +1,4 @@
-"""A table of means and intervals as Markdown, CSV and LaTeX, the best trained row of each column in bold."""
+"""Tables of means and intervals as Markdown, CSV and LaTeX, with the best trained row of each column in bold."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from hyvideo.records.run_files import write_text
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers of a recipe, or of the base model."""
+    """Values of a recipe or of the base model."""
 
     labels: list[str]
     values: dict[tuple[str, str], Interval]  # by group and column
@@ -23,10 +23,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of labels and numbers; every group has all columns."""
+    """Rows of labels and values; every group has all columns."""
 
     heads: list[str]  # of the labels
-    groups: dict[str, str]  # a short and a long name each, empty where there is one group alone
+    groups: dict[str, str]  # short -> long name; empty strings for a single group
     columns: list[Column]
     rows: list[Row]
     notes: list[str]
@@ -36,7 +36,7 @@ class Table:
         return [(group, column) for group in self.groups for column in self.columns]
 
     def best(self, group: str, column: Column) -> Row | None:
-        """The trained row with the best mean."""
+        """Return the trained row with the best mean."""
         having = [row for row in self.rows if row.num_seeds and (group, column.name) in row.values]
         choose = max if column.higher_is_better else min
         return choose(having, key=lambda row: row.values[group, column.name].mean, default=None)
@@ -45,13 +45,13 @@ class Table:
 def make_table(
     heads: list[str], groups: dict[str, str], columns: Iterable[Column], rows: list[Row], notes: list[str]
 ) -> Table:
-    """A table of the columns that any row has a value of."""
+    """Return a table of the columns for which any row has a value."""
     present = {name for row in rows for _, name in row.values}
     return Table(heads, groups, [column for column in columns if column.name in present], rows, notes)
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Writes <path>.md, .csv and .tex."""
+    """Write <path>.md, .csv and .tex."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path.with_suffix(".md"), as_markdown(table))
     write_csv(path.with_suffix(".csv"), [_csv_row(table, row) for row in table.rows])
@@ -64,13 +64,13 @@ def as_markdown(table: Table) -> str:
 
 
 def markdown_table(heads: list[str], rows: list[list[str]], below: Iterable[str]) -> str:
-    """A table of cells, and lines of text below it."""
+    """Format a table of cells with lines of text below it."""
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
     return "\n".join([*lines, "", *below]) + "\n"
 
 
 def _csv_row(table: Table, row: Row) -> dict[str, object]:
-    """Number of seeds, then mean, low and high of each column; empty where there is nothing."""
+    """Return number of seeds, then mean, low and high of each column; missing values are empty."""
     cells: dict[str, object] = dict(zip(table.heads, row.labels))
     for group in table.groups:
         cells[f"{group} seeds".strip()] = row.num_seeds.get(group, "")
@@ -82,7 +82,7 @@ def _csv_row(table: Table, row: Row) -> dict[str, object]:
 
 
 def as_latex(table: Table) -> str:
-    """A tabular with the rules of booktabs."""
+    """Format a tabular with booktabs rules."""
     rows = [(row, _cells(table, row, bold=r"\textbf{{{}}}", minus="$-$")) for row in table.rows]
     return fill(Path(__file__).with_name("table.tex.jinja"), table=table, rows=rows) + "\n"
 
@@ -92,7 +92,7 @@ def seeds_in_words(count: int) -> str:
 
 
 def in_words(interval: Interval, *, sign: str = "", minus: str = "-") -> tuple[str, str]:
-    """The mean, and the interval in brackets; empty for a mean of one value."""
+    """Format the mean and the interval in brackets, which is empty for a mean of one value."""
     mean, low, high = (f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high))
     return mean, f" [{low}, {high}]" if math.isfinite(interval.low) else ""
 
@@ -102,7 +102,7 @@ def _title(group: str, column: Column, between: str = " ") -> str:
 
 
 def _cells(table: Table, row: Row, *, bold: str, minus: str = "-") -> list[str]:
-    """Labels, number of training seeds (of each group where they differ), and numbers of a row."""
+    """Return labels, number of training seeds (of each group if they differ) and values of a row."""
     cells = [*row.labels, " / ".join(dict.fromkeys(map(seeds_in_words, row.num_seeds.values())))]
     for group, column in table.places:
         value = row.values.get((group, column.name))

@@ -1,9 +1,10 @@
-"""Table 2 of finished runs and the base model: their evaluations, the table, and differences between its rows.
+"""Table 2: evaluations of finished runs and the base model, the table, and differences between its rows.
 
 <out>/cells/<run>/         runs of post_train.py         <out>/logs/<run>.log    their output
 <out>/scores/<run>.json    evaluations; base.json        <out>/results.json, table2.md, .csv, .tex, comparisons.md
 
-Compared are rows that differ in one thing: SAGE-GRPO and each sampler, the equalizer on and off, two trust regions.
+Comparisons are between rows that differ in one setting: SAGE-GRPO and another sampler, equalizer on and off, or two
+trust regions.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from hyvideo.evaluation.policy_scores import Evaluator
 from hyvideo.evaluation.scores_file import Evaluation, read_evaluation, write_evaluation
 from hyvideo.evaluation.studies.cells import KL_FLAGS, SETTINGS, Cell
 from hyvideo.evaluation.studies.columns import FRECHET, REWARD, TRUE_REWARD, Column, intervals
-from hyvideo.evaluation.studies.comparisons import EACH_BY_ITSELF, Comparison, as_markdown, compare
+from hyvideo.evaluation.studies.comparisons import NO_CORRECTION, Comparison, as_markdown, compare
 from hyvideo.evaluation.studies.runs import Run, Study, progress
 from hyvideo.evaluation.studies.table import Row, Table, make_table, write_table
 from hyvideo.models.weight_files import shortened
@@ -28,14 +29,14 @@ from hyvideo.schedulers.transitions import sampler_of
 COLUMNS = (*map(Column, ("Overall", "VQ", "MQ", "TA", "CLIPScore", "PickScore")), TRUE_REWARD, FRECHET)
 COMPARED = (REWARD, TRUE_REWARD, FRECHET)
 NOTES = (
-    "Differences are of the first named against the second, paired by training seed, prompt and noise, over the seeds "
-    "that both have; 95 % interval of Student's t over seeds and prompts (Frechet distance: over seeds).",
-    f'"Shows" is said of the reward, from two seeds on, where the interval excludes 0. {EACH_BY_ITSELF}',
+    "Differences are the first minus the second, paired by training seed, prompt and noise, over the seeds that both "
+    "have, with 95 % intervals (Student's t) over seeds and prompts (Fréchet distance: over seeds).",
+    f"The verdict is on the reward and needs two seeds: higher or lower if the interval excludes 0. {NO_CORRECTION}",
 )
 
 
 def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, Evaluation]]:
-    """Evaluations of the base and of the finished runs, read where they are there, made where not."""
+    """Return the evaluations of the base model and of the finished runs; those not stored yet are computed."""
     config = study.evaluation_config()
     checkpoints: dict[str, Path | None] = {"base": None}
     for run in runs:
@@ -56,12 +57,12 @@ def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, 
 
 
 def write_results(study: Study, runs: list[Run]) -> None:
-    """Evaluates what is finished and writes the table, the comparisons and results.json."""
+    """Evaluate the finished runs and write the table, the comparisons and results.json."""
     base, evaluations = evaluate_runs(study, runs)
     comparisons = comparisons_of(evaluations)
     write_table(table_of(base, runs, evaluations), study.out / "table2")
     write_text(study.out / "comparisons.md", as_markdown(comparisons, COMPARED, NOTES))
-    results = {  # of every video; for programs
+    results = {  # includes every video
         "config": study.config_file,
         "extra": study.extra,
         "comparisons": [
@@ -77,7 +78,7 @@ def write_results(study: Study, runs: list[Run]) -> None:
 
 
 def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int, Evaluation]]]:
-    """Evaluations by row, which is a cell of no setting and schedule, then by setting and seed."""
+    """Group evaluations by row (a cell without setting and schedule), then by setting and seed."""
     rows: dict[Cell, dict[str, dict[int, Evaluation]]] = {}
     for run, evaluation in evaluations.items():
         cell = run.recipe
@@ -87,7 +88,7 @@ def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int,
 
 
 def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluation]) -> Table:
-    """The table of all planned runs; those without an evaluation are named, and take no part in the means."""
+    """Return the table of all planned runs; runs without an evaluation are only listed in its notes."""
     settings, trained = list(dict.fromkeys(run.recipe.setting for run in runs)), by_row(evaluations)
     equalizer = ["Equalizer"] if any(not row.has_equalizer for row in trained) else []
 
@@ -103,18 +104,18 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
         rows.append(row(labels, {setting: list(of_seed.values()) for setting, of_seed in of_cell.items()}, seeds))
     groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
     counts = {count for of_row in rows for count in of_row.num_seeds.values() if count}
-    said = notes(settings, len(base.videos), counts, [run.name for run in runs if run not in evaluations])
-    return make_table(["Method", "KL", *equalizer], groups, COLUMNS, rows, said)
+    below = notes(settings, len(base.videos), counts, [run.name for run in runs if run not in evaluations])
+    return make_table(["Method", "KL", *equalizer], groups, COLUMNS, rows, below)
 
 
 def notes(settings: list[str], num_videos: int, seeds: set[int], unfinished: list[str]) -> list[str]:
-    """Sentences on what the numbers are, and what is missing; ``seeds`` are the numbers of seeds of rows."""
+    """Return notes on the numbers and on unfinished runs; ``seeds`` has the number of seeds of each row."""
     template, numbers = Path(__file__).with_name("table2_notes.txt.jinja"), {"num_videos": num_videos, "seeds": seeds}
     return fill(template, settings=settings, names=SETTINGS, unfinished=shortened(unfinished), **numbers).splitlines()
 
 
 def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
-    """Comparisons of all rows that have evaluations. Raises ValueError where runs were measured on other videos."""
+    """Compare all rows that have evaluations. Raises ValueError if their prompts or noise differ."""
     rows, found = by_row(evaluations), []
     for setting in dict.fromkeys(run.recipe.setting for run in evaluations):
         there = {row: of_row[setting] for row, of_row in rows.items() if setting in of_row}
@@ -124,7 +125,7 @@ def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
 
 
 def questions(rows: list[Cell]) -> list[tuple[str, Cell, Cell]]:
-    """Pairs of rows that differ in one thing, with the question that they answer, kind by kind."""
+    """Return pairs of rows that differ in one setting, with the question that they answer, grouped by setting."""
     by_kind: dict[str, list] = {"method": [], "has_equalizer": [], "kl": []}
     strength = list(KL_FLAGS).index
     for first, second in itertools.permutations(rows, 2):

@@ -1,4 +1,4 @@
-"""Trains the runs of a study, some at a time, each in processes of its own, and says before what that will cost."""
+"""Training of the runs of a study, several at a time in separate processes, and the plan with its cost."""
 
 import os
 import signal
@@ -25,47 +25,47 @@ POST_TRAIN = ROOT / "post_train.py"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """State of a run, and what all of it costs, its validations included."""
+    """Progress of a run, and the cost of the whole run including validations."""
 
     run: Run
     progress: Progress
     max_steps: int
     rollouts: int  # of the whole run
-    forwards: float  # transformer evaluations of the whole run, a forward and backward pass as 3 to 4
-    gpu_hours: float  # of the whole run as `whole_run` predicts them; 0 where it cannot
+    forwards: float  # transformer forward passes of the whole run; a forward and backward pass counts as 3 to 4
+    gpu_hours: float  # of the whole run, predicted by `whole_run`; 0 if unknown
 
     @property
     def left(self) -> float:
-        """Part of the run that is still to be done."""
+        """Remaining fraction of the run."""
         return 0.0 if self.progress.is_finished else 1 - self.progress.saved / self.max_steps
 
 
 def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
-    """A run as the planner sees it. Raises ValueError for broken rules, the machine's too if it ``trains``."""
+    """Return a run for the planner. Raises ValueError for invalid settings, also for this machine if ``trains``."""
     config = study.config(run)
     check(config, study.world_size, on_this_machine=trains)
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
-    except ValueError:  # a transformer that is not here and was never released: its hours are not predicted
+    except ValueError:  # a transformer that is neither here nor released: its hours are not predicted
         version = next(iter(RELEASED.values()))
         architecture = replace(sizes_module(version.family).released(version.name), is_released=False)
     return PlannedRun(config, study.world_size, architecture)
 
 
 def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
-    """State, cost. Raises ValueError as `planned`, or for a run begun otherwise."""
+    """Return progress and cost of a run. Raises ValueError like `planned`, or if it started with other settings."""
     whole = planned(study, run, trains=trains)
     config = whole.config
     check_output_dir(config.record)
     if not config.data.valid_video_csv:
-        raise ValueError("valid_video_csv must name the held-out prompts that policies are measured on, got nothing")
+        raise ValueError("valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty")
     length, steps, rollouts = whole_run(whole), config.optimizer.max_steps, cost(whole).rollouts
     hours = length.gpu_hours if whole.architecture.is_released else 0.0
     return RunPlan(run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours)
 
 
 def describe(study: Study, plans: list[RunPlan]) -> str:
-    """The plan in words: a line for each run, the sums, and the command of the first run that is to be trained."""
+    """Format the plan: a line for each run, the totals, and the command of the first run to train."""
     to_run = [plan for plan in plans if not plan.progress.is_finished]
     return fill(
         Path(__file__).with_name("plan.txt.jinja"),
@@ -80,7 +80,7 @@ def describe(study: Study, plans: list[RunPlan]) -> str:
 
 
 def command(study: Study, run: Run) -> list[str]:
-    """Command line that trains a run."""
+    """Return the command line that trains a run."""
     start = [sys.executable]
     if study.num_gpus:
         start += ["-m", "scripts.launch", "--standalone", "--nproc_per_node", str(study.num_gpus)]
@@ -88,11 +88,11 @@ def command(study: Study, run: Run) -> list[str]:
 
 
 def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
-    """Trains runs, ``jobs`` at a time; gives the logs of those that failed. Stopping this stops them."""
+    """Train runs, ``jobs`` at a time, and return the logs of those that failed. Stopping this stops them."""
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     running: set[subprocess.Popen] = set()
-    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # to scripts.launch, from any folder
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # so that scripts.launch is found from any folder
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
     def train(run: Run) -> int:
@@ -113,7 +113,7 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> dict[Run, Path]:
             run, code = pending[future], future.result()
             if code:
                 failed[run] = logs / f"{run.name}.log"
-            message = f"failed with code {code}, see {failed[run]}" if code else "trained"
+            message = f"failed with exit code {code}, see {failed[run]}" if code else "trained"
             print(f"{number}/{len(runs)} {run.name}: {message}", flush=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hyvideo.config.command_line import load_config
-from hyvideo.evaluation.figures.curves import OF_A_TRUST_REGION, by_schedule, compare, curve, find_runs
+from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, by_schedule, compare, curve, find_runs
 from hyvideo.evaluation.figures.figures import Sampling, gradient_scale
 from scripts import make_figures
 
@@ -101,7 +101,7 @@ def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, t
     for schedule in ("constant", "adaptive"):
         for strategy in ("fixed", "dual_moving"):
             make_run(f"{schedule}-{strategy}", kl_schedule=schedule, kl_strategy=strategy)
-    found = compare(find_runs([tmp_path / "runs"]), "kl_strategy", may_lack=OF_A_TRUST_REGION)
+    found = compare(find_runs([tmp_path / "runs"]), "kl_strategy", may_lack=TRUST_REGION_SETTINGS)
     assert [comparison.label() for comparison in found] == ["kl_schedule adaptive", "kl_schedule constant"]
     for comparison in found:
         assert {name: len(runs) for name, runs in comparison.variants.items()} == {
@@ -145,13 +145,13 @@ def test_the_learning_curve_is_of_one_run_or_of_the_seeds_of_one_setting(make_ru
     assert drawn == [[2.5]] * 4
     make_run("other", learning_rate=1e-3)
     said = figures(tmp_path / "runs", "--figures", "0")[2].out
-    assert said == "learning curve: not made, it is of one run or of seeds of one setting, got 2 settings\n"
+    assert said == "learning curve: skipped, it needs runs that differ only in their seed, got 2 different settings\n"
 
 
 def test_without_runs_the_theory_is_drawn_and_the_rest_is_said_to_be_absent(figures):
     code, made, said = figures()
     assert code == 0 and made == ["figure4.png", "figure9.png"]
-    assert "figure 7: not made, no runs with a trust region differ in kl_schedule alone" in said.out
+    assert "figure 7: skipped, no runs with a trust region differ only in kl_schedule" in said.out
 
 
 def test_a_metric_that_the_runs_lack_is_named(make_run, figures, tmp_path):
@@ -160,7 +160,7 @@ def test_a_metric_that_the_runs_lack_is_named(make_run, figures, tmp_path):
     make_run("fixed", kl_strategy="fixed", metrics=["reward/mean"])
     code, made, said = figures(tmp_path / "runs", "--figures", "3", "8")
     assert code == 0 and made == ["figure3.png"]
-    assert "figure 8: not made" in said.out and "lack 5 iterations of reward/std" in said.out
+    assert "figure 8: skipped" in said.out and "must have 5 iterations of reward/std" in said.out
 
 
 def test_a_folder_without_runs_is_refused(figures, tmp_path):

@@ -81,7 +81,7 @@ def test_the_settings_of_the_run_are_kept_but_for_what_is_not_measured(tiny_conf
     assert (config.rollout.eta, config.rollout.sde_type) == (run.rollout.eta, run.rollout.sde_type)
     with pytest.raises(ValueError, match="multiple of batch_size 8 x 1 replicas, got 12"):
         measurement(run, rollouts=12, replicas=1, folder=tmp_path)
-    with pytest.raises(ValueError, match="no checkpoint in output_dir"):
+    with pytest.raises(ValueError, match="has no complete checkpoint to measure"):
         measurement(run.with_settings(resume_from_checkpoint="latest"), rollouts=8, replicas=1, folder=tmp_path)
 
 

@@ -43,8 +43,8 @@ def test_a_policy_is_the_base_a_checkpoint_the_newest_of_a_run_or_a_lora(tmp_pat
     "words, said",
     [
         (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
-        (["base", "base"], "names of their own"),
-        (["side_by_side=."], "names of their own"),
+        (["base", "base"], "different names"),
+        (["side_by_side=."], "different names"),
         (["../x=."], "at most 40 letters"),
         (["x=nowhere"], "got 'nowhere'"),
     ],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hyvideo.evaluation.preference import analysis
-from hyvideo.evaluation.preference.analysis import analyse, of_dimension, share
+from hyvideo.evaluation.preference.analysis import analyse, question_results, share
 from hyvideo.evaluation.preference.study import design
 from tests.evaluation.preference.conftest import METHODS, add, content
 
@@ -139,7 +139,7 @@ def judged(rows):
 def test_alpha_and_strengths_are_those_of_their_formulas(random):
     """Krippendorff's coincidences c_ab with ordinal distances, and log odds of two methods with half a win each."""
     rows = [(k, unit, random.choice([0.0, 0.5, 1.0])) for unit in range(9) for k in range(unit % 4)]
-    found = of_dimension(judged(rows), ["a", "b"])
+    found = question_results(judged(rows), ["a", "b"])
     coincidences = np.zeros((3, 3))
     for unit in range(9):
         counts = np.bincount([int(2 * value) for _, u, value in rows if u == unit], minlength=3)
@@ -156,18 +156,18 @@ def test_alpha_and_strengths_are_those_of_their_formulas(random):
 
 
 def test_raters_who_share_no_pair_have_results_without_an_alpha():
-    found = of_dimension(judged([(1, 0, 1.0), (1, 1, 0.5), (2, 2, 1.0)]), ["a", "b"])
+    found = question_results(judged([(1, 0, 1.0), (1, 1, 0.5), (2, 2, 1.0)]), ["a", "b"])
     assert found["alpha"] is None and found["win_rates"][0]["mean"] == pytest.approx(2.5 / 3)
 
 
 def test_a_study_without_answers_that_count_is_refused(study, answer_all):
-    with pytest.raises(ValueError, match="left out: none"):
+    with pytest.raises(ValueError, match="of their checks: none"):
         analyse(study, 0.5)
     answer_all(lambda *_: "second")
     with pytest.raises(ValueError, match="r01, r02, r03, r04"):
         analyse(study, 0.5)
     study.questions = {"SIZE": "a question that was put in place of those that are answered"}
-    with pytest.raises(ValueError, match="no answers to SIZE count"):
+    with pytest.raises(ValueError, match="no answers to SIZE remain"):
         analyse(study, 0.5)
 
 

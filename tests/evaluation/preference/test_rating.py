@@ -163,7 +163,8 @@ def test_a_rater_is_told_where_the_disk_takes_no_answer(study, client):
     with sqlite3.connect(study.folder / "answers.sqlite") as database:
         database.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
     reply = client.post(f"/{token}/answers", json=content(study, token, mine, "tie"))
-    assert reply.status_code == 503 and reply.json()["detail"] == "disk is full; tell whoever invited you"
+    assert reply.status_code == 503
+    assert reply.json()["detail"] == "disk is full; please contact the person who invited you"
     with sqlite3.connect(study.folder / "answers.sqlite") as database:
         database.execute("DROP TRIGGER full")
     assert client.post(f"/{token}/answers", json=content(study, token, mine, "tie")).status_code == 204

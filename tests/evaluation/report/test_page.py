@@ -65,7 +65,7 @@ def test_the_last_iteration_of_a_long_run_is_drawn(tmp_path):
 def test_damaged_records_are_refused_with_the_folder(tmp_path, file, content):
     folder = record_run(tmp_path / "run")
     (folder / file).write_text(content)
-    with pytest.raises(ValueError, match=f"{folder}: a run has damaged records"):
+    with pytest.raises(ValueError, match=f"{folder}: the records of a run are corrupted"):
         write_report([folder], tmp_path / "page.html")
 
 

@@ -94,7 +94,7 @@ def test_warn_says_it_and_goes_on(greedy_config, mesh, tmp_path, capsys):
 
 def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
     config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
-    with pytest.raises(RewardHacking, match="held_out/diversity .*the policy as it is was saved in .*docs/reward_hac"):
+    with pytest.raises(RewardHacking, match="held_out/diversity .*the current policy was saved in .*docs/reward_hac"):
         trainer_of(config, mesh).train()
     run = tmp_path / "run"
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -103,7 +103,7 @@ def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
 
     # A launcher that starts what has failed again must not train on; who has looked may.
     again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
-    with pytest.raises(ValueError, match="ended for reward hacking .*delete .*reward_hacking.json or take"):
+    with pytest.raises(ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"):
         check_output_dir(again.record)
     check_output_dir(again.with_settings(on_reward_hacking="warn").record)
     # The history survives the resume: the next validation is judged against the base of the first run.
@@ -114,7 +114,7 @@ def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
 def test_without_the_validation_of_the_base_it_is_said_that_nothing_can_be_told(greedy_config, mesh, capsys):
     trainer = trainer_of(greedy_config, mesh)
     assert math.isnan(trainer.validation.run(3)["validation/hacking"])
-    assert "no validation of the base policy" in capsys.readouterr().err
+    assert "no validation of the base model" in capsys.readouterr().err
     assert trainer.validation.run(0)["validation/hacking"] == 0
 
 
@@ -203,7 +203,7 @@ def test_validations_made_otherwise_are_no_history(tiny_config, mesh, tmp_path, 
     prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
     assert not trainer_of(config, mesh).validation.measures(0)
     assert math.isnan(other.run(1)["validation/hacking"])
-    assert "has no validation of the base policy with these settings" in capsys.readouterr().err
+    assert "has no validation of the base model with these settings" in capsys.readouterr().err
 
 
 def stats_of(iteration, count=96, std=0.1, **means):
@@ -221,27 +221,27 @@ def watch_of(folder, mesh, *, base):
 def test_what_few_videos_show_is_said_and_ends_no_run(tmp_path, mesh, capsys, count, ends):
     watch = watch_of(tmp_path, mesh, base=stats_of(0, count, reward=1.0, motion=1.0))
     for iteration in (10, 20):
-        assert watch.look(stats_of(iteration, count, reward=2.0, motion=0.0)) == 1
+        assert watch.check(stats_of(iteration, count, reward=2.0, motion=0.0)) == 1
         assert watch.ends_run == ends
     said = capsys.readouterr().err
     assert said.count("reward hacking at iteration") == 2
-    assert said.count("fewer than 16 videos is too small") == (0 if ends else 1)
+    assert said.count("stop only warns: it needs at least 16 videos") == (0 if ends else 1)
 
 
 def test_a_distance_of_other_videos_than_the_bases_ends_no_run_and_that_is_said_once(tmp_path, mesh, capsys):
     """As where the base was recorded on one rank, and of its videos alone."""
     watch = watch_of(tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054))
     for iteration in (10, 20):
-        assert watch.look(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
+        assert watch.check(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
     assert not watch.ends_run
-    assert capsys.readouterr().err.count("frechet_distance of 12 videos is not compared with that of the base") == 1
+    assert capsys.readouterr().err.count("frechet_distance is not compared with the base model: 12 videos now") == 1
 
 
 def look_at_broken_records(folder):
     """What this rank makes of a validation whose history is partly broken."""
     mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
     watch = HackingWatch("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
-    return watch.look(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
+    return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"reward": 1, "spreads": {"reward": [0.1]}}'])
@@ -256,7 +256,7 @@ def test_broken_records_are_passed_over_with_a_warning(tmp_path, capsys, content
     (samples / "000000" / "measures.json").write_text(content)
     verdict, shifts = look_at_broken_records(tmp_path)
     assert math.isnan(verdict) and shifts == []
-    assert "no validation of the base policy" in capsys.readouterr().err
+    assert "no validation of the base model" in capsys.readouterr().err
     assert read_validation(samples / "000000", {"seed": 1}) is None
 
 
@@ -279,7 +279,7 @@ def test_two_processes_see_and_do_what_one_does(tmp_path, alone, settings):
     """Data parallel and sequence parallel: all videos are measured, and both ranks leave by the same door."""
     folder, (expected, _) = alone
     (numbers, end), (others, other_end) = launch(f"{MODULE}:watched_run", 2, str(tmp_path), settings)
-    assert end == other_end and "the policy as it is was saved in" in end
+    assert end == other_end and "the current policy was saved in" in end
     assert latest(tmp_path) == latest(folder)
     for name, value in expected.items():
         assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name

@@ -14,7 +14,7 @@ def check(folder, *, resumes, action="stop"):
 def test_a_folder_with_another_run_is_refused(tmp_path):
     check(tmp_path / "nowhere", resumes=False)
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="already contains a run"):
         check(tmp_path, resumes=False)
     check(tmp_path, resumes=True)
 
@@ -25,7 +25,7 @@ def test_only_lines_of_metrics_make_a_run(tmp_path, content):
     if not content:
         check(tmp_path, resumes=False)
         return
-    with pytest.raises(ValueError, match="already holds a run"):
+    with pytest.raises(ValueError, match="already contains a run"):
         check(tmp_path, resumes=False)
 
 
@@ -37,13 +37,13 @@ def test_a_run_with_a_broken_line_is_not_gone_on_with(tmp_path):
 
 def test_a_folder_in_the_place_of_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(ValueError, match="metrics.jsonl must be a readable file"):
+    with pytest.raises(ValueError, match="metrics.jsonl must be readable"):
         check(tmp_path, resumes=True)
 
 
 def test_a_run_that_ended_for_good_is_gone_on_with_only_where_it_would_not_end_again(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
     (tmp_path / MARKER).write_text("{}")
-    with pytest.raises(ValueError, match="ended for reward hacking and would do so again"):
+    with pytest.raises(ValueError, match="was stopped for reward hacking and would stop again"):
         check(tmp_path, resumes=True)
     check(tmp_path, resumes=True, action="warn")

@@ -53,9 +53,9 @@ def test_the_milder_schedule_follows_the_settings_and_changes_nothing_else(tmp_p
 
 
 def test_what_a_figure_does_not_compare_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="--figures has 8"):
+    with pytest.raises(ValueError, match="--figures includes 8"):
         runs_of_figure(8, "B", [0], schedules=["constant"])
-    with pytest.raises(ValueError, match="--kl none has none"):
+    with pytest.raises(ValueError, match="--kl none has no KL"):
         runs_of_figure(7, "B", [0], kls=["none"])
     study = Study(SMOKE, tmp_path, ["--kl_schedule", "constant"])
     with pytest.raises(ValueError, match="--extra cannot set kl_schedule"):
@@ -86,5 +86,5 @@ def test_figure_7_is_drawn_from_nothing_and_no_run_is_trained_twice(reproduce, t
 
 def test_a_figure_whose_runs_are_not_finished_is_not_made(reproduce, tmp_path):
     code, said = reproduce("--figures", "8", "--out", tmp_path / "study", "--only_figure")
-    assert code == 0 and "figure 8: not made, no runs differ in kl_strategy alone" in said.out
+    assert code == 0 and "figure 8: skipped, no runs differ only in kl_strategy" in said.out
     assert reproduce("--only_cell", "nothing", "--out", tmp_path / "study")[0] == 2

@@ -51,14 +51,14 @@ def test_pairing_takes_away_what_both_runs_share():
     frechet = found.differences["Frechet distance"]
     assert (frechet.mean, frechet.high - frechet.mean) == pytest.approx((0.1, 10 * half_width))
     assert found.question == "SAGE-GRPO against FlowGRPO, KL dual moving" and found.seeds == [0, 1, 2]
-    assert found.reading == "shows: more" and "True reward" not in found.differences
+    assert found.reading == "higher" and "True reward" not in found.differences
 
 
 @pytest.mark.parametrize(
     "gains, reading",
     [
-        ((-0.10, -0.12, -0.11), "shows: less"),
-        ((0.03, 0.12, -0.02), "not seen"),
+        ((-0.10, -0.12, -0.11), "lower"),
+        ((0.03, 0.12, -0.02), "no significant difference"),
         ((0.5,), "one seed: no verdict"),
     ],
 )
@@ -89,7 +89,7 @@ def test_runs_that_were_measured_on_other_videos_are_refused():
     other.videos[2]["prompt"] = "another"
     with pytest.raises(
         ValueError,
-        match="SAGE-GRPO against FlowGRPO, KL dual moving, seed 0: both must be measured on the same prompts",
+        match="SAGE-GRPO against FlowGRPO, KL dual moving, seed 0: the evaluations must have the same prompts",
     ):
         sage_against_flow({0: evaluation(0)}, {0: other})
 
@@ -128,5 +128,5 @@ def test_settings_are_compared_each_for_itself_and_by_its_own_weights():
 def test_the_table_says_one_seed_and_gives_no_interval_of_one_number():
     found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
     heads, _, line, *_ = as_markdown([found], COMPARED, NOTES).splitlines()
-    assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Reading |"
+    assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Verdict |"
     assert line.endswith("| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |")

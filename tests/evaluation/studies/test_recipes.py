@@ -68,7 +68,7 @@ def test_recipes_are_trained_to_the_budget_compared_and_not_run_again(compare, t
     code, said = compare("--budget", "rollouts=17")
     assert code == 0 and "4 cells, 0 to run" in said.out and ": trained" not in said.out
     code, said = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
-    assert code == 2 and "was begun with learning_rate 0.01 and not 0.02; take another --out" in said.err
+    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --out" in said.err
     code, said = compare("--budget", "rollouts=8")
     assert code == 2 and "2 iterations, more than max_steps 1" in said.err
 
@@ -77,31 +77,34 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
     code, said = compare("--budget", "forwards=1000", "--dry_run")
     assert code == 0 and "4 cells, 4 to run" in said.out and not (tmp_path / "out").exists()
     code, said = compare("--budget", "forwards=1000", "--only_table")
-    assert code == 2 and "has no finished run yet" in said.err
+    assert code == 2 and "contains no finished run yet" in said.err
 
 
 @pytest.mark.parametrize(
     "text, why",
     [
-        ("base: configs/smoke.yaml", "must hold base"),
-        (FILE + "receipts: {}\n", "must hold base"),
+        ("base: configs/smoke.yaml", "must contain base"),
+        (FILE + "receipts: {}\n", "must contain base"),
         (FILE.replace("one_update", "../one"), "must be a name of letters"),
         (FILE.replace("{num_updates_per_rollout: 1}", "7"), "must be a name of letters"),
         (FILE.replace("learning_rate: 1e-2", "seed: 3"), "cannot set seed"),
         (FILE.replace("learning_rate: 1e-2", "max_steps: 3"), "cannot set max_steps"),
         (
             FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
-            "two.updates must have the reward_weights of",
+            "two.updates must have the same reward_weights as",
         ),
-        (FILE.replace("learning_rate: 1e-2", "sde_window:"), "sde_window must have a value, got nothing"),
+        (FILE.replace("learning_rate: 1e-2", "sde_window:"), "sde_window must have a value; remove it"),
         (FILE.replace("learning_rate: 1e-2", "reward_model: [a, ]").replace("[a, ]", "[a, null]"), "must have a value"),
         (FILE.replace("{grpo", "{config: configs/smoke.yaml, grpo"), "cannot set config"),
         (
             FILE.replace("configs/smoke.yaml, learning_rate", "configs/miniature_paper.yaml, learning_rate"),
-            "must have the vali",
+            "must have the same vali",
         ),
         (FILE.replace("learning_rate: 1e-2", "batch_size: 7"), "recipe two.updates: "),
-        (FILE.replace("learning_rate: 1e-2", "batch_size: 24"), "17 rollouts must pay for an iteration of two.updates"),
+        (
+            FILE.replace("learning_rate: 1e-2", "batch_size: 24"),
+            "17 rollouts is less than one iteration of two.updates",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_compared_is_refused(compare, text, why):

@@ -120,7 +120,7 @@ def test_the_last_line_without_its_checkpoint_is_not_the_end(study, checkpoint, 
 
 def test_a_cell_begun_with_other_settings_is_refused_by_name(study):
     begin(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
-    with pytest.raises(ValueError, match=r"begun with eta 0.1 and not 0.7; take another --out"):
+    with pytest.raises(ValueError, match=r"started with eta 0.1 instead of 0.7; use another --out"):
         progress(study.folder(CELL), study.config(CELL))
 
 
@@ -146,4 +146,4 @@ def test_a_cell_that_fails_is_told_with_its_log_and_the_others_go_on(tmp_path, c
     study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
     failed = train_runs(study, [CELL], jobs=1)
     assert "no_such_flag" in failed[CELL].read_text()
-    assert "failed with code 2" in capfd.readouterr().out
+    assert "failed with exit code 2" in capfd.readouterr().out

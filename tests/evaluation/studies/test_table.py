@@ -67,7 +67,7 @@ def test_columns_that_nothing_measures_are_left_out_and_gaps_are_dashes(table):
 
 
 def test_cells_without_a_run_are_named(table):
-    assert "not in the means: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
+    assert "not included: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
     nothing = table_of(evaluation([0.0]), SAGE, {})
     (base,) = nothing.rows
     assert base.labels[0] == "Base model" and "A-sage_grpo-dual_moving-eq-seed0, " in nothing.notes[-1]
@@ -77,8 +77,8 @@ def test_cells_without_a_run_are_named(table):
 def test_an_interval_of_one_seed_is_said_to_be_over_prompts_alone(num_seeds):
     cells = [Run(Cell("A", "cps", "none", True), seed) for seed in range(num_seeds)]
     text = as_markdown(table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
-    assert f"over {num_seeds} training seed(s), 95 % interval of Student's t over seeds and prompts" in text
-    assert ("over prompts alone" in text) == ("| one seed |" in text) == (num_seeds == 1)
+    assert f"over {num_seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts" in text
+    assert ("the interval is over prompts" in text) == ("| one seed |" in text) == (num_seeds == 1)
 
 
 def test_the_equalizer_is_a_column_only_where_it_differs():

@@ -74,23 +74,23 @@ for part in "${chosen[@]}"; do
         *,i2v | *,quoted_text) fail "--with $part is only for HunyuanVideo-1.5: Wan has no such part" ;;
     esac
 done
-wants() { case ",$parts," in *,"$1",*) return 0 ;; *) return 1 ;; esac; }
+includes() { case ",$parts," in *,"$1",*) return 0 ;; *) return 1 ;; esac; }
 
 hub=hf
 if ! command -v hf > /dev/null && command -v huggingface-cli > /dev/null; then hub=huggingface-cli; fi
 
 # Check the requirements before the first gigabyte is downloaded.
 if ! $dry_run; then
-    if [ "$source" = huggingface ] || wants quoted_text || wants reward || wants metrics; then
+    if [ "$source" = huggingface ] || includes quoted_text || includes reward || includes metrics; then
         command -v "$hub" > /dev/null ||
             fail "hf and huggingface-cli are missing; run: pip install huggingface_hub (or: source scripts/setup.sh)"
     fi
-    if { [ "$source" = modelscope ] || wants quoted_text; } && ! command -v modelscope > /dev/null; then
+    if { [ "$source" = modelscope ] || includes quoted_text; } && ! command -v modelscope > /dev/null; then
         [ "$source" = modelscope ] || why=" (the glyph encoder of quoted_text is only on ModelScope)"
         fail "the program modelscope is missing${why:-}. Install it: source scripts/setup.sh && pip install modelscope
 ${why:+  or leave out the support of quoted text in prompts: --with reward}"
     fi
-    if wants i2v && [ "$source" = huggingface ] && [ -z "${HF_TOKEN:-}" ] &&
+    if includes i2v && [ "$source" = huggingface ] && [ -z "${HF_TOKEN:-}" ] &&
         [ ! -f "${HF_HOME:-$HOME/.cache/huggingface}/token" ]; then
         fail "SigLIP for i2v is in a gated repository: accept the license on
   https://huggingface.co/black-forest-labs/FLUX.1-Redux-dev, then set HF_TOKEN or run: hf auth login"
@@ -140,16 +140,16 @@ else
     from_either "${hunyuan[@]}" "" --include "vae/*"
     from_either Qwen/Qwen2.5-VL-7B-Instruct Qwen/Qwen2.5-VL-7B-Instruct text_encoder/llm
 fi
-if wants quoted_text; then
+if includes quoted_text; then
     from_huggingface google/byt5-small text_encoder/byt5-small config.json tokenizer_config.json special_tokens_map.json
     from_modelscope AI-ModelScope/Glyph-SDXL-v2 text_encoder/Glyph-SDXL-v2
 fi
-if wants i2v; then
+if includes i2v; then
     from_either black-forest-labs/FLUX.1-Redux-dev AI-ModelScope/FLUX.1-Redux-dev vision_encoder/siglip \
         image_encoder/config.json image_encoder/model.safetensors feature_extractor/preprocessor_config.json
 fi
-if wants reward; then from_huggingface KlingTeam/VideoReward VideoReward; fi
-if wants metrics; then
+if includes reward; then from_huggingface KlingTeam/VideoReward VideoReward; fi
+if includes metrics; then
     from_huggingface openai/clip-vit-large-patch14 clip/clip-vit-large-patch14 "${clip_files[@]}"
     from_huggingface yuvalkirstain/PickScore_v1 clip/PickScore_v1 "${clip_files[@]}"
 fi

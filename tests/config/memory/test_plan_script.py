@@ -122,7 +122,7 @@ def test_the_messages_in_the_documentation_are_the_ones_that_are_counted():
         fast = PlannedRun(load_config(ROOT / CONFIG[1], **changes), gpus, Architecture())
         slow = replace(fast, hardware=Hardware(network=3.0))
         sent, times = traffic(fast), [duration(run) for run in (fast, slow)]
-        calls = "together" if batched == "true" else "apart"
+        calls = "batched" if batched == "true" else "separate"
         spent = (value for time in times for value in (f"{time.network:.0f}", f"{time.total:.0f}"))
         return gpus, replicas, calls, f"{sent.received / 1e12:.1f}", f"{sent.from_other_nodes / 1e12:.2f}", *spent
 

@@ -180,7 +180,7 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
     monkeypatch.setattr(sys, "argv", ["generate.py", "--negative_prompt", "blurry", *flags.split()])
     options = generate.parse()
     if version is None:
-        with pytest.raises(ValueError, match="is not (other than )?(cfg|step)_distilled, as|no listed version is 480p"):
+        with pytest.raises(ValueError, match="is not (other than )?(cfg|step)_distilled, which|no listed version is 480p"):
             generate.config_of(options, has_images)
     else:
         config = generate.config_of(options, has_images)

@@ -1,7 +1,7 @@
 """Generate videos from prompts: ``generate.py --config configs/miniature.yaml --prompt "a red circle moves up"``.
 
-The model is the base model, a checkpoint of a training run with the settings of that run
-(``--checkpoint_path outputs/.../checkpoints/000060``), or a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
+Uses the base model, a checkpoint of a training run (``--checkpoint_path outputs/.../checkpoints/000060``) with the
+settings of that run, or a LoRA (``--lora_path``). With HunyuanVideo-1.5 in ./ckpts:
 
     generate.py --resolution 480p --prompt "a cat jumps"                              text to video
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
@@ -29,16 +29,16 @@ MOST_PIXELS = 8_192  # per side
 
 def parse() -> argparse.Namespace:
     parser = Parser(__doc__)
-    what = parser.add_argument_group("prompts and output")
-    what.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
-    what.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
-    what.add_argument(
+    inputs = parser.add_argument_group("prompts and output")
+    inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
+    inputs.add_argument("--image_path", help="first frame for the videos of --prompt (image-to-video)")
+    inputs.add_argument(
         "--valid_video_csv", nargs="+", default=[], help="CSV files with `prompt`, optionally `ref_image_path`"
     )
-    what.add_argument("--negative_prompt", help="prompt that guidance steers away from")
-    what.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
-    what.add_argument("--seed", type=int, default=0, help="random seed (0)")
-    what.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
+    inputs.add_argument("--negative_prompt", help="prompt that guidance steers away from")
+    inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt (1)")
+    inputs.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    inputs.add_argument("--output_path", type=Path, default=Path("outputs/videos"), help="folder or mp4 file to write")
     model = parser.add_argument_group("model")
     words = "YAML of a run; default: that of --checkpoint_path, or configs/miniature.yaml if no model is given"
     model.add_argument("--config", help=words)
@@ -53,21 +53,21 @@ def parse() -> argparse.Namespace:
     model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights (1)")
     model.add_argument("--dtype", choices=["bf16", "fp32"], help="precision of the transformer")
     model.add_argument("--device", choices=["auto", "cuda", "cpu"], help="device to compute on")
-    how = parser.add_argument_group(
+    sampling = parser.add_argument_group(
         "sampling",
         "Defaults are those of the version. With --config or a checkpoint of a run, frames, size, shift and steps are "
         "those of its validation; with --stochastic, frames, size and shift are those of its rollouts.",
     )
-    how.add_argument("--num_inference_steps", type=int, help="denoising steps")
-    how.add_argument("--guidance_scale", type=float, help="guidance scale; 1 or less evaluates one branch")
-    how.add_argument("--shift", type=float, help="shift of the sigma schedule")
-    how.add_argument("--video_length", type=int, help="number of frames; 4n + 1")
-    how.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
-    how.add_argument("--height", type=int, help="height in pixels; with --width")
-    how.add_argument("--width", type=int, help="width in pixels; with --height")
-    how.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
-    how.add_argument("--stochastic", metavar="SDE_TYPE", help="sample by an SDE: sage_grpo, ..., FILE.py:NAME")
-    how.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
+    sampling.add_argument("--num_inference_steps", type=int, help="denoising steps")
+    sampling.add_argument("--guidance_scale", type=float, help="guidance scale; 1 or less evaluates one branch")
+    sampling.add_argument("--shift", type=float, help="shift of the sigma schedule")
+    sampling.add_argument("--video_length", type=int, help="number of frames; 4n + 1")
+    sampling.add_argument("--aspect_ratio", help="width:height, e.g. 16:9; default: that of the image")
+    sampling.add_argument("--height", type=int, help="height in pixels; with --width")
+    sampling.add_argument("--width", type=int, help="width in pixels; with --height")
+    sampling.add_argument("--fixed_size", help="height x width in one flag, e.g. 480x864")
+    sampling.add_argument("--stochastic", metavar="SDE_TYPE", help="sample by an SDE: sage_grpo, ..., FILE.py:NAME")
+    sampling.add_argument("--eta", type=float, help="noise scale of the SDE; with --stochastic")
     renamed = add_flags(parser, sys.argv[1:], table("generate"))
     options = parser.parse_args()
     options.reference_flags = {name: getattr(options, name) for name in renamed}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyvideo.data.outside import Parser, parse_json, refusals
 
-THEORY_ALONE = "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients"
+THEORY_ONLY = "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients"
 
 
 @refusals("make_figures.py")
@@ -37,7 +37,7 @@ def main() -> None:
     runs = find_runs(options.runs)
     measured = [read_measured(path) for path in options.gradients]
     for number in options.figures:
-        hint = f" ({THEORY_ALONE})" if number == 4 and not measured else ""
+        hint = f" ({THEORY_ONLY})" if number == 4 and not measured else ""
         print(draw(number, runs, options.out, window=options.window, measured=measured) + hint)
 
 

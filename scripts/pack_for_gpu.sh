@@ -7,13 +7,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=(diffusers peft av "$@")
 
-wanted=()
+requirements=()
 for package in "${packages[@]}"; do
     if ! pinned="$(grep -E "^${package}==" requirements.txt)"; then
         echo "pack_for_gpu.sh: packages must be listed in requirements.txt, got ${package}" >&2
         exit 2
     fi
-    wanted+=("$pinned")
+    requirements+=("$pinned")
 done
 
 platforms=()
@@ -23,8 +23,8 @@ done
 python="$(command -v .venv/bin/python || command -v python3)"
 rm -rf .whl
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
-    --python-version "${PYTHON_VERSION:-3.12}" "${platforms[@]}" --dest .whl "${wanted[@]}"
+    --python-version "${PYTHON_VERSION:-3.12}" "${platforms[@]}" --dest .whl "${requirements[@]}"
 
-echo "downloaded ${wanted[*]} to .whl. On the other machine:"
+echo "downloaded ${requirements[*]} to .whl. On the other machine:"
 echo "  python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .whl/*.whl"
 echo "  PYTHONPATH=/tmp/site python3 -m scripts.gpu_check right"

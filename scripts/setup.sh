@@ -20,13 +20,13 @@ find_python() {
 }
 
 requirements=("$repository/requirements.txt" "$repository/requirements-dev.txt")
-wanted="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
-if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+expected="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
+if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$expected" ]; then
     python="$(find_python)"
     echo "setup.sh: creating .venv from requirements.txt with $("$python" --version); this takes a few minutes" >&2
     "$python" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
-    echo "$wanted" > "$stamp"
+    echo "$expected" > "$stamp"
     echo "setup.sh: done" >&2
 fi
 PATH="$venv/bin:$PATH"

@@ -54,7 +54,7 @@ if [ "${PREFLIGHT:-0}" = 1 ]; then
 fi
 
 # setsid and the SIGUSR1 trap: the agent must receive SIGTERM once, from this script, whichever process was signaled. It
-# then sends SIGUSR1 to its processes, which save and exit. Their SIGTERM is for ranks to end after another rank failed.
+# then sends SIGUSR1 to its processes, which save and exit; it sends them SIGTERM only after one of them has failed.
 (
     trap '' USR1
     exec setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \

@@ -228,7 +228,10 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere is not there"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
         (["--prompt", "a", "--lora_path", "nowhere"], "; it is not there"),
-        (["--prompt", "a", "--config", "nowhere.yaml"], "'nowhere.yaml' must be a readable YAML file: it is not there"),
+        (
+            ["--prompt", "a", "--config", "nowhere.yaml"],
+            "'nowhere.yaml' must be a readable YAML file: it does not exist",
+        ),
         (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py is not a folder"),
         (["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"], "sparse attention"),
         (["--prompt", "a", "--transformer_version", "720p_t2v"], "has no such folder"),

@@ -83,13 +83,13 @@ def test_any_bytes_are_read_or_rejected(folder, content):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("prompt\na cat\x07\n", "of row 1 of .*: character 6 is the control character U\\+0007"),
-        ("prompt\na\na\0cat\n", "of row 2 of .*U\\+0000"),
-        (f"prompt\na\n{'x' * 100_001}\n", "of row 2 .* it has 100,001 bytes in UTF-8, and at most 100,000"),
+        ("prompt\na cat\x07\n", "in row 1 of .*: character 6 is the control character U\\+0007"),
+        ("prompt\na\na\0cat\n", "in row 2 of .*U\\+0000"),
+        (f"prompt\na\n{'x' * 100_001}\n", "in row 2 .* it has 100,001 bytes in UTF-8, the limit is 100,000"),
         (f"prompt\n{'🐱' * 50_000}\n", "it has 200,000 bytes"),
         ('prompt\n"a cat\na dog\n', "unexpected end of data, line 3"),
         ("prompt,prompt\na,b\n", "must have one column `prompt`, got 2"),
-        ("prompt\n" + "a," * 1000, "more cells than there are columns"),
+        ("prompt\n" + "a," * 1000, "more cells than columns"),
         (f"{'x,' * 100_000}\n", "a column named `prompt`, got x, x,"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_prompt_is_readable_text_or_rejected(folder, monkeypatch, capsys, prom
     code, message = generate_outcome(monkeypatch, capsys, f"--prompt={prompt}", "--output_path", str(folder / "videos"))
     is_sound = bool(prompt.strip()) and text_problem(prompt, MAX_PROMPT_BYTES) is None
     assert (code == 0) == is_sound, message
-    assert is_sound or message.startswith("generate.py: a prompt must be text that people can read")
+    assert is_sound or message.startswith("generate.py: a prompt must be printable text")
     assert contents(folder) == before
 
 

@@ -101,7 +101,7 @@ def hostile(tmp_path, name):
     [
         ("aliases", "takes a list of words, got"),
         ("loop", "output_dir must be a folder that can be written to"),
-        ("control", "of row 2 of"),
+        ("control", "in row 2 of"),
         ("no gpu", "device cuda needs a GPU that torch can use, and there is none"),
     ],
 )

@@ -103,7 +103,7 @@ def images_fit_the_task(task: str | None, requests: list[Request], version: str,
 
 def checkpoints_are_there(root: str) -> Problems:
     if problem := folder_problem(root):
-        reason = "which does not exist" if problem == "it is not there" else problem
+        reason = "which does not exist" if problem == "it does not exist" else problem
         yield (
             f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
             "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
@@ -117,7 +117,7 @@ def a_lora_to_start_from_is_there(path: str) -> Problems:
 
 def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
     if wanted not in ("", "latest", "auto") and (problem := file_problem(Path(wanted) / "state.json", 2**30)):
-        reason = folder_problem(wanted) or f"state.json {problem}".replace("it is not there", "not found")
+        reason = folder_problem(wanted) or f"state.json {problem}".replace("it does not exist", "not found")
         yield f"resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got {shown(wanted)}: {reason}"
 
 

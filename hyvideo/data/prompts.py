@@ -1,6 +1,6 @@
-"""Prompts from a CSV file, and which of them an iteration trains on.
+"""Prompts from CSV files, and the prompts of each training iteration.
 
-The position in the data is a function of the iteration, so a resumed run goes on where it stopped without a cursor.
+The position in the data is a function of the iteration, so a resumed run needs no saved data position.
 """
 
 import csv
@@ -20,18 +20,18 @@ MAX_CSV_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Request:
-    """A video to be made: a prompt and, in image-to-video, the file of its first frame."""
+    """A video to generate: a prompt and, for image-to-video, the file of its first frame."""
 
     prompt: str
     image: str | None = None
 
 
 def read_requests(*paths: str | Path) -> list[Request]:
-    """The rows of CSV files, one file after the other: column ``prompt`` and, if there is one, ``ref_image_path``.
+    """Read the rows of CSV files in order: column ``prompt`` and, optionally, ``ref_image_path``.
 
-    An image's path is taken from the folder of the CSV or, if nothing is there, from the working directory. A row
-    without one is text-to-video. Raises ValueError for a file that is missing, not text, without the column, without a
-    sound prompt in some row, or that names an image which is not there.
+    An image path is relative to the folder of the CSV or, if there is no such file, to the working directory. A row
+    without an image is text-to-video. Raises ValueError if a file is missing, is not text or lacks the column
+    ``prompt``, if a row has no valid prompt, or if an image does not exist.
     """
     return [request for path in paths for request in _requests_of(located(path))]
 
@@ -45,46 +45,46 @@ def _requests_of(path: Path) -> list[Request]:
     for number, row in enumerate(rows, start=1):
         if None in row:
             raise ValueError(
-                f"row {number} of {path} has more cells than there are columns; a prompt with a comma needs double "
-                f"quotes around it: {shown(row['prompt'])}"
+                f"row {number} of {path} has more cells than columns; put a prompt that contains a comma in double "
+                f"quotes: {shown(row['prompt'])}"
             )
-        # A file of Windows has its line ends within quotes, too.
+        # Files from Windows have CRLF inside quotes, too.
         prompt, image = (
             (row.get(column) or "").replace("\r\n", "\n").strip() for column in ("prompt", "ref_image_path")
         )
         if not prompt:
             raise ValueError(f"every row of a prompts CSV needs a prompt, row {number} of {path} has none")
-        check_prompt(prompt, f"of row {number} of {path}")
+        check_prompt(prompt, f"in row {number} of {path}")
         try:
             requests.append(Request(prompt, find_image(image) if image else None))
         except ValueError as error:
-            raise ValueError(f"ref_image_path of row {number} of {path} must be an image file, {error}") from error
+            raise ValueError(f"ref_image_path in row {number} of {path} must be an image file, {error}") from error
     return requests
 
 
 def contents_of(requests: Sequence[Request]) -> str:
-    """Hash of the prompts in order and of the bytes of their images, whatever the files are called."""
+    """Return a hash of the prompts in order and of their images' bytes, independent of file names."""
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    asked = [[request.prompt, request.image and images[request.image]] for request in requests]
-    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+    rows = [[request.prompt, request.image and images[request.image]] for request in requests]
+    return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
 def check_prompt(prompt: str, where: str) -> None:
-    """Raises ValueError for a prompt that is empty, too long, or has characters that are no text."""
+    """Raise ValueError if a prompt is empty, too long, or has characters that are not text."""
     problem = text_problem(prompt, MAX_PROMPT_BYTES) if prompt.strip() else "it is empty"
     if problem:
-        raise ValueError(f"a prompt must be text that people can read, got {shown(prompt, 60)} {where}: {problem}")
+        raise ValueError(f"a prompt must be printable text, got {shown(prompt, 60)} {where}: {problem}")
 
 
 def read_rows(path: Path) -> list[dict[str, str | None]]:
-    """Rows of a CSV with prompts. Raises ValueError for a file that is none."""
+    """Read the rows of a CSV file with a column ``prompt``. Raises ValueError if it is not one."""
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"a prompts CSV must be a readable file, got {shown(path)} ({problem})")
     try:
-        csv.field_size_limit(MAX_CSV_BYTES)  # a prompt has a limit of its own, other columns need none
+        csv.field_size_limit(MAX_CSV_BYTES)  # prompts have a separate limit, other columns need none
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)  # else a quote that is not closed swallows the rows after it
+            reader = csv.DictReader(file, strict=True)  # otherwise an unclosed quote swallows the rows after it
             columns = list(reader.fieldnames or [])
             if "prompt" not in columns:
                 got = shown(", ".join(columns), 300)[1:-1] or "no columns"
@@ -98,28 +98,28 @@ def read_rows(path: Path) -> list[dict[str, str | None]]:
     except csv.Error as error:
         raise ValueError(
             f"a prompts CSV must be UTF-8 text in CSV form, got {shown(path)} ({error}, line {reader.reader.line_num}; "
-            'a cell with a comma, a line break or quotes needs double quotes around it, and "" for each in it)'
+            "put a cell that contains a comma, a line break or quotes in double quotes, and double the quotes in it)"
         ) from error
 
 
 def _find_image(csv_path: Path, name: str) -> str:
     tried = [csv_path.parent / name, Path(name)]
     for path in tried:
-        if os.path.isfile(path):  # not the method: that raises for a name that is too long
+        if os.path.isfile(path):  # Path.is_file raises for a name that is too long
             return str(path.resolve())
     raise ValueError("looked for " + " and ".join(dict.fromkeys(f"{shown(path)[1:-1]}" for path in tried)))
 
 
 @dataclass(frozen=True)
 class PromptOrder:
-    """Walks through all prompts in a random order, then through another, and so on."""
+    """Iterates over all prompts in random order, with a new order in each epoch."""
 
     num_prompts: int
     prompts_per_iteration: int
     seed: int
 
     def indices(self, iteration: int) -> list[int]:
-        """Prompts of an iteration, counted from 1. One may come twice where one order ends and the next begins."""
+        """Return the prompts of an iteration, counted from 1. A prompt may occur twice where two epochs meet."""
         first = (iteration - 1) * self.prompts_per_iteration
         places = (divmod(first + number, self.num_prompts) for number in range(self.prompts_per_iteration))
         return [permutation(self.num_prompts, self.seed, "prompt order", epoch)[place] for epoch, place in places]

@@ -1,4 +1,4 @@
-"""Texts of Jinja's templates, which lie beside the code that fills them in."""
+"""Rendering of the Jinja templates, which lie beside the code that fills them in."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def number(value: float) -> str:
-    """Three digits, or all of them before the point; in a template the filter of this name."""
+    """Format a number with three significant digits, or as a whole number from 100 on; also a template filter."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def fill(template: Path, **values: object) -> str:
-    """The text of a template, without a newline at its end. Lines that are a statement alone leave none.
+    """Render a template, without a trailing newline. Lines that contain only a statement leave no empty line.
 
-    Values are escaped in HTML alone, JSON keeps the order of its names, and a name that is not given is an error.
+    Values are escaped only in HTML, JSON keeps the order of its keys, and an undefined name raises an error.
     """
     pages = Environment(loader=FileSystemLoader(template.parent), undefined=StrictUndefined)
     pages.autoescape = ".html" in template.name

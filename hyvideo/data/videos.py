@@ -1,7 +1,7 @@
-"""Clips to files and back: H.264 mp4 for scorers and people, GIF for TensorBoard.
+"""Reading and writing of video files: H.264 mp4 for scorers and viewers, GIF for TensorBoard.
 
-A clip is a uint8 tensor (frames, channels, height, width), RGB. Encoding happens in this process (PyAV), so that no
-ffmpeg program has to be installed.
+A video is a uint8 RGB tensor (frames, channels, height, width). PyAV encodes in this process, so no ffmpeg program has
+to be installed.
 """
 
 import io
@@ -20,51 +20,51 @@ from torch import Tensor
 from hyvideo.data.outside import replacing
 
 MIN_MP4_SIDE = 256  # pixels
-GIF_SIDES = (128, 320)  # pixels: least shorter side, greatest longer side
+GIF_SIDES = (128, 320)  # pixels: minimum of the shorter side, maximum of the longer side
 
 
 def to_uint8(video: Tensor) -> Tensor:
-    """Pixels of a decoded clip: [-1, 1] to 0..255, rounded and clamped. ValueError for integers, NaN and inf."""
+    """Convert a decoded video from [-1, 1] to 0..255, rounded and clamped. ValueError for integers, NaN and inf."""
     if not video.is_floating_point():
         raise ValueError(f"to_uint8 takes floats in [-1, 1], got {video.dtype}")
     if not video.isfinite().all():
         raise ValueError(
-            f"a clip must be finite, got {(~video.isfinite()).sum()} NaN or inf values of {video.numel()}; "
-            "look for a diverged policy or an overflow in the VAE (decode in bfloat16 or float32)"
+            f"a video must be finite, got {(~video.isfinite()).sum()} NaN or inf values of {video.numel()}; "
+            "check for a diverged policy or an overflow in the VAE (decode in bfloat16 or float32)"
         )
     return pixels(video)
 
 
 def pixels(video: Tensor) -> Tensor:
-    """`to_uint8` without its checks, which a GPU is waited for; NaN becomes any colour. Shape: as given."""
+    """Convert like `to_uint8`, without the checks that synchronize with a GPU; NaN becomes an arbitrary color."""
     return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def check_clip(video: Tensor) -> None:
-    """Raises ValueError unless ``video`` is a uint8 RGB clip with at least one frame."""
+    """Raise ValueError unless ``video`` is a uint8 RGB video with at least one frame."""
     if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[1] != 3 or 0 in video.shape:
         raise ValueError(
-            "a clip is a uint8 tensor (frames, 3, height, width) with at least one frame, "
+            "a video must be a uint8 tensor (frames, 3, height, width) with at least one frame, "
             f"got {video.dtype} {tuple(video.shape)}; to_uint8 converts floats in [-1, 1]"
         )
 
 
 def check_fps(fps: float) -> None:
-    """Raises ValueError unless ``fps``, in frames per second, is a positive number."""
+    """Raise ValueError unless ``fps``, in frames per second, is a positive number."""
     if not (math.isfinite(fps) and fps > 0):
         raise ValueError(f"fps must be a positive number of frames per second, got {fps}")
 
 
 def enlarge(video: Tensor, factor: int) -> Tensor:
-    """Every pixel becomes ``factor`` x ``factor`` pixels. Shape: (..., factor * height, factor * width)."""
+    """Repeat every pixel ``factor`` x ``factor`` times. Shape: (..., factor * height, factor * width)."""
     return video.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)
 
 
 def mp4_factor(height: int, width: int) -> int:
-    """The integer by which ``write_video`` enlarges a clip; 1 from 256 pixels on the shorter side upwards.
+    """Return the integer by which ``write_video`` enlarges a video; 1 if the shorter side has 256 pixels or more.
 
-    yuv420p keeps one colour for 2 x 2 pixels, which at 32 x 32 changes what a scorer sees. The factor is even where a
-    side is odd, as yuv420p has no odd sizes.
+    yuv420p stores one color per 2 x 2 pixels, which at 32 x 32 changes what a scorer sees. The factor is even if a side
+    is odd, because yuv420p needs even sizes.
     """
     shorter = min(height, width)
     if shorter >= MIN_MP4_SIDE:
@@ -74,10 +74,10 @@ def mp4_factor(height: int, width: int) -> int:
 
 
 def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
-    """Writes a clip, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
+    """Write a video, uint8 (frames, 3, height, width), as H.264 mp4 at ``fps`` frames per second.
 
-    Clips under 256 pixels on the shorter side are stored enlarged by ``mp4_factor``. The file is complete or absent.
-    Raises ValueError for what is not a clip, a name that does not end in .mp4 and odd sizes from 256 pixels upwards.
+    Videos with less than 256 pixels on the shorter side are enlarged by ``mp4_factor``. The file is written atomically.
+    Raises ValueError for another tensor, a name that does not end in .mp4, and odd sizes from 256 pixels upwards.
     """
     path = Path(path)
     check_clip(video)
@@ -88,13 +88,13 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
     pixels = enlarge(video.detach().cpu(), factor).permute(0, 2, 3, 1)  # (frames, height, width, channels)
     if pixels.shape[1] % 2 or pixels.shape[2] % 2:
         height, width = video.shape[-2:]
-        raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the clip")
+        raise ValueError(f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the video")
     with replacing(path) as aside:
         aside.write_bytes(_mp4(pixels.numpy(), Fraction(fps).limit_denominator(65535)))
 
 
 def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
-    """H.264 in yuv420p at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3)."""
+    """Encode frames as H.264 in yuv420p at ``rate`` frames per second. Shape: uint8 (frames, height, width, 3)."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as file:
         height, width = pixels.shape[1:3]
@@ -108,10 +108,10 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
 
 
 def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tuple[Tensor, float]:
-    """A video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
+    """Read a video file's frames as stored and its frames per second. Shape: uint8 (frames, 3, height, width).
 
-    Raises FileNotFoundError, and ValueError where the file has no video, no frame rate, more than ``max_frames``, or
-    other frames than it says.
+    Raises FileNotFoundError, and ValueError if the file has no video, no frame rate, more than ``max_frames`` frames,
+    or frames that contradict its header.
     """
     path = Path(path)
     if not path.is_file():
@@ -122,31 +122,31 @@ def read_video(path: str | os.PathLike, *, max_frames: int | None = None) -> tup
             frames = _frames(file, stream, path, max_frames)
             fps, num_frames = float(stream.guessed_rate or 0), stream.frames
     except (av.FFmpegError, IndexError) as error:
-        raise ValueError(f"{path} is not a video: it is damaged, cut short or has no video stream") from error
+        raise ValueError(f"{path} is not a video: it is corrupted, truncated or has no video stream") from error
     if not frames or len(frames) < num_frames:
-        raise ValueError(f"{path} has {len(frames)} frames and should have {num_frames or 'some'}; write it again")
+        raise ValueError(f"{path} has {len(frames)} frames, expected {num_frames or 'at least 1'}; write it again")
     if fps <= 0:
         raise ValueError(f"{path} has no frame rate; write it again with one")
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), fps
 
 
 def _frames(file, stream, path: Path, max_frames: int | None) -> list[np.ndarray]:
-    """The frames in RGB, as far as they are what the container says. Shape of each: (height, width, 3)."""
+    """Decode the frames to RGB; ValueError if they contradict the container. Shape of each: (height, width, 3)."""
     size, frames, converter = [stream.height, stream.width, 3], [], av.video.reformatter.VideoReformatter()
     for picture in file.decode(stream):
         frame = converter.reformat(picture, format="rgb24").to_ndarray()
         if list(frame.shape) != size or len(frames) == max_frames:
-            says = f"{stream.frames} frames of {size}"
-            raise ValueError(f"{path} says {says}, got frame {len(frames)} of {frame.shape}")
+            declared = f"{stream.frames} frames of {size}"
+            raise ValueError(f"{path} declares {declared}, got frame {len(frames)} of {frame.shape}")
         frames.append(frame)
     return frames
 
 
 def write_gif_bytes(video: Tensor, fps: float) -> bytes:
-    """A clip as an endless animated GIF, sized for a web page. ``video``: uint8 (frames, 3, height, width).
+    """Encode a video as a looping GIF, sized for a web page. ``video``: uint8 (frames, 3, height, width).
 
-    Small clips are enlarged by an integer to 128 pixels on the shorter side, large ones shrunk to 320 on the longer.
-    GIF counts in 1/100 s: frame ends are rounded, so that the whole clip keeps its length.
+    Small videos are enlarged by an integer to at least 128 pixels on the shorter side, large ones reduced to 320 on the
+    longer. GIF counts in 1/100 s: the end times of frames are rounded, so that the total length is kept.
     """
     check_clip(video)
     check_fps(fps)

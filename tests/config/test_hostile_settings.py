@@ -222,7 +222,7 @@ def test_a_loop_of_links_is_named(folder, name, below):
     [
         ("file", "file is not a folder"),
         ("file/below/it", "file is not a folder"),
-        ("dangling", "is a link to what is not there"),
+        ("dangling", "is a broken link"),
         ("x" * 300, "a part of it has more than 255 bytes"),
         ("new/" + "é" * 200, "a part of it has more than 255 bytes"),
     ],

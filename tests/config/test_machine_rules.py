@@ -25,6 +25,6 @@ def test_a_folder_of_the_name_is_no_package(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_that_is_missing_is_said_to_be_missing(tiny_config, tmp_path):
-    for wanted, problem in ((tmp_path / "nowhere", "it is not there"), (tmp_path, "state.json not found")):
+    for wanted, problem in ((tmp_path / "nowhere", "it does not exist"), (tmp_path, "state.json not found")):
         with pytest.raises(ValueError, match=f"a checkpoint folder, got '{wanted}': {problem}"):
             check(tiny_config.with_settings(resume_from_checkpoint=str(wanted)))

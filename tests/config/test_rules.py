@@ -32,7 +32,7 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
         (
             {"negative_prompt": " "},
-            "a prompt must be text that people can read, got ' ' as negative_prompt: it is empty",
+            "a prompt must be printable text, got ' ' as negative_prompt: it is empty",
         ),
         ({"negative_prompt": "a\0b"}, "as negative_prompt: "),
         (

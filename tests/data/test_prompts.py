@@ -91,7 +91,7 @@ def test_the_file_must_be_utf_8(write):
 
 
 def test_a_comma_outside_quotes_is_not_cut_off(write):
-    with pytest.raises(ValueError, match="row 2 of .* more cells than there are columns.*'a red cat'"):
+    with pytest.raises(ValueError, match="row 2 of .* more cells than columns.*'a red cat'"):
         read_requests(write("prompt\na dog\na red cat, running on grass\n"))
 
 

@@ -70,5 +70,5 @@ def test_permutations_reach_every_order_evenly():
 
 @pytest.mark.parametrize("part", [1.0, None, (1, 2)])
 def test_a_key_is_made_of_ints_and_strings(part):
-    with pytest.raises(TypeError, match="a random key is made of ints and strings"):
+    with pytest.raises(TypeError, match="a random key must consist of ints and strings"):
         generator(0, part)

@@ -187,10 +187,10 @@ def test_a_file_without_frame_rate_or_with_lost_frames_is_refused(tmp_path, monk
     for answers, rule in (
         ({"guessed_rate": 0}, "no frame rate"),
         ({"guessed_rate": None}, "no frame rate"),
-        ({"frames_found": [av.VideoFrame(256, 256, "yuv420p")]}, "1 frames and should have 4"),
+        ({"frames_found": [av.VideoFrame(256, 256, "yuv420p")]}, "1 frames, expected 4"),
         ({"frames_found": [av.VideoFrame(288, 256, "yuv420p")]}, "got frame 0 of .256, 288, 3."),
-        ({"frames_found": []}, "0 frames and should have 4"),
-        ({"frames_found": [], "frames": 0}, "0 frames and should have some"),
+        ({"frames_found": []}, "0 frames, expected 4"),
+        ({"frames_found": [], "frames": 0}, "0 frames, expected at least 1"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(av, "open", lambda file, answers=answers: Damaged(opened(file), answers))

@@ -223,7 +223,7 @@ def test_a_folder_is_tried_by_a_file_that_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     assert "is not a folder" in unwritable(tmp_path / "file" / "run")
-    assert unwritable("/proc/run") == "no file can be made in /proc: No such file or directory"
+    assert unwritable("/proc/run") == "no file can be created in /proc: No such file or directory"
 
 
 def test_ranks_are_named_in_runs():

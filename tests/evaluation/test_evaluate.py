@@ -134,7 +134,7 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
         ("--validation_height 33 --validation_width 32", "multiples of 8, got 33 x 32"),
         ("--pretrained_model_root nowhere", "pretrained_model_root must be a folder"),
         ("--valid_video_csv=", "valid_video_csv must name a CSV with the prompts"),
-        ("--videos nowhere", "--videos must be a folder with mp4 files, got 'nowhere': it is not there"),
+        ("--videos nowhere", "--videos must be a folder with mp4 files, got 'nowhere': it does not exist"),
         ("--valid_video_csv {images}", "first.png"),
     ],
 )

@@ -31,7 +31,7 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch, for
     [
         (["right", "--device", "cpu", "--tiny", "--only", "speed"], "--only must name checks among machine, tests"),
         (["weights", "--device", "cpu"], "weights needs --model_path with the folder"),
-        (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be made"),
+        (["right", "--out", "/proc/no/folder"], "the output must be a folder that can be created"),
     ],
 )
 def test_a_usage_error_exits_with_2_and_a_message(capsys, tmp_path, monkeypatch, arguments, message):

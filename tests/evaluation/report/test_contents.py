@@ -46,5 +46,5 @@ def test_reasons_of_missing_rewards_are_counted(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="config"):
         read_run(tmp_path)
-    with pytest.raises(ValueError, match="nowhere must be the output_dir of a run: it is not there"):
+    with pytest.raises(ValueError, match="nowhere must be the output_dir of a run: it does not exist"):
         read_run(tmp_path / "nowhere")

@@ -287,7 +287,7 @@ def test_one_bad_answer_costs_its_own_video_only_and_no_more_requests_than_allow
 
 def test_a_clip_without_frames_or_rate_gets_no_number(endpoint):
     server = endpoint(GOOD)
-    assert "a clip is" in judge(server).score([CLIP[:0]], ["a"], fps=8)[0].reason
+    assert "a video must be" in judge(server).score([CLIP[:0]], ["a"], fps=8)[0].reason
     assert "fps" in judge(server).score([CLIP], ["a"], fps=0.0)[0].reason
     assert not server.requests
 

@@ -118,8 +118,8 @@ def test_frames_per_second_are_part_of_the_input(exact):
     "video, prompt, said",
     [
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "at least 2 frames"),
-        (torch.zeros(4, 3, 64, 64), "a", "is a uint8 tensor"),
-        (torch.zeros(4, 64, 64, 3, dtype=torch.uint8), "a", r"is a uint8 tensor \(frames, 3, height, width\)"),
+        (torch.zeros(4, 3, 64, 64), "a", "must be a uint8 tensor"),
+        (torch.zeros(4, 64, 64, 3, dtype=torch.uint8), "a", r"must be a uint8 tensor \(frames, 3, height, width\)"),
         (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", "reserved text"),
         (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|video_pad|>", "reserved text"),
     ],

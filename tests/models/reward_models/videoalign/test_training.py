@@ -178,7 +178,7 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         (GOOD[:2], [], "of the 2 prompts .three at least., VQ has none in"),
         ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
         (GOOD, ["--out", SHIPPED], "must hold no model, and .*VideoReward has one; name another folder"),
-        (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be made"),
+        (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be created"),
         (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
         (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
         (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs above 0"),

@@ -1,11 +1,11 @@
-"""Checks whether a reward can be trained with: ``python -m scripts.check_reward --reward_model videoalign``.
+"""Check whether a reward is usable for training, on one video that is scored about twenty times.
 
+    python -m scripts.check_reward --reward_model videoalign
     python -m scripts.check_reward --reward_model miniature --model_path assets/miniature
     python -m scripts.check_reward --reward_model clip --video clip.mp4 --prompt "a cat jumps"
     python -m scripts.check_reward --reward_model my_rewards.py:Brightness
 
-Tries the scorer on one clip, which takes some twenty scores. Ends with 0, with 1 when a check failed, and with 2 when
-it was called wrongly or the scorer's files cannot be used. Warnings do not count as failures.
+Exit code: 0 if no check failed (warnings are allowed), 1 if a check failed, 2 for invalid arguments or unusable files.
 """
 
 import argparse
@@ -18,27 +18,31 @@ from hyvideo.data.outside import Parser, refusals
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--reward_model", required=True, help="a scorer, as in post_train.py: a name or FILE.py:CLASS")
-    parser.add_argument("--pretrained_model_root", default="ckpts", help="the checkpoint folder; ckpts")
-    parser.add_argument("--model_path", help="the scorer's own folder (CLIP and PickScore: or hub name)")
-    parser.add_argument("--options", default="{}", help="""its options, as JSON: '{"precision": "fp32_math"}'""")
-    parser.add_argument("--device", help="cuda or cpu; cuda where there is one")
     parser.add_argument(
-        "--clip", choices=("miniature", "synthetic"), help="kind of rendered clip; miniature for its own scorers"
+        "--reward_model", required=True, help="scorer to check, as in post_train.py: NAME or FILE.py:CLASS"
     )
-    parser.add_argument("--video", type=Path, help="an mp4 to try it on, in place of a rendered clip")
-    parser.add_argument("--prompt", help="prompt of the video")
+    parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder (default: ckpts)")
+    parser.add_argument("--model_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
+    parser.add_argument("--options", default="{}", help="""scorer options as JSON: '{"precision": "fp32_math"}'""")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
+    parser.add_argument(
+        "--clip",
+        choices=("miniature", "synthetic"),
+        help="kind of rendered video (default: miniature for the miniature's scorers, else synthetic)",
+    )
+    parser.add_argument("--video", type=Path, help="mp4 file to score instead of a rendered video")
+    parser.add_argument("--prompt", help="prompt of --video")
     parser.add_argument("--foreign_prompt", help="prompt that does not fit the video")
-    parser.add_argument("--dimensions", nargs="+", help="dimensions that must be scored; by default its own")
-    parser.add_argument("--tolerance", type=float, help="largest difference of scores that counts as rounding")
-    parser.add_argument("--quick", action="store_true", help="only what a training run tries at its start")
+    parser.add_argument("--dimensions", nargs="+", help="dimensions that must be scored (default: the scorer's)")
+    parser.add_argument("--tolerance", type=float, help="largest score difference that counts as rounding")
+    parser.add_argument("--quick", action="store_true", help="run only the checks that precede every training run")
     args = parser.parse_args()
     if (args.video is None) != (args.prompt is None):
-        parser.error("--video and --prompt belong together; give both, or neither for a rendered clip")
+        parser.error("--video needs --prompt and vice versa; omit both to use a rendered video")
     if args.video is not None and args.clip is not None:
-        parser.error("--video and --clip are two clips; give one of them")
+        parser.error("--video and --clip exclude each other; use one of them")
 
-    import torch  # after --help, which it would slow down
+    import torch  # not needed for --help, which it would slow down
 
     from hyvideo.models.reward_models.rewards import make_scorer, parse_options
     from hyvideo.models.reward_models.scorer_check import TOLERANCE, check_scorer, has_failed, lines
@@ -47,15 +51,15 @@ def main() -> int:
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     with refusals("check_reward.py", (ValueError, FileNotFoundError)):
         options = ({"path": args.model_path} if args.model_path else {}) | parse_options(args.options)
-        trial = trial_of(args)
+        trial = make_trial(args)
         scorer = make_scorer(args.reward_model, args.pretrained_model_root, device=device, **options)
         checks = check_scorer(scorer, trial, dimensions=args.dimensions, tolerance=tolerance, quick=args.quick)
     print("\n".join(lines(checks)))
     return 1 if has_failed(checks) else 0
 
 
-def trial_of(args: argparse.Namespace):
-    """The clip that the arguments ask for."""
+def make_trial(args: argparse.Namespace):
+    """Return the trial video that the arguments select."""
     from hyvideo.data.videos import read_video
     from hyvideo.miniature.reward import miniature_trial
     from hyvideo.models.reward_models.trial_clips import synthetic_trial

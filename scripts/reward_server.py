@@ -1,10 +1,10 @@
-"""Serves a frozen reward model over HTTP, for runs whose GPUs have no room for it.
+"""Serve a frozen reward model over HTTP, for runs without GPU memory for it.
 
     python -m scripts.reward_server --reward_model videoalign --model_path ckpts --port 8000
     post_train.py ... --remote_reward_url http://127.0.0.1:8000
 
-Listens on this machine only, unless --host names another address; then a token is needed, in a file
-(--token_file) or in the environment variable REWARD_SERVER_TOKEN, and the run has it in REWARD_SERVER_TOKEN too.
+By default, the server listens on this machine only. Listening on another address (--host) requires a token from
+--token_file or the environment variable REWARD_SERVER_TOKEN; the run reads the token from REWARD_SERVER_TOKEN.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from hyvideo.models.reward_models.rewards import make_scorer, parse_options
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def token_of(options: argparse.Namespace) -> str | None:
-    """The token, where there is one. Raises ValueError where one is needed and missing."""
+def read_token(options: argparse.Namespace) -> str | None:
+    """Return the token, None without one. Raises ValueError if a required token is missing."""
     if options.token_file:
         try:
             token = options.token_file.read_text().strip()
@@ -28,12 +28,12 @@ def token_of(options: argparse.Namespace) -> str | None:
     else:
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip()
     if not token and options.host not in LOCAL:
-        raise ValueError(f"listening on {options.host} needs a token: --token_file or REWARD_SERVER_TOKEN")
+        raise ValueError(f"listening on {options.host} needs a token: set --token_file or REWARD_SERVER_TOKEN")
     return token or None
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket at the address, which does not listen yet. Raises OSError where the address cannot be had."""
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the address, not yet listening. Raises OSError if the address is unavailable."""
     bound_socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -46,20 +46,20 @@ def bound(host: str, port: int) -> socket.socket:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--reward_model", default="videoalign")
-    parser.add_argument("--model_path", default="ckpts", help="folder of the checkpoints")
-    parser.add_argument("--options", default="{}", help="JSON object of the scorer's options")
-    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--token_file", type=Path)
-    parser.add_argument("--max_videos", type=int, default=16, help="videos that are scored together")
-    parser.add_argument("--max_waiting", type=int, default=64, help="requests that may wait; more are sent away")
+    parser.add_argument("--reward_model", default="videoalign", help="scorer to serve (default: videoalign)")
+    parser.add_argument("--model_path", default="ckpts", help="checkpoint folder (default: ckpts)")
+    parser.add_argument("--options", default="{}", help="scorer options as a JSON object")
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: auto")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: 8000)")
+    parser.add_argument("--token_file", type=Path, help="file with the bearer token")
+    parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch (default: 16)")
+    parser.add_argument("--max_waiting", type=int, default=64, help="active requests before a 503 (default: 64)")
     options = parser.parse_args()
     with refusals("reward_server.py", (ValueError, OSError)):
-        token = token_of(options)
+        token = read_token(options)
         scorer_options = parse_options(options.options)
-        bound_socket = bound(options.host, options.port)  # a port that is taken is refused before gigabytes are read
+        bound_socket = bind(options.host, options.port)  # before loading weights, so that a port in use fails early
 
         from hyvideo.models.reward_models.service.connections import make_server
         from hyvideo.models.reward_models.service.server import create_app

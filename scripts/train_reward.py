@@ -1,4 +1,4 @@
-"""A reward trained on rated pairs of videos: docs/own_reward.md.
+"""Train a reward model on rated pairs of videos, as described in docs/own_reward.md.
 
     python -m scripts.train_reward --pairs pairs.csv --model ckpts/VideoReward --out own/VideoReward
     python -m scripts.train_reward --pairs pairs.csv --model assets/miniature/VideoReward --out own/VideoReward \\
@@ -18,32 +18,36 @@ FIT = ("learning_rate", "weight_decay", "lora_rank", "seed", "max_epochs")
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")
-    parser.add_argument("--model", type=Path, required=True, help="folder VideoReward to start from")
-    parser.add_argument("--out", type=Path, required=True, help="folder VideoReward to write")
-    parser.add_argument("--dimensions", nargs="+", metavar="NAME", help="up to three in place of VQ, MQ, TA, in order")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the new LoRA and the order of pairs; 0")
-    parser.add_argument("--learning_rate", type=float, default=1e-5, help="1e-5")
-    parser.add_argument("--weight_decay", type=float, default=0.0, help="of the LoRA and the head; 0")
-    parser.add_argument("--batch_size", type=int, default=8, help="pairs of an update; 8")
-    parser.add_argument("--lora_rank", type=int, default=64, help="of a new LoRA, where the model has none; 64")
-    parser.add_argument("--max_epochs", type=int, default=10, help="10; fewer where the held-out loss rises")
+    parser.add_argument("--model", type=Path, required=True, help="VideoReward folder to start from")
+    parser.add_argument("--out", type=Path, required=True, help="VideoReward folder to write")
+    parser.add_argument(
+        "--dimensions", nargs="+", metavar="NAME", help="up to three names that replace VQ, MQ and TA, in this order"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, new LoRA and order of pairs (default: 0)")
+    parser.add_argument("--learning_rate", type=float, default=1e-5, help="initial learning rate (default: 1e-5)")
+    parser.add_argument("--weight_decay", type=float, default=0.0, help="weight decay of LoRA and head (default: 0)")
+    parser.add_argument("--batch_size", type=int, default=8, help="pairs per update (default: 8)")
+    parser.add_argument("--lora_rank", type=int, default=64, help="rank of the LoRA if it is new (default: 64)")
+    parser.add_argument("--max_epochs", type=int, default=10, help="limit; stops early if the loss rises (default: 10)")
     options = parser.parse_args()
     if not (0 < options.learning_rate < 1 and min(options.batch_size, options.lora_rank, options.max_epochs) > 0):
-        raise ValueError("--learning_rate must be in (0, 1), --batch_size, --lora_rank and --max_epochs above 0")
+        raise ValueError(
+            "--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs must be positive"
+        )
 
     from hyvideo.models.reward_models.videoalign.checkpoint import check_dimensions, find_checkpoint
     from hyvideo.models.reward_models.videoalign.training import PairTraining, read_pairs, split_by_prompt
 
     if (options.out / "model_config.json").exists():
-        raise ValueError(f"--out must hold no model, and {options.out} has one; name another folder")
+        raise ValueError(f"--out must not contain a model, but {options.out} does; choose another folder")
     known = find_checkpoint(options.model).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")
     pairs = read_pairs(options.pairs, names)
-    moved = dict({*enumerate(names)} - {*enumerate(known)}).values()  # to a token that had another name
+    moved = dict({*enumerate(names)} - {*enumerate(known)}).values()  # names that are new at their token
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
     make_folder(options.out)
     training = PairTraining(options.model, split, names, options.batch_size)
-    report: dict = {"pairs": {part: len(of) for part, of in split.items()}}
+    report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
     report["before"] = training.quality(options.out / "calibration_before.png")
     report["losses"] = training.fit(**{name: getattr(options, name) for name in FIT})
     training.write(options.out)

@@ -1,6 +1,6 @@
-"""The miniature world's models: the classes of HunyuanVideo-1.5 with small numbers, and a tokenizer of its own.
+"""The miniature's models: the classes of HunyuanVideo-1.5 in small sizes, and a small tokenizer.
 
-`wan` has the same names for Wan2.1.
+`wan` defines the same names for Wan2.1.
 """
 
 import json
@@ -20,15 +20,14 @@ from hyvideo.models.saving import save_original
 VERSION = "miniature"
 CONFIGS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
 STAGES = ["text_encoder", "vae", "statistics", "base", "reward_model"]
-# Never used without quoted text or a reference image: left out of the file and drawn again when it is loaded.
-# Names as in the original layout.
+# Only used with quoted text or a reference image, so not saved in the file but redrawn on loading. Original names.
 DRAWN_PARTS = ("byt5_in.", "vision_in.")
-LOG_VARIANCES = "encoder.conv_out.conv.bias"  # of the VAE: makes means, then log variances
+LOG_VARIANCES = "encoder.conv_out.conv.bias"  # of the VAE: outputs means, then log variances
 RESIDUAL_ENDS = ("conv2.conv", "proj_out")  # in the names of the last layers of the VAE's residual branches
 
 
 def build_tokenizer():
-    """A Qwen2 tokenizer whose byte-level BPE was trained on the captions and the pipeline's own system message."""
+    """Return a Qwen2 tokenizer with byte-level BPE trained on the captions and the pipeline's system message."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -36,7 +35,7 @@ def build_tokenizer():
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
-    # A caption opens the user's turn, so its first word comes without the leading space that the others have.
+    # A caption starts the user's turn, so its first word has no leading space, unlike the other words.
     bpe.train_from_iterator(CAPTIONS * 8 + [system_message(), "system\n", "user\n", "assistant\n"] * 4, trainer)
     model = json.loads(bpe.to_str())["model"]
     return Qwen2Tokenizer(
@@ -48,7 +47,7 @@ def build_tokenizer():
 
 
 def save_text_encoder(out: Path, seed: int) -> None:
-    """Writes tokenizer and a random, frozen Qwen2.5-VL text model in float16."""
+    """Write the tokenizer and a random, frozen Qwen2.5-VL text model in float16."""
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
@@ -59,9 +58,9 @@ def save_text_encoder(out: Path, seed: int) -> None:
 
 
 def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:
-    """Draws the weights of a text encoder, whose embeddings have this word in their name, and returns it in float16.
+    """Draw the weights of a text encoder and return it in float16; ``embeddings`` is part of its embeddings' name.
 
-    The embeddings are unit normal and the layers small, so that a word stays recognisable in its hidden state.
+    Embeddings are unit normal and other weights small, so that a word remains recognizable in its hidden state.
     """
     with torch.no_grad():
         for name, weight in encoder.named_parameters():
@@ -72,18 +71,18 @@ def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:
 
 
 def new_model(part: str) -> nn.Module:
-    """The ``transformer`` or the ``vae`` of models.yaml, as its class begins."""
+    """Return the untrained ``transformer`` or ``vae`` of models.yaml."""
     component = getattr(FAMILY, part)
     return family.new_model(component, component.config_to_diffusers(CONFIGS[part]))
 
 
 def save_vae(vae: nn.Module, latents: Tensor, out: Path) -> None:
-    """Writes the VAE with the scale that makes ``latents`` unit variance."""
+    """Write the VAE with the scaling factor that gives ``latents`` unit variance."""
     vae.register_to_config(scaling_factor=1 / latents.std().item())
     save_original(vae, out / "vae")
 
 
 def save_transformer(transformer: nn.Module, out: Path, seed: int) -> None:
-    """Writes the transformer without the parts that ``seed`` draws again."""
+    """Write the transformer without the parts that are redrawn from ``seed``."""
     drawn = {part: seed for part in DRAWN_PARTS}
     save_original(transformer, out / "transformer" / VERSION, drawn=drawn)

@@ -1,10 +1,10 @@
-"""Makes a miniature checkpoint from nothing: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
+"""Build a miniature checkpoint from scratch: ``python -m hyvideo.miniature.build --out ckpts/miniature``.
 
-Five stages: a random frozen text encoder, a VAE trained on rendered clips, the statistics of real clips that the
-held-out Frechet distance compares with, a base policy trained by flow matching on lying captions and corrupted clips,
-and a reward model trained on the measured truth about clips, which the miniature of Wan does without.
-The folder has the layout of the released checkpoints. Everything is drawn from ``--seed``, so the same machine with
-the same number of threads builds the same files.
+Five stages: a random frozen text encoder, a VAE trained on rendered videos, the reference statistics for the held-out
+Fréchet distance, a base policy trained by flow matching on videos with wrong captions and defects, and a reward model
+trained on the true scores of videos, which the Wan miniature does not have.
+The folder has the layout of the released checkpoints. All randomness comes from ``--seed``: the same machine with the
+same number of threads builds the same files.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from hyvideo.models.reward_models.rewards import DIMENSIONS
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 
-# Weight of the VAE's KL term: latents are then smooth enough to learn on, and clips still come back sharp.
+# Weight of the VAE's KL term: makes latents smooth enough to learn from while reconstructions stay sharp.
 KL_WEIGHT = 5e-2
-REFERENCE_CLIPS = 8  # of every caption, for the statistics of real clips
+REFERENCE_CLIPS = 8  # per caption, for the reference statistics
 FAMILIES = {"hunyuan_video15": architecture, "wan": wan}
 
 
 def build_vae(family: ModuleType, out: Path, *, num_steps: int, seed: int) -> None:
-    """Trains the VAE and writes it with the scale that makes its latents unit variance."""
+    """Train the VAE and write it with the scale that gives its latents unit variance."""
     torch.manual_seed(seed)
     vae = _new_vae(family)
     optimizer = MuonAndAdamW(vae, num_steps=num_steps, warmup=20, decay_from=0.4, adamw_lr=3e-3)
@@ -53,9 +53,9 @@ def build_vae(family: ModuleType, out: Path, *, num_steps: int, seed: int) -> No
         posterior = vae.encode(videos).latent_dist
         noise = torch.from_numpy(rng.standard_normal(posterior.mean.shape, dtype="float32"))
         reconstruction = vae.decode(posterior.mean + posterior.std * noise).sample
-        # The object's pixels count seven times.
-        colourful = videos.amax(1, keepdim=True) - videos.amin(1, keepdim=True) > 0.3
-        squared = ((1 + 6 * colourful) * (videos - reconstruction) ** 2).mean()
+        # Saturated pixels, those of the object, have seven times the weight.
+        saturated = videos.amax(1, keepdim=True) - videos.amin(1, keepdim=True) > 0.3
+        squared = ((1 + 6 * saturated) * (videos - reconstruction) ** 2).mean()
         divergence = posterior.kl().mean() / videos[0].numel()
         optimizer.step(squared + 0.3 * (videos - reconstruction).abs().mean() + KL_WEIGHT * divergence)
         bar.set_postfix(error=f"{squared.item():.4f}", refresh=False)
@@ -68,9 +68,8 @@ def _new_vae(family: ModuleType) -> nn.Module:
     vae = family.new_model("vae")
     family_of(vae).prepare_vae(vae)
     with torch.no_grad():
-        # Start with little posterior noise, and with residual branches that add nothing: without this a learning rate
-        # of 3e-3 is unstable.
-        vae.get_parameter(family.LOG_VARIANCES).chunk(2)[1].sub_(5.0)  # means come first
+        # Start with little posterior noise and zero residual branches; otherwise a learning rate of 3e-3 is unstable.
+        vae.get_parameter(family.LOG_VARIANCES).chunk(2)[1].sub_(5.0)  # the first half are means
         for name, parameter in vae.named_parameters():
             if any(end in name for end in family.RESIDUAL_ENDS):
                 parameter.zero_()
@@ -78,7 +77,7 @@ def _new_vae(family: ModuleType) -> nn.Module:
 
 
 def build_base(family: ModuleType, out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
-    """Trains the transformer by flow matching on web data and writes the average of its last weights."""
+    """Train the transformer by flow matching on web data and write the EMA of its weights."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
     encode = next(part for part in family_of(vae).parts if part.kind == "text").load(out, vae=vae)
     texts = [encoded["states"] for encoded in encode([*world.CAPTIONS, ""])]
@@ -95,11 +94,11 @@ def build_base(family: ModuleType, out: Path, *, num_steps: int, num_clips: int,
     bar = steps(num_steps, "base policy")
     for step in bar:
         rows = torch.from_numpy(rng.integers(len(latents), size=48))
-        asked = captions[rows].clone()
-        asked[torch.from_numpy(rng.random(48) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
-        by_length = torch.tensor([len(texts[i]) for i in asked.tolist()]).argsort()  # attention goes by length
-        rows, asked = rows[by_length], asked[by_length]
-        loss = _flow_matching_loss(transformer, latents[rows], conditions.select(asked.tolist()), rng)
+        prompts = captions[rows].clone()
+        prompts[torch.from_numpy(rng.random(48) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
+        by_length = torch.tensor([len(texts[i]) for i in prompts.tolist()]).argsort()  # attention batches by length
+        rows, prompts = rows[by_length], prompts[by_length]
+        loss = _flow_matching_loss(transformer, latents[rows], conditions.select(prompts.tolist()), rng)
         optimizer.step(loss)
         decay = min(0.998, (1 + step) / (10 + step))
         torch._foreach_lerp_(average, [p.detach() for p in optimizer.parameters], 1 - decay)
@@ -110,7 +109,7 @@ def build_base(family: ModuleType, out: Path, *, num_steps: int, num_clips: int,
 
 
 def _draw_unused_parts(family: ModuleType, transformer: nn.Module, seed: int) -> None:
-    """Gives the parts that the file will leave out the weights that a loader draws for them."""
+    """Set the parts that are not saved to the weights that are redrawn on loading."""
     component = family_of(transformer).transformer
     weights = component.to_original(transformer.state_dict())
     for name, tensor in weights.items():
@@ -121,7 +120,7 @@ def _draw_unused_parts(family: ModuleType, transformer: nn.Module, seed: int) ->
 
 @torch.no_grad()
 def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Latents of corrupted clips (clips, channels, frames, height, width) and index of their lying caption (clips,)."""
+    """Return latents of web videos (videos, channels, frames, height, width) and their caption indices (videos,)."""
     rng = generator(seed, "web")
     labels = world.LABELS.repeat(num_clips // len(world.LABELS), 1)
     web = world.web_labels(labels, rng)
@@ -134,7 +133,7 @@ def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Conditions, rng) -> Tensor:
-    """Squared error of the predicted velocity at noise levels spread evenly over a schedule of shift 3."""
+    """Return the mean squared error of the velocity at stratified noise levels of a schedule with shift 3."""
     batch = len(clean)
     uniform = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
     sigma = 3 * uniform / (1 + 2 * uniform)
@@ -147,7 +146,7 @@ def _flow_matching_loss(transformer: nn.Module, clean: Tensor, conditions: Condi
 
 @torch.no_grad()
 def build_reference_statistics(out: Path, seed: int) -> None:
-    """Feature statistics of clean clips that went through the VAE, for the held-out Frechet distance."""
+    """Write the feature statistics of clean, VAE-reconstructed videos for the held-out Fréchet distance."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
     labels = world.LABELS.repeat(REFERENCE_CLIPS, 1)
     videos = world.render(labels, generator(seed, "reference"))
@@ -157,11 +156,11 @@ def build_reference_statistics(out: Path, seed: int) -> None:
     save_file({"mean": mean, "covariance": covariance}, out / REFERENCE_STATISTICS)
     measured = measure(clips, labels)
     scores = " ".join(f"{name} {score:.3f}" for name, score in zip(DIMENSIONS, measured.scores.mean(0)))
-    print(f"clips through the VAE: {scores}, read back right {measured.all_correct.mean():.1%}")
+    print(f"VAE reconstructions: {scores}, all correct {measured.all_correct.mean():.1%}")
 
 
 def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) -> None:
-    """Trains the miniature's VideoAlign on rendered clips and on those of the base policy in ``out``."""
+    """Train the miniature's VideoAlign on rendered videos and on videos of the base policy in ``out``."""
     config = load_config("configs/miniature.yaml", pretrained_model_root=str(out))
     device = torch.device("cpu")
     encoder, vae = load_encoder(config, device)
@@ -172,20 +171,20 @@ def build_reward_model(out: Path, *, num_steps: int, num_clips: int, seed: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="whose classes the models have")
+    parser.add_argument("--family", default="hunyuan_video15", choices=FAMILIES, help="model family of the classes")
     parser.add_argument("--out", type=Path, default=Path("ckpts/miniature"), help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--vae_steps", type=int, default=1200)
-    parser.add_argument("--base_steps", type=int, default=6000)
-    parser.add_argument("--num_clips", type=int, default=48 * 400, help="web clips; a multiple of the 48 captions")
-    parser.add_argument("--reward_steps", type=int, default=2600)
-    parser.add_argument("--reward_clips", type=int, default=1920, help="of the base policy, to learn the reward on")
-    parser.add_argument("--stages", nargs="+", choices=architecture.STAGES, help="which parts to make; all by default")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all stages")
+    parser.add_argument("--vae_steps", type=int, default=1200, help="training steps of the VAE")
+    parser.add_argument("--base_steps", type=int, default=6000, help="training steps of the base policy")
+    parser.add_argument("--num_clips", type=int, default=48 * 400, help="number of web videos, a multiple of 48")
+    parser.add_argument("--reward_steps", type=int, default=2600, help="training steps of the reward model")
+    parser.add_argument("--reward_clips", type=int, default=1920, help="base policy videos for the reward model")
+    parser.add_argument("--stages", nargs="+", choices=architecture.STAGES, help="stages to run (default: all)")
     options = parser.parse_args()
     out, seed, family = options.out, options.seed, FAMILIES[options.family]
     stages = options.stages or family.STAGES
     if unknown := sorted(set(stages) - set(family.STAGES)):
-        parser.error(f"the miniature of {options.family} has no {unknown}; its stages: {family.STAGES}")
+        parser.error(f"the miniature of {options.family} has no stage {unknown}; its stages are {family.STAGES}")
     out.mkdir(parents=True, exist_ok=True)
     if "text_encoder" in stages:
         family.save_text_encoder(out, seed)

@@ -1,7 +1,7 @@
-"""Ground truth of a clip for quality, motion and alignment, in the role of VideoAlign's dimensions.
+"""True visual quality, motion quality and text alignment of a miniature video, the counterparts of VideoAlign's scores.
 
-VQ, MQ and TA lie in [0, 1] and are smooth in the pixels. They read the clip by its saturated pixels: where the object
-is, how it moves, what colour and shape it has. Clean clips of the world score about 0.81, 0.99 and 0.98.
+VQ, MQ and TA lie in [0, 1] and are smooth in the pixels. They are computed from the saturated pixels, which show the
+position, motion, color and shape of the object. Clean videos score about 0.81, 0.99 and 0.98.
 """
 
 import math
@@ -18,12 +18,12 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class Measures:
-    """Scores of a batch of clips against their captions."""
+    """Scores of a batch of videos with respect to their captions."""
 
-    # VQ: a crisp shape on a clean background. MQ: a straight path at constant size and good speed. TA: mean probability
-    # of the caption's colour, shape and direction.
+    # VQ: a crisp shape on a clean background. MQ: a straight path at constant size and sufficient speed. TA: mean
+    # probability of the caption's color, shape and direction.
     scores: Tensor  # (batch, 3)
-    correct: Tensor  # 1.0 where the likeliest colour, shape and direction is the caption's (batch, 3)
+    correct: Tensor  # 1.0 where the most likely color, shape or direction matches the caption (batch, 3)
 
     @property
     def all_correct(self) -> Tensor:
@@ -32,7 +32,7 @@ class Measures:
 
 @dataclass(frozen=True)
 class _Object:
-    """The saturated thing in a clip, frame by frame."""
+    """The saturated object in each frame of a video."""
 
     cover: Tensor  # (batch, frames, height, width), in [0, 1]
     area: Tensor  # (batch, frames), pixels
@@ -41,7 +41,7 @@ class _Object:
 
 
 def measure(videos: Tensor, labels: Tensor) -> Measures:
-    """Scores of uint8 clips (batch, frames, 3, height, width) by their captions' labels (batch, 3)."""
+    """Score uint8 videos (batch, frames, 3, height, width) with respect to their captions' labels (batch, 3)."""
     pixels = videos.float() / 255
     thing = _find_object(pixels)
     shape_overlap, templates = _shape_overlap(thing)
@@ -75,7 +75,7 @@ def _find_object(pixels: Tensor) -> _Object:
 
 
 def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
-    """Soft IoU with each shape of equal area and centre (batch, shapes), and the templates (shapes, batch, ...)."""
+    """Return the soft IoU with each shape of equal area and center (batch, shapes), and the shapes' templates."""
     x, y = pixel_grid(*thing.cover.shape[-2:])
     dx, dy = x - thing.path[..., 0, None, None], y - thing.path[..., 1, None, None]
     radius = (thing.area / math.pi).clamp(min=1.0).sqrt()[..., None, None]
@@ -86,7 +86,7 @@ def _shape_overlap(thing: _Object) -> tuple[Tensor, Tensor]:
 
 
 def _motion(thing: _Object) -> tuple[Tensor, Tensor]:
-    """Displacement over the clip by a line fit (batch, 2), and rms distance from that line (batch,). Pixels."""
+    """Return displacement from a line fit (batch, 2) and RMS distance from the line (batch,), in pixels."""
     time = torch.linspace(-0.5, 0.5, thing.area.shape[1])
     velocity = (thing.path * time[:, None]).sum(1) / (time**2).sum()
     residual = thing.path - thing.path.mean(1, keepdim=True) - velocity[:, None] * time[:, None]
@@ -94,14 +94,14 @@ def _motion(thing: _Object) -> tuple[Tensor, Tensor]:
 
 
 def _color_probability(pixels: Tensor, thing: _Object) -> Tensor:
-    """Probability of each palette colour for the object. Shape: (batch, colors)."""
+    """Return the probability of each palette color for the object. Shape: (batch, colors)."""
     weighted = (pixels * thing.cover[:, :, None]).sum((1, 3, 4))
     color = weighted / (thing.cover.sum((1, 2, 3))[:, None] + EPSILON)
     return torch.softmax(-((color[:, None] - PALETTE) ** 2).sum(-1) / 0.06, dim=1)
 
 
 def _background_spread(pixels: Tensor, templates: Tensor) -> Tensor:
-    """Standard deviation of the pixels that no template of the object reaches. Shape: (batch,)."""
+    """Return the standard deviation of the pixels outside all templates of the object. Shape: (batch,)."""
     outside = (1 - templates.amax(0).clamp(0, 1))[:, :, None] ** 4  # (batch, frames, 1, height, width)
     weight = outside.sum((1, 2, 3, 4))
     mean = (pixels * outside).sum((1, 3, 4)) / weight[:, None]
@@ -110,7 +110,7 @@ def _background_spread(pixels: Tensor, templates: Tensor) -> Tensor:
 
 
 def features(videos: Tensor) -> Tensor:
-    """Held-out features for a Frechet distance, by a fixed random convolution net. Shape: (batch, 64), float64."""
+    """Return features for the Fréchet distance, from a fixed random convolutional net. Shape: float64 (batch, 64)."""
     hidden = videos.float().transpose(1, 2) / 127.5 - 1  # (batch, channels, frames, height, width)
     for layer, (inputs, outputs) in enumerate([(3, 16), (16, 32), (32, 32)]):
         weight = normal((outputs, inputs, 3, 3, 3), "frechet features", layer) / math.sqrt(27 * inputs)
@@ -120,12 +120,12 @@ def features(videos: Tensor) -> Tensor:
 
 
 def moments(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (dim,) and covariance (dim, dim) of feature vectors (batch, dim)."""
+    """Return the mean (dim,) and covariance (dim, dim) of feature vectors (batch, dim)."""
     return samples.mean(0), torch.cov(samples.T)
 
 
 def frechet_distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
-    """Frechet distance of two Gaussians: ``|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2))``."""
+    """Return the Fréchet distance of two Gaussians: ``|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2))``."""
     (mean_a, cov_a), (mean_b, cov_b) = a, b
     root_trace = torch.linalg.eigvals(cov_a @ cov_b).real.clamp(min=0).sqrt().sum()
     distance = ((mean_a - mean_b) ** 2).sum() + cov_a.trace() + cov_b.trace() - 2 * root_trace

@@ -1,4 +1,4 @@
-"""The optimizer that makes the miniature's models, and a loop with a progress bar."""
+"""The optimizer that trains the miniature's models, and a training loop with a progress bar."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,8 @@ from tqdm import tqdm, trange
 class MuonAndAdamW:
     """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
 
-    Both learning rates warm up, stay, and fall linearly. It needs about a third of the steps that AdamW alone needs.
+    Both learning rates warm up, stay constant, and then decrease linearly. About a third of the steps of AdamW alone
+    are needed.
     """
 
     def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):
@@ -22,7 +23,7 @@ class MuonAndAdamW:
             rest = (num_steps - step) / (num_steps * (1 - decay_from))
             return min(1.0, (step + 1) / warmup) * min(1.0, max(0.01, rest))
 
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, scale) for one in (self.muon, self.adamw)]
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(part, scale) for part in (self.muon, self.adamw)]
 
     def step(self, loss: Tensor) -> None:
         for parameter in self.parameters:
@@ -38,5 +39,5 @@ class MuonAndAdamW:
 
 
 def steps(num_steps: int, title: str) -> tqdm:
-    """The numbers of the steps, with a bar."""
+    """Return an iterator over the steps that shows a progress bar."""
     return trange(num_steps, desc=title, unit="step", disable=None)

@@ -1,4 +1,4 @@
-"""The miniature world's scorers: what a clip truly shows, in the role of VideoAlign, and the learned reward model."""
+"""The miniature's scorers: the true scores of a video, and the learned reward model."""
 
 import math
 from pathlib import Path
@@ -18,9 +18,9 @@ REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
 
 class MiniatureScorer:
-    """VQ, MQ and TA in [0, 1] by analysis of the pixels, on the CPU whatever the ``device``.
+    """Scorer that computes VQ, MQ and TA in [0, 1] from the pixels, always on the CPU.
 
-    The Frechet distance to clean clips is held out, where the checkpoint folder ``root`` has reference statistics.
+    The Fréchet distance to clean videos is a held-out metric if the checkpoint ``root`` has reference statistics.
     """
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
@@ -38,10 +38,10 @@ class MiniatureScorer:
         labels_of(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
-        """Frechet distance of the whole set to clean clips."""
+        """Return the Fréchet distance of the whole set to clean videos."""
         if self.reference is None:
             return {}
-        # One by one: a video's features are the same, to the last bit, whichever others its rank has.
+        # One by one, so that the bits of a video's features do not depend on the other videos of its rank.
         rows = torch.cat([features(video[None].cpu()) for video in videos])
         return {"frechet_distance": SetMeasure(rows, self._frechet_distance)}
 
@@ -49,7 +49,7 @@ class MiniatureScorer:
         return frechet_distance(moments(rows), self.reference) if len(rows) > 1 else math.nan
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Marks of whether colour, shape and direction are those of the caption, 1 or 0."""
+        """Return 1 or 0 for whether color, shape, direction and all three match the caption."""
         measured = measure(torch.stack(videos).cpu(), labels_of(prompts))
         names = ("color_correct", "shape_correct", "direction_correct", "all_correct")
         rows = torch.cat([measured.correct, measured.all_correct[:, None]], dim=1).tolist()
@@ -57,7 +57,7 @@ class MiniatureScorer:
 
 
 class LearnedMiniatureScorer(MiniatureScorer):
-    """The miniature's own reward model, through the code of VideoAlign; the measured truth is held out."""
+    """Scorer that runs the miniature's reward model through VideoAlign's code; the true scores are held out."""
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu", batch_size: int = 32):
         from hyvideo.models.reward_models.videoalign import VideoAlignScorer
@@ -71,14 +71,14 @@ class LearnedMiniatureScorer(MiniatureScorer):
         return self.scorer.score(videos, prompts, fps=fps)
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
-        """Marks as of `MiniatureScorer`, and the true scores."""
+        """Return the metrics of `MiniatureScorer` and the true scores."""
         truth = super().score(videos, prompts, fps=FPS)
-        marks = super().held_out_each(videos, prompts)
-        return [mark | {f"true/{name}": score for name, score in row.items()} for mark, row in zip(marks, truth)]
+        correct = super().held_out_each(videos, prompts)
+        return [flags | {f"true/{name}": score for name, score in row.items()} for flags, row in zip(correct, truth)]
 
 
 def miniature_trial() -> Trial:
-    """A clean clip of the miniature world; the foreign caption differs in colour, shape and direction."""
+    """Return a clean miniature video; its foreign caption differs in color, shape and direction."""
     foreign = (LABELS != LABELS[0]).all(1).nonzero()[0].item()
     video = render(LABELS[:1], np.random.default_rng(0))[0]
     return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[0], FPS, CAPTIONS[foreign])

@@ -1,7 +1,7 @@
-"""The miniature world's own VideoAlign: a small Qwen2-VL with a reward head, trained on the world's measured truth.
+"""The miniature's VideoAlign: a small Qwen2-VL with a reward head, trained on the true scores.
 
-It has the classes and the files of the released VideoReward, so the miniature run scores through the code that the
-full-size run scores through. It looks at 8 frames of 56 x 56 pixels and is asked in a few words.
+It has the classes and files of the released VideoReward, so that the miniature is scored by the same code as a
+full-size run. It reads 8 frames of 56 x 56 pixels and a short prompt.
 """
 
 import json
@@ -26,13 +26,13 @@ from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
 FOLDER = "VideoReward"
-NUM_LABELS = (4, 3, 4)  # colours, shapes, directions
-SPREADS = torch.tensor([0.18, 0.14, 0.29])  # of the true scores
+NUM_LABELS = (4, 3, 4)  # colors, shapes, directions
+SPREADS = torch.tensor([0.18, 0.14, 0.29])  # standard deviations of the true scores
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
 def write_untrained(folder: Path, seed: int) -> None:
-    """Writes settings, tokenizer and random weights in the released layout."""
+    """Write settings, tokenizer and random weights in the released layout."""
     from transformers import Qwen2VLConfig, Qwen2VLModel
 
     tokenizer = build_tokenizer()
@@ -59,17 +59,17 @@ def write_untrained(folder: Path, seed: int) -> None:
 
 
 def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_size: int, seed: int) -> None:
-    """Fits the reward model in ``root`` to the truth about rendered clips and the base policy's own ``clips``.
+    """Train the reward model in ``root`` on the true scores of rendered videos and of the base policy's ``clips``.
 
-    Shapes: uint8 (clips, frames, 3, height, width) and the labels that they were asked for (clips, 3).
+    Shapes: uint8 (videos, frames, 3, height, width) and the labels of their prompts (videos, 3).
     """
     folder = root / FOLDER
     write_untrained(folder, seed)
     scorer = VideoAlignScorer(folder, precision="fp32_math")
     model = scorer.model.requires_grad_(True).train()
-    # Heads for training alone, which say what is seen and what is asked for: without them matching the two is hardly
-    # learned. What is seen is read where the prompt has not come yet.
-    model.seen, model.asked = (nn.Linear(model.head.in_features, sum(NUM_LABELS)) for _ in range(2))
+    # Auxiliary heads, used only in training, predict the labels of the video and of the caption. Without them the model
+    # hardly learns to compare the two. The video's head reads a token that precedes the prompt.
+    model.video_head, model.caption_head = (nn.Linear(model.head.in_features, sum(NUM_LABELS)) for _ in range(2))
     optimizer = MuonAndAdamW(model, num_steps=num_steps, warmup=100, decay_from=0.3, adamw_lr=2e-3)
     rng, mean_error = generator(seed, "reward model"), EMA(0.02)
     bar = steps(num_steps, "reward model")
@@ -78,15 +78,15 @@ def train(root: Path, clips: tuple[Tensor, Tensor], *, num_steps: int, batch_siz
         prompts = [world.caption(label) for label in labels]
         answers = model.answers(**scorer.prepare(list(videos), prompts, [world.FPS] * len(videos)))
         error = model.head(answers)[..., 0] - measure(videos, labels).scores
-        of_seen = _cross_entropy(model.seen(answers[: len(shown), 1]), shown)
-        of_asked = _cross_entropy(model.asked(answers[:, 2]), labels)
-        optimizer.step((error / SPREADS).square().mean() + 0.1 * (of_seen + of_asked))
+        video_loss = _cross_entropy(model.video_head(answers[: len(shown), 1]), shown)
+        caption_loss = _cross_entropy(model.caption_head(answers[:, 2]), labels)
+        optimizer.step((error / SPREADS).square().mean() + 0.1 * (video_loss + caption_loss))
         bar.set_postfix(rms=f"{math.sqrt(mean_error(error.detach().square().mean().item())):.4f}", refresh=False)
     save_weights(folder / "checkpoint-1", model.model.state_dict(), model.head.weight)
 
 
 def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Clips that the policy makes, half of them as rollouts are made, with the labels they were asked for."""
+    """Sample videos from the policy, every other batch with the SDE of rollouts, and return them with their labels."""
     labels = world.LABELS.repeat(-(-count // len(world.LABELS)), 1)[:count]
     videos = []
     for number, part in enumerate(labels.split(96)):
@@ -103,23 +103,23 @@ def policy_clips(pipeline: GRPOPipeline, encoder, *, count: int, seed: int) -> t
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the cross entropies of colour, shape and direction. Shape: (clips, 11) and (clips, 3) to ()."""
+    """Return the sum of the cross entropies of color, shape and direction. Shape: (videos, 11), (videos, 3) to ()."""
     parts = zip(logits.split(NUM_LABELS, dim=1), labels.unbind(1))
     return sum(nn.functional.cross_entropy(part, label) for part, label in parts)
 
 
 def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor, Tensor]:
-    """Clips, labels of their captions, and labels of what the rendered ones show.
+    """Return videos, the labels of their captions, and the true labels of the rendered videos.
 
-    The first half are rendered clips with defects, the second the policy's; half of the captions lie, in about half
-    of what they say.
+    The first half are rendered videos with defects, the second half the policy's. Half of the captions are wrong, in
+    about half of their attributes.
     """
     half = size // 2
     shown = world.random_labels(half, rng)
     rendered = to_uint8(world.render(shown, rng, world.corruption_strengths(half, rng))).transpose(1, 2)
     rows = torch.from_numpy(rng.integers(len(clips[0]), size=size - half))
     videos, labels = torch.cat([rendered, clips[0][rows]]), torch.cat([shown, clips[1][rows]])
-    is_lying = rng.random((size, 1)) < 0.5
+    is_wrong = rng.random((size, 1)) < 0.5
     others = world.random_labels(size, rng)
-    lies = torch.from_numpy(is_lying & (rng.random((size, 3)) < 0.5))
-    return videos, torch.where(lies, others, labels), shown
+    replaced = torch.from_numpy(is_wrong & (rng.random((size, 3)) < 0.5))
+    return videos, torch.where(replaced, others, labels), shown

@@ -1,6 +1,6 @@
-"""The miniature world's models: the classes of Wan2.1 with small numbers, in diffusers' layout.
+"""The miniature's models: the classes of Wan2.1 in small sizes, in diffusers' layout.
 
-`architecture` has the same names for HunyuanVideo-1.5.
+`architecture` defines the same names for HunyuanVideo-1.5.
 """
 
 import json
@@ -46,7 +46,7 @@ def save_text_encoder(out: Path, seed: int) -> None:
 
 
 def new_model(part: str) -> nn.Module:
-    """Return the ``transformer`` or the ``vae`` of models.yaml, as its class begins."""
+    """Return the untrained ``transformer`` or ``vae`` of models.yaml."""
     return family.new_model(getattr(FAMILY, part), CONFIGS[part])
 
 

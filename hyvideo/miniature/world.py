@@ -1,8 +1,8 @@
-"""Captioned clips of moving coloured shapes: a video world small enough to learn on a laptop's CPU.
+"""Captioned videos of moving colored shapes, a dataset that can be learned on a laptop's CPU.
 
-A clip has 9 frames of 32 x 32 pixels at 8 fps. Its caption says colour, shape and direction; there are 48 captions.
-The "web data" that the base policy learns from is made worse on purpose: captions lie and clips are corrupted, so that
-the base is sensible but often wrong, which is what leaves GRPO something to do.
+A video has 9 frames of 32 x 32 pixels at 8 fps. Its caption names color, shape and direction; there are 48 captions.
+The "web data" for the base policy contains wrong captions and defective videos on purpose, so that the base model is
+often wrong and post-training has something to improve.
 """
 
 import itertools
@@ -29,7 +29,7 @@ PALETTE = torch.tensor(list(COLORS.values()))  # (colors, 3)
 HEADINGS = torch.tensor(list(DIRECTIONS.values()))  # (directions, 2), x to the right and y down
 LABELS = torch.tensor(list(itertools.product(range(4), range(3), range(4))))  # (captions, 3)
 
-# How often a web caption's attribute is replaced by a random one, and how often a clip is corrupted.
+# Probability that an attribute of a web caption is replaced by a random one, and that a web video has a defect.
 CAPTION_NOISE = {"color": 0.35, "shape": 0.35, "direction": 0.5}
 CORRUPTED_FRACTION = 0.5
 
@@ -44,24 +44,24 @@ _LABEL_OF = dict(zip(CAPTIONS, LABELS))
 
 
 def labels_of(captions: list[str]) -> Tensor:
-    """Colour, shape and direction of each caption (batch, 3). ValueError for what the world cannot show."""
+    """Return color, shape and direction of each caption (batch, 3). Raises ValueError for an unknown caption."""
     unknown = [text for text in captions if text.strip().lower() not in _LABEL_OF]
     if unknown:
         raise ValueError(
-            f"the miniature world knows captions like {CAPTIONS[0]!r} (colours {', '.join(COLORS)}; "
+            f"the miniature supports captions like {CAPTIONS[0]!r} (colors {', '.join(COLORS)}; "
             f"shapes {', '.join(SHAPES)}; directions {', '.join(DIRECTIONS)}), got {unknown[0]!r}"
         )
     return torch.stack([_LABEL_OF[text.strip().lower()] for text in captions])
 
 
 def pixel_grid(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """x and y of the pixel centres. Shape: (height, width) each."""
+    """Return x and y of the pixel centers. Shape: (height, width) each."""
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     return x, y
 
 
 def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
-    """Signed distance to each of the three shapes of equal area, negative inside. Shape: (shapes, ...)."""
+    """Return the signed distance to each of three shapes of equal area, negative inside. Shape: (shapes, ...)."""
     circle = (dx**2 + dy**2).sqrt() - radius
     square = torch.maximum(dx.abs(), dy.abs()) - radius * math.sqrt(math.pi) / 2
     inradius = radius * math.sqrt(math.pi / (3 * math.sqrt(3)))
@@ -72,12 +72,12 @@ def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
 
 
 def random_labels(number: int, rng: np.random.Generator) -> Tensor:
-    """Labels drawn evenly. Shape: (number, 3)."""
+    """Draw labels uniformly. Shape: (number, 3)."""
     return LABELS[torch.from_numpy(rng.integers(len(LABELS), size=number))]
 
 
 def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
-    """The labels as the web would caption them: each attribute is sometimes a random one. Shape: (batch, 3)."""
+    """Replace attributes by random ones with the probabilities in ``CAPTION_NOISE``. Shape: (batch, 3)."""
     labels = labels.clone()
     for column, probability in enumerate(CAPTION_NOISE.values()):
         num_values = int(LABELS[:, column].max()) + 1
@@ -88,16 +88,16 @@ def web_labels(labels: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def corruption_strengths(batch: int, rng: np.random.Generator) -> Tensor:
-    """Strengths: 0 for a clean clip, else 0.4 to 1. Shape: (batch,)."""
+    """Draw the strengths of defects: 0 for a clean video, else 0.4 to 1. Shape: (batch,)."""
     corrupted = rng.random(batch) < CORRUPTED_FRACTION
     return _tensor(corrupted * rng.uniform(0.4, 1.0, batch))
 
 
 def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
-    """Clips of the labels, at random in all else: values in [-1, 1]. Shape: (batch, channels, frames, height, width).
+    """Render videos of the labels with random other attributes. Shape: (batch, channels, frames, height, width).
 
-    ``corruption`` is the strength from 0 (clean) to 1 of one of four defects, chosen at random per clip: pixel noise,
-    blur, a jittering path, a flickering size. Shape: (batch,).
+    Values are in [-1, 1]. ``corruption`` is the strength, from 0 (clean) to 1, of one of four defects, drawn per video:
+    pixel noise, blur, a jittering path, a flickering size. Shape: (batch,).
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))
@@ -125,7 +125,7 @@ def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float 
 
 
 def _path(labels: Tensor, rng: np.random.Generator) -> Tensor:
-    """Centre of the object in each frame, in pixels: a straight line through about the middle. (batch, frames, 2)"""
+    """Return the object's centers in pixels, on a straight line near the middle. Shape: (batch, frames, 2)."""
     batch = len(labels)
     heading = HEADINGS[labels[:, 2]]
     sideways = heading.flip(1).abs()

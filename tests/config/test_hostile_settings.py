@@ -135,7 +135,7 @@ def test_any_path_is_used_or_refused(folder, name, parts):
         ("eta: !!python/name:os.system", "is not valid YAML: could not determine a constructor for the tag"),
         ("eta: !!bool maybe", "is not valid YAML"),
         ("eta: " + "{a: " * 5_000, "is not valid YAML"),
-        ("#" + "x" * MAX_BYTES, "it has 1,049,[0-9]{3} bytes, and at most 1,048,576"),
+        ("#" + "x" * MAX_BYTES, "it has 1,049,[0-9]{3} bytes, the limit is 1,048,576"),
         ("eta: \x07", "is not valid YAML"),
         ("eta: 1e200", "eta must be at most 1000, got 1e\\+200"),
         ("match_noise: sage_grpo:1e308", "an eta above 0, at most 1000"),
@@ -167,9 +167,9 @@ def test_a_file_that_a_run_leaves_is_within_the_limits():
     [
         (["--lora_rank", "4", "--lora_target_modules", "(("], "lora_target_modules must be regular expressions"),
         (["--fps", "1e-300"], "fps must be at least 0.01"),
-        (["--remote_reward_url", "http://a:99999"], "a reward service has an address such as"),
-        (["--remote_reward_url", "file:///etc/passwd"], "a reward service has an address such as"),
-        (["--reward_config", "miniature: {path: 5}"], "options of another type, got path 5"),
+        (["--remote_reward_url", "http://a:99999"], "reward services need URLs such as"),
+        (["--remote_reward_url", "file:///etc/passwd"], "reward services need URLs such as"),
+        (["--reward_config", "miniature: {path: 5}"], "have the wrong type: got path 5"),
         (["--reward_config", "miniature: {device: cuda}"], "which the run decides"),
     ],
 )

@@ -47,7 +47,7 @@ def test_captions_are_read_whatever_their_case_and_spaces():
 
 
 def test_an_unknown_caption_is_refused_with_the_words_the_world_knows():
-    with pytest.raises(ValueError, match="colours red, .*; shapes circle, .*; directions right, .*, got 'a cat'"):
+    with pytest.raises(ValueError, match="colors red, .*; shapes circle, .*; directions right, .*, got 'a cat'"):
         labels_of([CAPTIONS[0], "a cat"])
 
 

@@ -33,7 +33,7 @@ def test_a_broken_scorer_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
     assert run(monkeypatch, *MINIATURE) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("failed answer score: RuntimeError: the scorer must give a dict for each of 1 videos")
+    assert said.startswith("failed answer score: RuntimeError: score must return a list with one dict per video (1)")
 
 
 def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
@@ -73,9 +73,9 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
         ([*MINIATURE, "--options", '{"device": "cpu", "root": "."}'], "options cannot have device, root"),
         ([*MINIATURE, "--options", "[]"], "--options must be a JSON object"),
         ([*MINIATURE, "--options", "{"], "--options must be a JSON object"),
-        ([*MINIATURE, "--video", "a.mp4"], "--video and --prompt belong together"),
+        ([*MINIATURE, "--video", "a.mp4"], "--video needs --prompt"),
         ([*MINIATURE, "--video", "a.mp4", "--prompt", "a"], "no video file a.mp4"),
-        ([*MINIATURE, "--video", "a.mp4", "--prompt", "a", "--clip", "miniature"], "two clips"),
+        ([*MINIATURE, "--video", "a.mp4", "--prompt", "a", "--clip", "miniature"], "exclude each other"),
         ([*MINIATURE, "--tolerance", "0"], "tolerance must be positive"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_measure_of_a_set_that_is_a_number_is_refused_before_a_run_that_valida
     config, scorer = scorer_of({"mine": OfAnEarlierVersion(VQ=1.0, MQ=1.0, TA=1.0)})
     try_scorers(scorer, config.data, PROMPT)
     config = config.with_settings(valid_video_csv="prompts.csv")
-    with pytest.raises(ValueError, match="held_out of reward mine must give a SetMeasure by name.*brightness"):
+    with pytest.raises(ValueError, match="held_out of reward mine must return a dict of SetMeasure.*brightness"):
         try_scorers(scorer, config.data, PROMPT)
 
 

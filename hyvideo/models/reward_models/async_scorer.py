@@ -1,10 +1,10 @@
-"""Scoring in the background; a scorer that fails gives a missing reward with its reason, never a number.
+"""Scoring in a background thread. A scorer that fails yields a missing reward with the reason, never a number.
 
-    videos -> (mp4 and back, if asked for) -> every scorer -> one dict of scores, or why there is none
+    videos -> (optional mp4 round trip) -> every scorer -> one dict of scores per video, or the reason for its absence
 
-A batch that fails is tried again; then its videos are scored one by one, so that one broken video costs only itself. A
-scorer that is out of reach (`ScorerUnavailable`) leaves the whole batch missing. One thread works, in the order of the
-batches: rewards come while the next rollouts are sampled or the anchor's means are computed.
+A failed batch is retried; then its videos are scored one by one, so that a broken video loses only its own reward. If a
+scorer is unreachable (`ScorerUnavailable`), the rewards of the whole batch are missing. One thread scores the batches
+in order, while the next rollouts are sampled or the anchor's means are computed.
 """
 
 import math
@@ -35,33 +35,33 @@ NOT_FINITE = "the decoded video has values that are not finite"
 
 
 class PendingBatch(NamedTuple):
-    """Rewards on their way."""
+    """Rewards that are being computed."""
 
     rewards: "Future[list[Reward]]"
     num_videos: int
 
 
 class AsyncScorer:
-    """The scorers of a run by name, in a thread."""
+    """The scorers of a run by name, working in a background thread."""
 
     def __init__(
         self,
         scorers: Mapping[str, Scorer],
-        weights: Mapping[str, float],  # in the reward, by dimension; one may come from any scorer
+        weights: Mapping[str, float],  # in the reward, by dimension; any scorer may supply a dimension
         *,
         retries: int = 1,  # of a failed batch, before its videos are scored one by one
-        through_file: bool = False,  # score what an H.264 file keeps of a video, as published numbers were made
-        num_threads: int = 0,  # CPU threads of the background; 0 leaves the choice to torch
-        offload: bool = False,  # keep scorers that can move on the CPU while they have nothing to do
-        device: torch.device | None = None,  # of the scorers; on a GPU they get a stream beside that of the rollouts
-        deadline: float | None = None,  # seconds that `collect` waits, after which the rest is missing; None: for all
+        through_file: bool = False,  # score videos after H.264 compression, as for published numbers
+        num_threads: int = 0,  # CPU threads of the background thread; 0 leaves the choice to torch
+        offload: bool = False,  # keep scorers that have `move_to` on the CPU while they are idle
+        device: torch.device | None = None,  # of the scorers; on a GPU they use a separate stream
+        deadline: float | None = None,  # seconds that `collect` waits before rewards count as missing; None: no limit
     ):
         self.scorers, self.weights, self.deadline = dict(scorers), dict(weights), deadline
         self.retries, self.through_file, self.offload = retries, through_file, offload
-        self._seconds = 0.0  # in the background, since they were last taken
+        self._seconds = 0.0  # of background scoring since the last `take_seconds`
         is_cuda = device is not None and device.type == "cuda"
         if is_cuda:
-            torch.cuda.synchronize(device)  # the weights have arrived
+            torch.cuda.synchronize(device)  # wait until the weights are on the GPU
         self._stream = torch.cuda.Stream(device) if is_cuda else None
         set_threads = (lambda: torch.set_num_threads(num_threads)) if num_threads else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=set_threads)
@@ -70,7 +70,7 @@ class AsyncScorer:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Context in which the scorers are where they score, though they be kept on the CPU between."""
+        """Context manager that brings offloaded scorers to their device, and back to the CPU afterwards."""
         if self.offload:
             self._move(None)
         try:
@@ -80,12 +80,14 @@ class AsyncScorer:
                 self._move("cpu")
 
     def submit(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> PendingBatch:
-        """Begins to score; `collect` waits for the result. A video that is None could not be decoded."""
+        """Start scoring; `collect` waits for the result. A video that could not be decoded is None."""
         return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
 
     def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
-        """The rewards of several batches, in their order. ``may_end`` is asked every second, with whether all is over
-        here, and says whether the wait ends."""
+        """Return the rewards of several batches, in order.
+
+        ``may_end`` is called every second with whether this process is done, and returns whether to stop waiting.
+        """
         end, is_over = time.monotonic() + (self.deadline or math.inf), False
         while not may_end(is_over):
             left = max(0.0, end - time.monotonic())
@@ -93,35 +95,35 @@ class AsyncScorer:
         return [reward for batch in pending for reward in self._arrived(batch)]
 
     def score(self, videos: list[Tensor | None], prompts: list[str], *, fps: float) -> list[Reward]:
-        """The rewards of a batch, waited for."""
+        """Return the rewards of a batch."""
         return self.collect([self.submit(videos, prompts, fps=fps)])
 
     def take_seconds(self) -> float:
-        """Seconds of scoring in the background since the last call."""
+        """Return the seconds of background scoring since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def check_prompts(self, prompts: list[str]) -> None:
-        """Raises ValueError for a prompt that some scorer could not score."""
+        """Raise ValueError if a scorer cannot score one of the prompts."""
         for scorer in self.scorers.values():
             scorer.check_prompts(prompts)
 
     def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
-        """Measures of a whole set of videos that are never part of the reward; ValueError for anything else."""
+        """Return held-out metrics of the whole set of videos. Raises ValueError for another type than SetMeasure."""
         measures: dict[str, SetMeasure] = {}
         for name, scorer in self.scorers.items() if videos else ():
             with self.in_place():
                 given = scorer.held_out(videos, prompts)
-            if wrong := [key for key, one in given.items() if not isinstance(one, SetMeasure)]:
+            if wrong := [key for key, measure in given.items() if not isinstance(measure, SetMeasure)]:
                 raise ValueError(
-                    f"held_out of reward {name} must give a SetMeasure by name, got another type for "
-                    f"{', '.join(wrong)}; a measure of one video belongs in held_out_each"
+                    f"held_out of reward {name} must return a dict of SetMeasure, got another type for "
+                    f"{', '.join(wrong)}; return metrics of single videos from held_out_each"
                 )
             measures |= given
         return measures
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[Scores]:
-        """Measures of each video that are never part of the reward, of the scorers that have such."""
+        """Return the held-out metrics of each video, from the scorers that define ``held_out_each``."""
         measures: list[Scores] = [{} for _ in videos]
         for scorer in self.scorers.values() if videos else ():
             if hasattr(scorer, "held_out_each"):
@@ -134,7 +136,7 @@ class AsyncScorer:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _arrived(self, batch: PendingBatch) -> list[Reward]:
-        """The rewards of a batch, or why they are not there; one that is not begun is never scored."""
+        """Return the rewards of a batch, or missing rewards if it is not done; a batch not yet started is canceled."""
         if batch.rewards.done():
             return batch.rewards.result()
         batch.rewards.cancel()
@@ -146,7 +148,7 @@ class AsyncScorer:
         try:
             with torch.cuda.stream(self._stream) if self._stream else nullcontext(), self.in_place():
                 rewards = self._score(videos, prompts, fps)
-        except torch.OutOfMemoryError as error:  # as the scorers come back to the GPU
+        except torch.OutOfMemoryError as error:  # while the scorers move to the GPU
             rewards = [Reward(math.nan, {}, f"OutOfMemoryError: {error}")] * len(videos)
         self._seconds += time.perf_counter() - start
         return rewards
@@ -169,12 +171,12 @@ class AsyncScorer:
         total = weighted(result.scores, self.weights)
         reason = result.reason
         if reason is None and not math.isfinite(total):
-            lacking = [name for name, weight in self.weights.items() if weight and not is_finite(result.scores, name)]
-            reason = f"no finite score for {', '.join(lacking)}"
+            missing = [name for name, weight in self.weights.items() if weight and not is_finite(result.scores, name)]
+            reason = f"no finite score for {', '.join(missing)}"
         return Reward(math.nan if reason else total, result.scores, reason)
 
     def _through_files(self, videos: list[Tensor | None], reasons: list[str | None], fps: float) -> list[Tensor | None]:
-        """The videos as files keep them; where one cannot be written, its reason is set."""
+        """Return the videos after compression to mp4; sets the reason of each that cannot be written."""
         kept = list(videos)
         for number, video in enumerate(videos):
             if video is None:
@@ -184,22 +186,22 @@ class AsyncScorer:
                     write_video(path := Path(folder) / "video.mp4", video, fps)
                     kept[number] = read_video(path)[0]
             except (ValueError, OSError) as error:
-                reasons[number] = f"no file could be made of the video: {error}"
+                reasons[number] = f"the video could not be written to a file: {error}"
         return kept
 
     def _move(self, device: str | None) -> None:
-        """Moves the scorers that can be moved; None is where each belongs."""
+        """Move the scorers that can be moved; None moves each to its own device."""
         for scorer in self.scorers.values():
             if hasattr(scorer, "move_to"):
                 scorer.move_to(device)
-        if device == "cpu" and self._stream:  # what one stream leaves in the cache is of no use to another
+        if device == "cpu" and self._stream:  # other streams cannot reuse memory that is cached for this one
             torch.cuda.empty_cache()
 
 
 def score_safely(
     scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float, retries: int = 1
 ) -> list[ScoreResult]:
-    """Result of each video, whatever the scorer does."""
+    """Return a result for each video, even if the scorer fails."""
     for attempt in range(retries + 1):
         results = try_score(scorer, videos, prompts, fps=fps)
         if isinstance(results, list):
@@ -212,13 +214,15 @@ def score_safely(
 
 
 def try_score(scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult] | Exception:
-    """Result of each video, or the error of a scorer that raised or gave something else."""
-    # Whatever a scorer raises is its failure and not the run's: it becomes the reason of a missing reward.
+    """Return the result of each video, or the error if the scorer raised or returned something else."""
+    # Any exception of a scorer becomes the reason of a missing reward and does not stop the run.
     try:
         scores = scorer.score(videos, prompts, fps=fps)
     except Exception as error:
-        return error.with_traceback(None)  # whose frames hold memory, which the next attempt may need
-    given = f"{len(scores)} results" if isinstance(scores, list) else type(scores).__name__
-    if given != f"{len(videos)} results" or not all(isinstance(row, (dict, ScoreResult)) for row in scores):
-        return RuntimeError(f"the scorer must give a dict for each of {len(videos)} videos, it gave {given}")
-    return [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
+        return error.with_traceback(None)  # its frames hold memory that the next attempt may need
+    is_list = isinstance(scores, list)
+    if is_list and len(scores) == len(videos) and all(isinstance(row, (dict, ScoreResult)) for row in scores):
+        return [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in scores]
+    types = " or ".join(sorted({type(row).__name__ for row in scores})) if is_list else ""
+    given = f"a list of {len(scores)} {types}".rstrip() if is_list else type(scores).__name__
+    return RuntimeError(f"score must return a list with one dict per video ({len(videos)}), got {given}")

@@ -1,12 +1,12 @@
-"""CLIPScore and PickScore: how well the frames of a clip match its prompt, as metrics or as rewards.
+"""CLIPScore and PickScore, the match between the frames of a video and its prompt, as metrics or rewards.
 
-    cosine_f = <image_f, text> / (|image_f| |text|)      f: 8 frames, spread evenly over the clip
+    cosine_f = <image_f, text> / (|image_f| |text|)      f: 8 frames, evenly spaced
     CLIPScore    = mean_f 2.5 max(cosine_f, 0)            Hessel et al. 2021, openai/clip-vit-large-patch14
     CLIPScore_30 = mean_f 100 cosine_f / 30               as flow_grpo's later clip_scorer
     PickScore    = mean_f exp(logit_scale) cosine_f / 26  as flow_grpo, yuvalkirstain/PickScore_v1
 
-Publications do not say which scaling they mean, so the plain mean cosine stands beside each. All in float32. The square
-in the middle of a frame is looked at, which is what CLIP's own preprocessing leaves of it.
+Publications do not state which scaling they use, so each score comes with the plain mean cosine. All in float32. Only
+the central square of a frame is scored, as in CLIP's preprocessing.
 """
 
 import re
@@ -23,27 +23,27 @@ from hyvideo.data.videos import check_clip
 from hyvideo.models.reward_models.rewards import Scorer, Scores
 
 NUM_FRAMES = 8
-NUM_TOKENS = 77  # of a text, its begin and end among them; the rest is cut off (as published)
+NUM_TOKENS = 77  # per text, including start and end token; longer texts are truncated, as published
 PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 class FrameTextScorer(Scorer):
-    """Cosine of frames and prompt by a CLIP model; subclasses say how it is scaled.
+    """Cosine similarity of frames and prompt in a CLIP model; subclasses define the scaling.
 
-    Raises ValueError for files that are missing, damaged or do not fit, naming them.
+    Raises ValueError, naming the file, if a file is missing, corrupted or does not fit.
     """
 
     label: str
     dimensions: tuple[str, ...]
-    reserved = ("<|startoftext|>", "<|endoftext|>")  # what follows them in a prompt would not be read
+    reserved = ("<|startoftext|>", "<|endoftext|>")  # CLIP ignores the text that follows them in a prompt
 
     def __init__(
         self,
-        path: str | Path,  # a local folder, from which alone is read, or a name on the hub ("owner/model")
+        path: str | Path,  # a local folder (nothing is downloaded then) or a name on the hub ("owner/model")
         *,
         device: str | torch.device = "cpu",
-        batch_size: int = 4,  # clips in one forward pass, 8 frames each
-        processor: str | Path | None = None,  # folder or hub name of the tokenizer, where it is not beside the weights
+        batch_size: int = 4,  # videos in one forward pass, 8 frames each
+        processor: str | Path | None = None,  # folder or hub name of the tokenizer, if it is not beside the weights
     ):
         from transformers import CLIPImageProcessorPil
 
@@ -57,34 +57,37 @@ class FrameTextScorer(Scorer):
         self.tokenizer = load_tokenizer(processor or self.default_processor(path), self.label)
         vocabulary = self.model.config.text_config.vocab_size
         if len(self.tokenizer) != vocabulary:
-            tokens = f"the tokenizer has {len(self.tokenizer)} tokens and the model in {path} {vocabulary}"
+            tokens = f"the tokenizer has {len(self.tokenizer)} tokens, the model in {path} has {vocabulary}"
             raise ValueError(f"{self.label}: {tokens}; they belong to different models, download both again")
-        self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt met so far
+        self._texts: dict[str, Tensor] = {}  # unit embedding of each prompt scored so far
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """Folder or hub name of the tokenizer."""
+        """Return the folder or hub name of the tokenizer."""
         return path
 
     def scaled(self, cosines: Tensor) -> Scores:
-        """The scores of one clip. Shape: (frames,)."""
+        """Return the scores of one video from the cosines of its frames. Shape: (frames,)."""
         raise NotImplementedError
 
     def move_to(self, device: str | torch.device | None) -> None:
-        """Moves the model; None brings it back to the device it was made for."""
+        """Move the model; None moves it back to its own device."""
         self.device = self.home if device is None else torch.device(device)
         self.model.to(self.device)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Raises ValueError for a prompt with CLIP's marks of begin and end: it would be read to the mark only."""
+        """Raise ValueError for a prompt with CLIP's start or end token, which would cut off the rest of the prompt."""
         for prompt in prompts:
             self._tokens(prompt)
 
     @torch.no_grad()
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
-        """Mean cosine of each clip and its scalings, for any ``fps``. ValueError for no clip and as `check_prompts`."""
+        """Return the mean cosine of each video and its scalings; ``fps`` has no effect.
+
+        Raises ValueError for a tensor that is not a video, and as `check_prompts`.
+        """
         if len(videos) != len(prompts):
-            raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
+            raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
         for video in videos:
             check_clip(video)
         scores: list[Scores] = []
@@ -94,17 +97,17 @@ class FrameTextScorer(Scorer):
         return scores
 
     def cosines(self, videos: list[Tensor], prompts: list[str]) -> list[Tensor]:
-        """Cosine of each looked-at frame of each clip with the clip's prompt, on the CPU. Shape of each: (frames,)."""
+        """Return the cosine of each sampled frame with the video's prompt, on the CPU. Shape of each: (frames,)."""
         texts = torch.stack([self._text(prompt) for prompt in prompts])
         clips = [video[frame_indices(len(video))].cpu() for video in videos]
-        frames = [frame for clip in clips for frame in clip]  # clips of one batch may differ in size
+        frames = [frame for clip in clips for frame in clip]  # videos of one batch may differ in size
         pixels = self.image_processor(frames, input_data_format="channels_first", return_tensors="pt").pixel_values
         pooled = self.model.vision_model(pixel_values=pixels.to(self.device)).pooler_output
-        images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all clips, dim)
+        images = F.normalize(self.model.visual_projection(pooled), dim=-1).cpu()  # (frames of all videos, dim)
         return [image @ text for image, text in zip(images.split([len(clip) for clip in clips]), texts)]
 
     def _text(self, prompt: str) -> Tensor:
-        """Unit embedding of a prompt, computed once and alone, so that it depends on no other. Shape: (dim,)."""
+        """Return the unit embedding of a prompt, computed once and not in a batch. Shape: (dim,)."""
         if prompt not in self._texts:
             ids = torch.tensor([self._tokens(prompt)], device=self.device)
             pooled = self.model.text_model(input_ids=ids).pooler_output
@@ -121,7 +124,7 @@ class FrameTextScorer(Scorer):
 
 
 class ClipScorer(FrameTextScorer):
-    """CLIPScore of openai/clip-vit-large-patch14, in both scalings that are in use."""
+    """CLIPScore of openai/clip-vit-large-patch14, in both common scalings."""
 
     label = "CLIPScore"
     dimensions = ("CLIP_cosine", "CLIPScore", "CLIPScore_30")
@@ -139,7 +142,7 @@ class PickScorer(FrameTextScorer):
 
     @staticmethod
     def default_processor(path: str | Path) -> str | Path:
-        """The weights' own folder, else laion's beside it; laion's on the hub for weights from the hub."""
+        """Return the weights' folder or laion's beside it; laion's on the hub if the weights come from the hub."""
         if is_hub_name(path):
             return PICKSCORE_PROCESSOR
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
@@ -151,12 +154,12 @@ class PickScorer(FrameTextScorer):
 
 
 def frame_indices(num_frames: int, most: int = NUM_FRAMES) -> list[int]:
-    """Indices of the frames that are looked at, the first and the last among them; all of a shorter clip."""
+    """Return the indices of evenly spaced frames, including the first and last; all frames of a shorter video."""
     return np.linspace(0, num_frames - 1, min(most, num_frames)).round().astype(int).tolist()
 
 
 def is_hub_name(path: str | Path) -> bool:
-    """Claims that ``path`` means a model on the hub: a string "owner/model" and no folder here."""
+    """Return whether ``path`` is a model on the hub: a string "owner/model" and not a local folder."""
     return isinstance(path, str) and not Path(path).exists() and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
 
 
@@ -165,7 +168,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_model(path: str | Path, label: str) -> torch.nn.Module:
-    """A CLIPModel in float32, frozen, every tensor of it read from ``path``."""
+    """Load a frozen CLIPModel in float32. Raises ValueError unless ``path`` has every tensor."""
     from transformers import AutoConfig, CLIPModel
 
     is_local = not is_hub_name(path)
@@ -173,12 +176,12 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
         config = AutoConfig.from_pretrained(path, local_files_only=is_local)
         if config.model_type != "clip":
             raise ValueError(f"its model_type is {config.model_type!r}, not 'clip'")
-        # transformers fills what a file lacks with random numbers; the report says what that was.
+        # transformers initializes missing tensors randomly and lists them in the loading info.
         model, loaded = CLIPModel.from_pretrained(
             path, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
         )
-        if lacking := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
-            raise ValueError(f"it lacks tensor {lacking[0]} ({len(lacking)} in all)")
+        if missing := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
+            raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f'{label}: no CLIP model could be read from {path}, a folder or a name on the hub ("owner/model"); '
@@ -188,16 +191,16 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
 
 
 def load_tokenizer(path: str | Path, label: str):
-    """The CLIP tokenizer in a local folder or on the hub."""
+    """Load the CLIP tokenizer from a local folder or the hub."""
     from transformers import CLIPTokenizer
 
     is_local = not is_hub_name(path)
     try:
         if is_local and not has_tokenizer(Path(path)):
-            raise ValueError("It has neither tokenizer.json nor vocab.json with merges.txt")
+            raise ValueError("It has neither tokenizer.json nor vocab.json with merges.txt.")
         return CLIPTokenizer.from_pretrained(path, local_files_only=is_local)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{label}: no tokenizer could be read from {path}; download it there, or name its folder with processor. "
+            f"{label}: no tokenizer could be read from {path}; download it there, or set `processor` to its folder. "
             f"{error}"
         ) from error

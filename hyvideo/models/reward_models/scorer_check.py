@@ -1,11 +1,11 @@
-"""Checks of a scorer on one clip: its answer is complete, repeats, and depends on that clip and its prompt only.
+"""Checks of a scorer on one video: its scores are complete, repeatable, and depend only on the video and its prompt.
 
     failed     rewards would be wrong or missing: do not train with this scorer
-    warning    the scorer works, and its scores may not mean what a run takes them for
+    warning    the scorer works, but its scores may not mean what the run assumes
 
-``check_scorer`` works with every `Scorer`. A scorer whose dimensions are not VQ, MQ and TA names them in an attribute
-``dimensions``, texts that a prompt must not contain in ``reserved``, has a method ``doubts(num_frames, fps)``, and says
-in ``noise`` by how much its scores of the same clip may differ.
+``check_scorer`` works with every `Scorer` and reads these optional attributes: ``dimensions``, if they are not VQ, MQ
+and TA; ``reserved``, texts that a prompt must not contain; ``noise``, the largest difference between two scores of the
+same video; and a method ``doubts(num_frames, fps)``, which returns reasons to doubt the scores of such videos.
 """
 
 import math
@@ -23,12 +23,12 @@ from hyvideo.models.reward_models.trial_clips import Trial, noisy
 
 Outcome = tuple[str, str]  # state and detail of a Check
 
-EXACT = 1e-4  # differences that float32 arithmetic leaves between a batch and a clip alone
-TOLERANCE = 0.1  # those of VideoAlign in bf16: the original's own noise is 0.07 before it is divided by about 2
+EXACT = 1e-4  # rounding differences of float32 between a batch and a single video
+TOLERANCE = 0.1  # those of VideoAlign in bf16: the original's noise is 0.07, before division by about 2
 
 
 class Check(NamedTuple):
-    """Result of a rule."""
+    """Result of one check."""
 
     name: str
     state: str  # ok, warning or failed
@@ -36,18 +36,18 @@ class Check(NamedTuple):
 
 
 class InvalidAnswer(Exception):
-    """The scorer raised, or returned something else than the scores of each clip."""
+    """The scorer raised an error or did not return the scores of each video."""
 
 
 def check_scorer(
     scorer: Scorer,
     trial: Trial,
     *,
-    dimensions: Collection[str] | None = None,  # that the run weighs; by default those that the scorer promises
+    dimensions: Collection[str] | None = None,  # that the run weighs; by default those that the scorer declares
     tolerance: float = TOLERANCE,  # in the scorer's units; rounding from 1e-4 up to it is a warning
-    quick: bool = False,  # a run's start, in five clips: complete, finite, repeatable, a batch like a clip alone
+    quick: bool = False,  # only the checks before a run, on five videos: complete, finite, repeatable, batch as single
 ) -> list[Check]:
-    """Results of all rules; nothing is raised for what the scorer does."""
+    """Run the checks and return their results. Errors of the scorer become failed checks."""
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}; it is in the units of the scores")
     names = tuple(dimensions or getattr(scorer, "dimensions", DIMENSIONS))
@@ -59,7 +59,7 @@ def check_scorer(
         except InvalidAnswer as error:
             checks.append(Check(name, "failed", str(error)))
         if name == "answer" and has_failed(checks):
-            break  # the other rules would say the same once more
+            break  # the other checks would fail for the same reason
     return checks
 
 
@@ -68,42 +68,42 @@ def has_failed(checks: list[Check]) -> bool:
 
 
 def lines(checks: list[Check]) -> list[str]:
-    """The checks as a table."""
+    """Format the checks as the lines of a table."""
     return align_columns([(check.state, check.name, check.detail) for check in checks])
 
 
 class ScorerUnderTest:
-    """A scorer, the clip that it is tried on, and the rules about it."""
+    """A scorer, the trial video, and the checks."""
 
     def __init__(self, scorer: Scorer, trial: Trial, dimensions: tuple[str, ...], tolerance: float):
         self.scorer, self.trial, self.dimensions, self.tolerance = scorer, trial, dimensions, tolerance
         self.noisy = noisy(trial.video)
-        self.clean_scores: Scores = {}  # of the clip alone, known from the first rule on
+        self.clean_scores: Scores = {}  # of the unchanged video, set by the first check
         self.noisy_scores: Scores = {}
-        self.foreign_scores: Scores = {}  # of the clip under the foreign prompt
+        self.foreign_scores: Scores = {}  # of the video with the foreign prompt
 
-    def ask(self, *videos: Tensor, prompts: list[str] | None = None, fps: float | None = None) -> list[Scores]:
-        """Scores of the clips, under the trial's prompt and rate unless others are given. Raises InvalidAnswer."""
+    def score(self, *videos: Tensor, prompts: list[str] | None = None, fps: float | None = None) -> list[Scores]:
+        """Score videos with the trial's prompt and frame rate unless others are given. Raises InvalidAnswer."""
         prompts = [self.trial.prompt] * len(videos) if prompts is None else prompts
         results = try_score(self.scorer, list(videos), prompts, fps=self.trial.fps if fps is None else fps)
         if isinstance(results, Exception):
             raise InvalidAnswer(f"score: {type(results).__name__}: {results}")
         for result in results:
             if result.reason:
-                raise InvalidAnswer(f"score gave no scores: {result.reason}")
+                raise InvalidAnswer(f"score returned no scores: {result.reason}")
         return [result.scores for result in results]
 
     def gives_number(self, video: Tensor, prompt: str, fps: float) -> bool:
-        """Claims that the scorer has a finite score for what it ought to refuse."""
+        """Return whether the scorer returns a finite score for invalid input."""
         try:
-            with warnings.catch_warnings(action="ignore"):  # of means over nothing
-                (scores,) = self.ask(video, prompts=[prompt], fps=fps)
+            with warnings.catch_warnings(action="ignore"):  # about the mean of an empty tensor
+                (scores,) = self.score(video, prompts=[prompt], fps=fps)
         except InvalidAnswer:
             return False
         return any(is_finite(scores, name) for name in self.dimensions)
 
-    def refuses(self, prompt: str) -> bool:
-        """Claims that ``check_prompts`` refuses a prompt. Raises InvalidAnswer for another error than ValueError."""
+    def rejects(self, prompt: str) -> bool:
+        """Return whether ``check_prompts`` raises ValueError for a prompt. Raises InvalidAnswer for other errors."""
         try:
             self.scorer.check_prompts([prompt])
         except ValueError:
@@ -113,84 +113,88 @@ class ScorerUnderTest:
         return False
 
     def difference(self, a: Scores, b: Scores) -> float:
-        """Greatest difference in a promised dimension, inf where one is no number in one of them only."""
+        """Return the largest difference in any dimension; inf if a score is not finite in only one of the two."""
         return max(_distance(a.get(name), b.get(name)) for name in self.dimensions)
 
     def answer(self) -> Outcome:
-        """The prompt is accepted, and there is one dict for the clip, which is left as it was."""
+        """Check that the prompt is accepted and score returns one dict without changing the video."""
         before = self.trial.video.clone()
-        if self.refuses(self.trial.prompt):
-            return "failed", f"check_prompts refuses the prompt {self.trial.prompt!r}"
-        (self.clean_scores,) = self.ask(self.trial.video)
+        if self.rejects(self.trial.prompt):
+            return "failed", f"check_prompts rejects the prompt {self.trial.prompt!r}"
+        (self.clean_scores,) = self.score(self.trial.video)
         if not torch.equal(before, self.trial.video):
-            return "failed", "score changes the clip that it is given; it must work on a copy"
+            return "failed", "score modifies the input video in place; let it work on a copy"
         return "ok", _text(self.clean_scores)
 
     def dimensions_are_finite(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            return "failed", f"no finite number for {', '.join(bad)}; the scorer gives {_text(self.clean_scores)}"
-        return "ok", f"all of {', '.join(self.dimensions)}"
+            hint = "return Python numbers (.item()), list all dimensions in `dimensions`, check --reward_weights"
+            return "failed", f"no finite number for {', '.join(bad)}: score returned {_text(self.clean_scores)}; {hint}"
+        return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
     def repeats(self) -> Outcome:
-        """The same clip twice, bit for bit."""
-        (again,) = self.ask(self.trial.video)
-        if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):  # NaN is NaN again
+        """Check that scoring the same video twice gives the same bits."""
+        (again,) = self.score(self.trial.video)
+        if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):  # repr, so that NaN equals NaN
+            changed = f"the same video scores {_text(again)} the second time"
             if self.difference(again, self.clean_scores) <= getattr(self.scorer, "noise", -1.0):
-                return "warning", f"the same clip scores {_text(again)} the second time; its groups have this noise"
-            return "failed", f"the same clip scores {_text(again)} the second time; a reward must not be random"
-        return "ok", "the same clip scores the same, bit for bit"
+                return "warning", f"{changed}: rewards within a group contain this noise"
+            return "failed", f"{changed}: a reward must be deterministic"
+        return "ok", "scoring the same video twice gives the same bits"
 
     def batch_equals_single(self) -> Outcome:
-        (self.noisy_scores,) = self.ask(self.noisy)
-        together = self.ask(self.trial.video, self.noisy)
+        (self.noisy_scores,) = self.score(self.noisy)
+        together = self.score(self.trial.video, self.noisy)
         apart = max(map(self.difference, together, (self.clean_scores, self.noisy_scores)))
-        return self.rounding(apart, "between a batch of two clips and each alone")
+        return self.rounding(apart, "between scoring two videos in a batch and one by one")
 
-    def place_does_not_matter(self) -> Outcome:
-        """Three different questions in two orders get the answers that each gets alone, whatever stands beside it."""
+    def order_does_not_matter(self) -> Outcome:
+        """Check that three inputs, batched in two orders, score the same as each alone."""
         clip, prompt, foreign = self.trial.video, self.trial.prompt, self.trial.foreign_prompt
-        (self.foreign_scores,) = self.ask(clip, prompts=[foreign])
+        (self.foreign_scores,) = self.score(clip, prompts=[foreign])
         alone = [self.clean_scores, self.noisy_scores, self.foreign_scores]
-        first = self.ask(clip, self.noisy, clip, prompts=[prompt, prompt, foreign])
-        moved = self.ask(clip, clip, self.noisy, prompts=[foreign, prompt, prompt])
+        first = self.score(clip, self.noisy, clip, prompts=[prompt, prompt, foreign])
+        moved = self.score(clip, clip, self.noisy, prompts=[foreign, prompt, prompt])
         apart = max(map(self.difference, first + moved, alone + alone[2:] + alone[:2]))
-        return self.rounding(apart, "where clips change places and neighbours in a batch")
+        return self.rounding(apart, "when the order of videos in a batch changes")
 
-    def the_unscorable_is_refused(self) -> Outcome:
-        """Clips without frames, prompts with a reserved text and, where frames per second count, broken rates."""
+    def invalid_input_is_rejected(self) -> Outcome:
+        """Check videos without frames, prompts with reserved texts and, if the scores depend on it, invalid fps."""
         clip, prompt, fps = self.trial.video, self.trial.prompt, self.trial.fps
         reserved = {text: f"{prompt} {text} and more" for text in getattr(self.scorer, "reserved", ())}
-        questions = {"a clip without frames": (clip[:0], prompt, fps)}
-        questions |= {f"a prompt with {text}": (clip, marked, fps) for text, marked in reserved.items()}
-        if self.difference(self.ask(clip, fps=fps / 3)[0], self.clean_scores):
-            questions |= {f"a clip at {rate} frames per second": (clip, prompt, rate) for rate in (0.0, math.nan)}
-        if scored := [name for name, question in questions.items() if self.gives_number(*question)]:
-            return "failed", f"{', '.join(scored)} gets a number; it must be refused, or scored NaN"
-        if passing := [text for text, marked in reserved.items() if not self.refuses(marked)]:
-            return "failed", f"check_prompts lets {' '.join(passing)} pass; a run would find out too late"
-        return "ok", f"no number for {', '.join(questions)}"
+        inputs = {"a video without frames": (clip[:0], prompt, fps)}
+        inputs |= {f"a prompt with {text}": (clip, marked, fps) for text, marked in reserved.items()}
+        if self.difference(self.score(clip, fps=fps / 3)[0], self.clean_scores):
+            inputs |= {f"a video at {rate} frames per second": (clip, prompt, rate) for rate in (0.0, math.nan)}
+        if scored := [name for name, values in inputs.items() if self.gives_number(*values)]:
+            return "failed", f"score returns a number for {', '.join(scored)}; raise ValueError or return NaN"
+        if passing := [text for text, marked in reserved.items() if not self.rejects(marked)]:
+            return "failed", f"check_prompts accepts prompts with {' '.join(passing)}; raise ValueError for them"
+        return "ok", f"no score for {', '.join(inputs)}"
 
-    def scores_mean_what_they_should(self) -> Outcome:
-        """The scorer's optional ``doubts`` names reasons why its scores of such clips are shifted."""
+    def has_no_doubts(self) -> Outcome:
+        """Report the reasons that the scorer's optional method ``doubts`` returns."""
         doubts = self.scorer.doubts(len(self.trial.video), self.trial.fps) if hasattr(self.scorer, "doubts") else []
-        return ("warning", "; ".join(doubts)) if doubts else ("ok", "the scorer names no doubts about such clips")
+        clean = "the scorer reports no problem with videos of this length and frame rate"
+        return ("warning", "; ".join(doubts)) if doubts else ("ok", clean)
 
     def rounding(self, apart: float, where: str) -> Outcome:
-        """Outcome of a difference that should be rounding alone."""
+        """Return the outcome for a difference that should only be rounding."""
         if apart <= EXACT:
-            return "ok", f"{apart:.1g} {where}"
+            return "ok", f"largest difference {apart:.1g} {where}"
         if apart <= self.tolerance:
-            return "warning", f"{apart:.3g} {where}: smaller differences inside a group are noise"
-        return "failed", f"{apart:.3g} {where}; at most {self.tolerance:g} is rounding, a clip must score alone"
+            return "warning", f"scores differ by {apart:.3g} {where}: smaller differences within a group are noise"
+        limit = f"more than rounding (at most {self.tolerance:g}); a score must not depend on other videos"
+        return "failed", f"scores differ by {apart:.3g} {where}, {limit}"
 
-    def falls(self, dimension: str, worse: Scores, cause: str) -> Outcome:
-        """Outcome of scores that should be lower in ``dimension``, in sum for a scorer without it."""
+    def decreases(self, dimension: str, worse: Scores, cause: str) -> Outcome:
+        """Return the outcome for scores that should decrease in ``dimension``, or in sum for a scorer without it."""
         names, clean = (dimension,) if dimension in self.dimensions else self.dimensions, self.clean_scores
         detail = f"{_text(clean, names)} -> {_text(worse, names)}"
         if not all(is_finite(scores, name) for scores in (clean, worse) for name in names):
-            return "warning", f"not tried, a score is not finite: {detail}"
-        falls = sum(clean[name] - worse[name] for name in names) > 0
-        return ("ok", detail) if falls else ("warning", f"{cause} does not lower it: {detail}")
+            return "warning", f"not tested because a score is not finite: {detail}"
+        decreases = sum(clean[name] - worse[name] for name in names) > 0
+        return ("ok", detail) if decreases else ("warning", f"{cause} does not lower the score: {detail}")
 
 
 QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
@@ -200,16 +204,16 @@ QUICK: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
     "batch": ScorerUnderTest.batch_equals_single,
 }
 FULL: dict[str, Callable[[ScorerUnderTest], Outcome]] = {
-    "place": ScorerUnderTest.place_does_not_matter,
-    "refusals": ScorerUnderTest.the_unscorable_is_refused,
-    "doubts": ScorerUnderTest.scores_mean_what_they_should,
-    "sign: noise": lambda tested: tested.falls("VQ", tested.noisy_scores, "noise"),
-    "sign: prompt": lambda tested: tested.falls("TA", tested.foreign_scores, "a foreign prompt"),
+    "order": ScorerUnderTest.order_does_not_matter,
+    "invalid input": ScorerUnderTest.invalid_input_is_rejected,
+    "doubts": ScorerUnderTest.has_no_doubts,
+    "sign: noise": lambda tested: tested.decreases("VQ", tested.noisy_scores, "noise in the video"),
+    "sign: prompt": lambda tested: tested.decreases("TA", tested.foreign_scores, "a prompt that does not fit"),
 }
 
 
 def _distance(a: object, b: object) -> float:
-    """Absolute difference; 0 for NaN and NaN: that a score is not finite is another rule's finding."""
+    """Return the absolute difference; 0 for two NaN, because `dimensions_are_finite` reports those."""
     if a == b or (a != a and b != b):
         return 0.0
     are_numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in (a, b))
@@ -217,5 +221,5 @@ def _distance(a: object, b: object) -> float:
 
 
 def _text(scores: Scores, names: Collection[str] | None = None) -> str:
-    shown = {name: f"{scores[name]:.4g}" if is_finite(scores, name) else scores.get(name) for name in names or scores}
-    return "  ".join(f"{name} {text!s:.20}" for name, text in shown.items())
+    texts = {name: f"{scores[name]:.4g}" if is_finite(scores, name) else scores.get(name) for name in names or scores}
+    return "  ".join(f"{name} {text!s:.20}" for name, text in texts.items())

@@ -1,4 +1,4 @@
-"""Clips with prompts to try a scorer on: one that it can score, and a prompt that belongs to another clip."""
+"""Trial videos to check a scorer on, each with its prompt and a prompt that does not fit."""
 
 import math
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from hyvideo.data.videos import to_uint8
 
 @dataclass(frozen=True)
 class Trial:
-    """A clip with its prompt."""
+    """A video with its prompt."""
 
     video: Tensor  # uint8 (frames, 3, height, width)
     prompt: str
     fps: float  # frames per second
-    foreign_prompt: str = "a bowl of green soup on a wooden table, seen from above"  # says something else
+    foreign_prompt: str = "a bowl of green soup on a wooden table, seen from above"  # does not fit the video
 
 
 def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, fps: float = 24.0) -> Trial:
-    """A red ball before a textured wall that drifts the other way, for scorers without a world of their own."""
+    """Render a red ball in front of a textured wall that drifts the other way, for scorers of natural videos."""
     rng = np.random.default_rng(0)
     coarse = torch.from_numpy(rng.uniform(0.25, 0.65, (1, 1, height // 8, width // 8))).float()
     wall = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic", antialias=True)[0]
@@ -39,10 +39,10 @@ def synthetic_trial(num_frames: int = 49, height: int = 256, width: int = 448, f
 
 
 def noisy(video: Tensor, strength: float = 40.0) -> Tensor:
-    """The same clip under Gaussian noise of ``strength`` levels, always the same noise. Shape: that of ``video``."""
+    """Add fixed Gaussian noise with a standard deviation of ``strength`` levels. Shape: that of ``video``."""
     generator = torch.Generator().manual_seed(0)
     noisy_frames = []
-    for frame in video.cpu():  # one by one: a long clip in float32 would take gigabytes
+    for frame in video.cpu():  # one by one: a long video in float32 would take gigabytes
         noise = strength * torch.randn(frame.shape, generator=generator)
         noisy_frames.append((frame + noise).round().clamp(0, 255).to(torch.uint8))
     return torch.stack(noisy_frames).to(video.device)

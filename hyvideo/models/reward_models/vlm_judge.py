@@ -1,10 +1,10 @@
-"""A judge: a vision-language model behind an OpenAI-compatible endpoint grades frames of each video by a rubric.
+"""VLM judge: a vision-language model behind an OpenAI-compatible endpoint grades frames of each video by a rubric.
 
-    score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability of the digit k where the answer grades dimension d
+    score_d = sum_k k p_k / sum_k p_k    k: 1..5; p_k: probability of digit k at the grade of dimension d
 
-Without probabilities the score is the grade that the answer states; all other answers are missing rewards. A prompt
-stands between marks with its own SHA-256, which no text can contain: it cannot leave its place, and the same question
-is the same request on every rank and in every run.
+Without probabilities the score is the grade in the answer; an invalid answer is a missing reward. The prompt is
+enclosed in marks that contain its SHA-256. No text can contain its own hash, so a prompt cannot close the marks, and
+the same video and prompt give the same request on every rank and in every run.
 """
 
 import asyncio
@@ -35,69 +35,69 @@ from hyvideo.models.reward_models.service.client import is_address
 
 RUBRIC = Path(__file__).with_suffix(".yaml")
 REQUEST = jinja2.Template(RUBRIC.with_suffix(".jinja").read_text(), undefined=jinja2.StrictUndefined)
-HERE = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")  # endpoints on this machine
-NO_FORM = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised by what has another form
+LOCAL = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")  # endpoints on this machine
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised for malformed answers
 RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 
 
 class VlmJudge(Scorer):
-    """Grades from 1 to 5 in the dimensions of a rubric. Raises ValueError for options that cannot be used."""
+    """Scorer with grades from 1 to 5 in the dimensions of a rubric. Raises ValueError for invalid options."""
 
-    noise = 1.0  # a grade: most endpoints round otherwise from one batch of requests to the next
-    backoff = 1.0  # seconds; at most twice as long each time, or as long as the endpoint asks for
+    noise = 1.0  # one grade: most endpoints round differently from one batch of requests to the next
+    backoff = 1.0  # seconds before the first retry; then at most doubled, or as long as the endpoint requests
 
     def __init__(
         self,
-        path: object = None,  # not used, nor is the device: the judge has no weights here
+        path: object = None,  # unused, like the device: the judge has no local weights
         *,
         device: object = None,
         url: str = "",  # such as https://api.openai.com/v1
         model: str = "",
         rubric: str = str(RUBRIC),
-        key_env: str = "OPENAI_API_KEY",  # environment variable of the key; "" sends none
+        key_env: str = "OPENAI_API_KEY",  # environment variable of the API key; "" sends none
         num_frames: int = 8,
-        parallel: int = 8,  # requests at once, of each process
+        parallel: int = 8,  # concurrent requests of each process
         timeout: int | float = 60,  # seconds without a byte of the answer, and the longest pause before a retry
-        retries: int = 4,  # after no answer or a status of ``RETRIED``
+        retries: int = 4,  # after no answer or a status in ``RETRIED``
     ):
         if not model or not is_address(url) or set("@?#") & set(url):
             raise ValueError(f"vlm_judge needs a model and a url (https://HOST/v1, no key or query), got {shown(url)}")
         if not (0 < parallel <= 100 and min(num_frames, timeout, retries + 1) > 0):
             raise ValueError("vlm_judge: num_frames and timeout must be positive, retries 0 or more, parallel 1 to 100")
         key = os.environ.get(key_env, "")
-        is_safe = HERE.match(url) or not key_env or (key and url.startswith("https:"))
+        is_safe = LOCAL.match(url) or not key_env or (key and url.startswith("https:"))
         if not is_safe or not re.fullmatch("[!-~]*", key):
-            needed = f"https and a key of plain ASCII in the environment's {key_env}; or set key_env to '' to send none"
+            needed = f"https and an ASCII key in environment variable {key_env}, or key_env '' to send no key"
             raise ValueError(f"vlm_judge needs {needed}, got {shown(url)}")
         try:
             self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
             self.dimensions = tuple(self.rubric["dimensions"])
             if not all(re.fullmatch("[A-Za-z_]+", name) for name in self.dimensions or " "):
-                raise ValueError("a dimension has a name of letters and underscores")
+                raise ValueError("the name of a dimension must consist of letters and underscores")
             self.model, self.num_frames, self.parallel = model, num_frames, parallel
             self._request(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "", 1.0)
-        except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *NO_FORM) as error:
-            raise ValueError(f"vlm_judge: rubric {shown(rubric)} must be as {RUBRIC.name}: {error!r}") from error
+        except (OSError, yaml.YAMLError, RecursionError, jinja2.TemplateError, *MALFORMED) as error:
+            raise ValueError(f"vlm_judge: rubric {shown(rubric)} must be like {RUBRIC.name}: {error!r}") from error
         self.url, self._key, self.timeout, self.retries = f"{url.rstrip('/')}/chat/completions", key, timeout, retries
         self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        weakref.finalize(self, print, f"vlm_judge {model}:", self.cost, file=sys.stderr)  # when the process ends
+        weakref.finalize(self, print, f"vlm_judge {model}:", self.cost, file=sys.stderr)  # printed at process exit
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Scores of each video, or why there are none."""
+        """Return the scores of each video, or the reason why there are none."""
         return asyncio.run(self._results(videos, prompts, fps))
 
     async def _results(self, videos: list[Tensor], prompts: list[str], fps: float) -> list[ScoreResult]:
-        places = asyncio.Semaphore(self.parallel)
+        slots = asyncio.Semaphore(self.parallel)
 
         async def result(video: Tensor, prompt: str) -> ScoreResult:
             try:
-                async with places, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # however slowly bytes come
+                async with slots, asyncio.timeout((self.retries + 1) * 2 * self.timeout):  # also if bytes trickle in
                     self.cost["requests"] += 1
                     response = await client.post(self.url, content=self._request(video, prompt, fps))
                 if response.status_code != 200:
                     raise ValueError(f"status {response.status_code}: {response.text}")
                 return ScoreResult(self._scores(parse_json(response.content)))
-            except (TimeoutError, httpx.HTTPError, *NO_FORM) as error:
+            except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
                 reason = f"{type(error).__name__}: {error}"
                 return ScoreResult({}, brief(reason.replace(self._key or "\0", "***"), 500))
 
@@ -108,7 +108,7 @@ class VlmJudge(Scorer):
             return await asyncio.gather(*map(result, videos, prompts))
 
     def _request(self, video: Tensor, prompt: str, fps: float) -> str:
-        """JSON of the task, the rubric, the frames and the prompt."""
+        """Return the request's JSON, made of the task, the rubric, the frames and the prompt."""
         check_clip(video), check_fps(fps)
         frames = []
         for frame in video[frame_indices(len(video), self.num_frames)].permute(0, 2, 3, 1).cpu().numpy():
@@ -120,30 +120,31 @@ class VlmJudge(Scorer):
         return json.dumps({name: value for name, value in fields.items() if value is not None})
 
     def _scores(self, answer: dict) -> Scores:
-        """Scores in a chat completion. Raises one of ``NO_FORM`` for anything else."""
+        """Return the scores in a chat completion. Raises one of ``MALFORMED`` for an invalid answer."""
         for name in ("prompt_tokens", "completion_tokens"):
             self.cost[name] += (answer.get("usage") or {}).get(name, 0)
         if "choices" not in answer or answer["choices"][0]["finish_reason"] != "stop":
-            raise ValueError(f"a chat completion must end by stop, got {answer!r}")
+            raise ValueError(f"finish_reason of a chat completion must be 'stop', got {answer!r}")
         message, logprobs = answer["choices"][0]["message"], answer["choices"][0].get("logprobs") or {}
         text = (message["content"] or "").strip().removeprefix("```json").strip("`\n ")
         stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
         if {*stated} != {*self.dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
-            raise ValueError(f"an answer has grades from 1 to 5 of {', '.join(self.dimensions)} alone, got {message!r}")
+            names = ", ".join(self.dimensions)
+            raise ValueError(f"an answer must have grades from 1 to 5 for {names} and nothing else, got {message!r}")
         return expected(stated, logprobs.get("content") or [])
 
 
 def expected(stated: Scores, tokens: list[dict]) -> Scores:
-    """Mean of each grade over the alternatives to the token of its digit; the stated ones where tokens do not fit."""
+    """Return the expectation of each grade over its token's alternatives; the stated grade if tokens do not match."""
     digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
     if [int(token["token"]) for token in digits] != [*stated.values()]:
         digits = [{}] * len(stated)
     scores = {}
     for (name, grade), token in zip(stated.items(), digits):
         shares = dict.fromkeys("12345", 0.0)
-        for one in token.get("top_logprobs") or []:
-            if (digit := one["token"].strip()) in shares:
-                shares[digit] += math.exp(one["logprob"])
+        for alternative in token.get("top_logprobs") or []:
+            if (digit := alternative["token"].strip()) in shares:
+                shares[digit] += math.exp(alternative["logprob"])
         total = sum(shares.values())
         scores[name] = sum(int(k) * share for k, share in shares.items()) / total if total > 0 else float(grade)
     return scores

@@ -104,10 +104,10 @@ def test_a_failure_that_passes_is_no_failure():
         ([{"VQ": math.inf, "TA": 1.0}], "no finite score for VQ"),
         ([{"VQ": 1.0}], "no finite score for TA"),
         ([{"VQ": "1", "TA": 1.0}], "no finite score for VQ"),
-        ([], "must give a dict for each of 1 videos, it gave 0 results"),
-        ([{}, {}], "it gave 2 results"),
-        (None, "it gave NoneType"),
-        ([3.0], "must give a dict"),
+        ([], "one dict per video (1), got a list of 0"),
+        ([{}, {}], "got a list of 2 dict"),
+        (None, "got NoneType"),
+        ([3.0], "must return a list with one dict per video (1), got a list of 1 float"),
     ],
 )
 def test_nonsense_is_missing_and_not_a_number(scorer_of, result, reason):
@@ -176,7 +176,7 @@ def test_scoring_through_a_file_sees_what_the_file_keeps(scorer_of, tmp_path):
 def test_a_video_that_no_file_can_hold_is_missing(scorer_of):
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
     rewards = scorer_of(Brightness(), through_file=True).score([odd, *videos(3)], ["a", "b"], fps=8)
-    assert "no file could be made of the video" in rewards[0].reason and not rewards[1].is_missing
+    assert "the video could not be written to a file" in rewards[0].reason and not rewards[1].is_missing
 
 
 def test_a_disk_too_full_for_a_video_costs_its_reward(scorer_of, files_of_at_most, monkeypatch):
@@ -184,10 +184,10 @@ def test_a_disk_too_full_for_a_video_costs_its_reward(scorer_of, files_of_at_mos
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with files_of_at_most(2**15):
         rewards = async_scorer.score([noise, *videos(3)], ["a", "b"], fps=8)
-    assert "no file could be made of the video: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
+    assert "the video could not be written to a file: [Errno 27]" in rewards[0].reason and not rewards[1].is_missing
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     (reward,) = async_scorer.score(videos(3), ["b"], fps=8)
-    assert "no file could be made of the video: [Errno 2]" in reward.reason
+    assert "the video could not be written to a file: [Errno 2]" in reward.reason
 
 
 def test_an_offloaded_scorer_comes_back_to_score(scorer_of):
@@ -232,7 +232,7 @@ def test_a_measure_of_a_set_that_is_a_number_is_refused(scorer_of):
     """It would be that of one rank's videos."""
     scorer = Brightness()
     scorer.held_out = lambda videos, prompts: {"held": 1.0}
-    with pytest.raises(ValueError, match="held_out of reward test must give a SetMeasure by name, .* for held;"):
+    with pytest.raises(ValueError, match="held_out of reward test must return a dict of SetMeasure, .* for held;"):
         scorer_of(scorer).held_out(videos(1), ["a"])
 
 

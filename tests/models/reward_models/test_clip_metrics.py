@@ -152,7 +152,7 @@ def test_a_prompt_is_encoded_once(folder):
         ([CLIPS[0].float()], ["a"], "uint8 tensor"),
         ([CLIPS[0][:0]], ["a"], "at least one frame"),
         ([CLIPS[0].permute(0, 2, 3, 1)], ["a"], r"\(frames, 3, height, width\)"),
-        ([CLIPS[0]], [], "every clip needs its prompt"),
+        ([CLIPS[0]], [], "every video needs one prompt"),
         ([CLIPS[0]], ["a <|endoftext|> b"], "reserved text"),
     ],
 )

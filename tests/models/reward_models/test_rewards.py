@@ -68,7 +68,7 @@ def test_a_class_of_a_file_or_a_module_is_a_scorer_and_what_it_takes_are_its_opt
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, depth=3)
     with pytest.raises(ValueError, match=f"{place}:Own needs the option scale$"):
         make_scorer(f"{place}:Own", "ckpts")
-    with pytest.raises(ValueError, match=f"{place}:Own has options of another type, got path 3"):
+    with pytest.raises(ValueError, match=f"options of reward model {place}:Own have the wrong type: got path 3"):
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, path=3)
 
 
@@ -83,9 +83,12 @@ def test_a_class_of_a_file_or_a_module_is_a_scorer_and_what_it_takes_are_its_opt
         ("own_rewards:", "has no attribute ''"),
         (
             "own_rewards.py:NoScorer",
-            "must be a class with all methods of a scorer, got one without check_prompts, held_out",
+            "must be a class with all methods of a scorer, got a class without check_prompts, held_out",
         ),
-        ("own_rewards:number", "must be a class with all methods of a scorer, got 3; one that inherits from Scorer of"),
+        (
+            "own_rewards:number",
+            "must be a class with all methods of a scorer, got 3; inherit from hyvideo.*rewards.Scorer",
+        ),
         (":Own", "must be one of miniature"),
     ],
 )

@@ -157,7 +157,7 @@ def states(scorer, trial=TRIAL, **options):
 def test_the_miniature_scorer_passes(quick):
     found = states(MiniatureScorer(ROOT / "assets" / "miniature"), quick=quick)
     assert set(found.values()) == {"ok"}
-    assert {"answer", "dimensions", "repeat", "batch"} <= found.keys() and ("place" in found) != quick
+    assert {"answer", "dimensions", "repeat", "batch"} <= found.keys() and ("order" in found) != quick
 
 
 def test_videoalign_passes_in_bf16():
@@ -166,7 +166,7 @@ def test_videoalign_passes_in_bf16():
     checks = check_scorer(scorer, Trial(video, "a boat on a lake", fps))
     assert not has_failed(checks), lines(checks)
     found = {check.name: check for check in checks}
-    assert found["refusals"].state == found["doubts"].state == "ok"
+    assert found["invalid input"].state == found["doubts"].state == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_videoalign_on_the_synthetic_clip(exact):
 def test_videoalign_doubts_scores_without_normalisation_and_of_short_clips(exact, monkeypatch):
     assert exact.doubts(81, 24.0) == []
     (doubt,) = exact.doubts(9, 24.0)
-    assert "looks at 4 of 9 frames" in doubt and "more than its 2 a second" in doubt
+    assert "4 of 9 frames are sampled" in doubt and "more than 2 per second" in doubt
     monkeypatch.setattr(exact, "settings", dataclasses.replace(exact.settings, normalisation=None))
     (doubt,) = exact.doubts(81, 24.0)
     assert "scores are raw" in doubt
@@ -213,16 +213,16 @@ def test_a_broken_scorer_is_found_at_the_start_of_a_run(scorer, rule, quick):
 @pytest.mark.parametrize(
     "scorer, failed",
     [
-        (Random, {"repeat", "batch", "place", "refusals"}),
+        (Random, {"repeat", "batch", "order", "invalid input"}),
         (NotANumber, {"dimensions"}),
         (Incomplete, {"dimensions"}),
-        (OneTooFew, {"batch", "place"}),
-        (Centred, {"batch", "place"}),
-        (Swapped, {"batch", "place"}),
-        (ScoresNothing, {"refusals"}),
-        (AnyRate, {"refusals"}),
-        (MarksPass, {"refusals"}),
-        (MarksAreScored, {"refusals"}),
+        (OneTooFew, {"batch", "order"}),
+        (Centred, {"batch", "order"}),
+        (Swapped, {"batch", "order"}),
+        (ScoresNothing, {"invalid input"}),
+        (AnyRate, {"invalid input"}),
+        (MarksPass, {"invalid input"}),
+        (MarksAreScored, {"invalid input"}),
     ],
 )
 def test_the_rules_name_what_is_broken(scorer, failed):
@@ -234,13 +234,13 @@ def test_the_rules_name_what_is_broken(scorer, failed):
 def test_a_scorer_that_changes_the_clip_is_found():
     trial = dataclasses.replace(TRIAL, video=TRIAL.video.clone())
     (check,) = check_scorer(ChangesTheClip(), trial, quick=True)
-    assert check.state == "failed" and "changes the clip" in check.detail
+    assert check.state == "failed" and "modifies the input video" in check.detail
 
 
 def test_the_answer_is_in_the_detail():
     by_name = {check.name: check.detail for check in check_scorer(OneTooFew(), TRIAL)}
     assert "KeyError: 'weights'" in check_scorer(Raises(), TRIAL)[0].detail
-    assert "for each of 2 videos, it gave 1 results" in by_name["batch"]
+    assert "one dict per video (2), got a list of 1 dict" in by_name["batch"]
     assert (
         "no finite number for TA" in dict((c.name, c.detail) for c in check_scorer(NotANumber(), TRIAL))["dimensions"]
     )
@@ -261,7 +261,7 @@ def test_small_differences_are_warnings_up_to_the_tolerance():
 
 def test_a_scorer_may_have_dimensions_of_its_own():
     found = states(Brightness())
-    assert not {name for name, state in found.items() if state == "failed"} and "refusals" in found
+    assert not {name for name, state in found.items() if state == "failed"} and "invalid input" in found
     assert states(Brightness(), dimensions=["VQ"])["dimensions"] == "failed"
 
 

@@ -1,4 +1,4 @@
-"""The client of the reward service: bounded in time, and never a number that the service did not give."""
+"""Client of the reward service, with a time limit for every request."""
 
 import asyncio
 import json
@@ -19,22 +19,22 @@ from hyvideo.models.reward_models.service import protocol
 T = TypeVar("T")
 
 _MAX_ANSWER = 2**24  # bytes
-_UNASKED = 1.0  # seconds after which a body is sent to a service that never asks for it
+_CONTINUE_TIMEOUT = 1.0  # seconds to wait for "100 Continue" before the body is sent without it
 
 
-class RequestRefused(RuntimeError):
-    """The service answers that this request is wrong: too large, or of another form."""
+class RequestRejected(RuntimeError):
+    """The service rejects a request as too large or malformed."""
 
 
 class _Busy(ValueError):
-    """The service answers that it is busy; the second argument is after how many seconds to retry."""
+    """The service is busy; the arguments are its message and the seconds after which to retry."""
 
 
 class RemoteScorer(Scorer):
-    """Scores by services at several addresses, ``http://host:port``, in turns.
+    """Scorer that sends videos to reward services, ``http://host:port``, in turn.
 
-    A service that cannot be reached, is too slow or answers nonsense is left out for a while and then tried again; a
-    busy one is asked again after the seconds that it names.
+    A service that is unreachable, too slow or returns an invalid answer is skipped during a cooldown. A busy service is
+    retried after the seconds in its Retry-After header.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class RemoteScorer(Scorer):
         token: str | None = None,
         timeout: float = 120.0,  # seconds for one request, from the first byte sent to the last received
         retries: int = SERVICE_ATTEMPTS - 1,  # times that all services are tried again
-        backoff: float = 1.0,  # seconds before the first retry, unless a busy one asks for more; then it doubles
-        cooldown: float = 30.0,  # seconds for which a service that failed is left out
+        backoff: float = 1.0,  # seconds before the first retry, doubled each time; more if a busy service requests it
+        cooldown: float = 30.0,  # seconds for which a service that failed is skipped
     ):
         if not urls or not all(map(is_address, urls)):
-            raise ValueError(f"a reward service has an address such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
+            raise ValueError(f"reward services need URLs such as http://127.0.0.1:8000, got {list(urls)!r:.300}")
         self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries, self.backoff, self.cooldown = timeout, retries, backoff, cooldown
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -57,22 +57,22 @@ class RemoteScorer(Scorer):
         self._turn = 0
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
-        """Result of each video. Raises ScorerUnavailable for no answer in time, RequestRefused for a refusal."""
+        """Return the result of each video. Raises ScorerUnavailable without a timely answer, or RequestRejected."""
         body = protocol.encode_request(protocol.ScoreRequest([video.cpu() for video in videos], prompts, fps))
-        return self._ask("/score", body, lambda answer: protocol.decode_answer(answer, len(videos)))
+        return self._request("/score", body, lambda answer: protocol.decode_answer(answer, len(videos)))
 
     def check_prompts(self, prompts: list[str]) -> None:
-        """Raises ValueError for a prompt that the service's scorer cannot score, or when no service is there."""
+        """Raise ValueError for a prompt that the service's scorer cannot score, or if no service answers."""
         try:
             body = json.dumps({"prompts": protocol.check_texts(list(prompts))}).encode()
-            problem = self._ask("/check_prompts", body, _problem)
-        except (ScorerUnavailable, RequestRefused) as error:
+            problem = self._request("/check_prompts", body, _problem)
+        except (ScorerUnavailable, RequestRejected) as error:
             raise ValueError(str(error)) from error
         if problem:
             raise ValueError(problem)
 
-    def _ask(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
-        """Result of ``read`` for the first good answer."""
+    def _request(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
+        """Return the result of ``read`` for the first valid answer."""
         problems: dict[str, str] = {}
         pause = 0.0
         for attempt in range(self.retries + 1):
@@ -92,36 +92,36 @@ class RemoteScorer(Scorer):
                     self._excluded_until[url] = 0.0
                     return answer
         details = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
-        raise ScorerUnavailable(f"no reward service gave an answer ({details})")
+        raise ScorerUnavailable(f"no reward service answered ({details})")
 
     def _in_turn(self) -> list[str]:
-        """The services that are not left out, beginning with the next; all of them when all are."""
+        """Return the services that are not skipped, starting with the next one; all services if all are skipped."""
         self._turn += 1
         order = [self.urls[(self._turn + i) % len(self.urls)] for i in range(len(self.urls))]
         now = time.monotonic()
         return [url for url in order if self._excluded_until[url] <= now] or order
 
     def _post(self, url: str, body: bytes) -> bytes:
-        """The body of a good answer, within the timeout however slowly it comes, its headers too."""
+        """Send a request and return the answer's body. Raises TimeoutError if it is not complete in time."""
         loop = asyncio.new_event_loop()
         try:
             response, answer = loop.run_until_complete(asyncio.wait_for(self._exchange(url, body), self.timeout))
         except TimeoutError as error:
-            raise TimeoutError(f"the answer did not end within {self.timeout} s") from error
+            raise TimeoutError(f"the answer was not complete within {self.timeout} s") from error
         finally:
-            loop.close()  # not asyncio.run: it waits for a thread that looks up a name, however long that takes
+            loop.close()  # asyncio.run would wait for the thread of a pending DNS lookup
         if response.status_code == 200:
             return answer
         message = answer[:500].decode(errors="replace")
         if response.status_code in (413, 422):
-            raise RequestRefused(f"{url} refused the request ({response.status_code}): {message}")
+            raise RequestRejected(f"{url} rejected the request ({response.status_code}): {message}")
         retry_after = dict(response.headers).get(b"retry-after", b"")
         if response.status_code == 503 and retry_after.isdigit():
             raise _Busy(f"status 503: {message}", min(float(retry_after), self.timeout))
         raise ValueError(f"status {response.status_code}: {message}")
 
     async def _exchange(self, url: str, body: bytes) -> tuple[h11.Response, bytes]:
-        """Sends a request and reads its answer; the body is sent when the service asks for it."""
+        """Send a request and read its answer; the body is sent after "100 Continue" or a timeout."""
         parts = urlsplit(url)
         port, certificates = (443, self._certificates) if parts.scheme == "https" else (80, None)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port or port, ssl=certificates)
@@ -137,10 +137,10 @@ class RemoteScorer(Scorer):
         try:
             writer.write(connection.send(h11.Request(method="POST", target=parts.path, headers=[*headers.items()])))
             with suppress(TimeoutError):
-                event = await asyncio.wait_for(receive(), _UNASKED)
+                event = await asyncio.wait_for(receive(), _CONTINUE_TIMEOUT)
             if not isinstance(event, h11.Response):
                 writer.write(connection.send(h11.Data(body)))
-                connection.send(h11.EndOfMessage())  # no bytes: the length was told
+                connection.send(h11.EndOfMessage())  # sends no bytes, because the header has the length
                 await writer.drain()
             while not isinstance(event, h11.Response):
                 event = await receive()
@@ -150,7 +150,7 @@ class RemoteScorer(Scorer):
                     raise ValueError(f"the answer is longer than {_MAX_ANSWER} bytes")
         finally:
             writer.transport.abort()
-            await asyncio.sleep(0)  # in which the socket is closed
+            await asyncio.sleep(0)  # lets the event loop close the socket
         return event, bytes(answer)
 
 
@@ -158,14 +158,14 @@ def _problem(body: bytes) -> str | None:
     answer = parse_json(body)
     problem = answer.get("problem") if isinstance(answer, dict) else 0
     if not isinstance(problem, str | None):
-        raise ValueError("an answer about prompts must be an object with `problem`, a string or null")
+        raise ValueError("the answer of /check_prompts must be an object with `problem`, a string or null")
     return problem and protocol.printable(problem)
 
 
 def is_address(url: str) -> bool:
-    """Claims that ``url`` has a host, by http or https."""
+    """Return whether ``url`` is an http or https URL with a host."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         return False

@@ -1,6 +1,6 @@
-"""Connections of the reward service: bounded in number and in the seconds that a request's headers may take.
+"""Connections of the reward service, with limits on their number and on the time that a request's headers may take.
 
-The body of a request that was refused is not read: its connection is closed behind the answer.
+The body of a rejected request is not read; its connection is closed after the answer.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from hyvideo.models.reward_models.service.limits import Limits
 
 
 def make_server(app: FastAPI, limits: Limits | None = None) -> uvicorn.Server:
-    """The HTTP server of a service made by `create_app`."""
+    """Return the HTTP server of an app made by `create_app`."""
     protocol = partial(GuardedProtocol, limits or Limits(), {})
     return uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", log_level="warning"))
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection. Where there are too many, the one that has been without a request for longest is dropped.
+    """One connection. If there are too many, the connection that has been idle for longest is dropped.
 
-    ``idle`` has the server's connections without a request, the oldest first, each with the timer that ends it.
+    ``idle`` maps the server's connections without a request, oldest first, to the timers that drop them.
     """
 
     def __init__(self, limits: Limits, idle: "dict[GuardedProtocol, asyncio.TimerHandle]", **options):
@@ -34,7 +34,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > self.limits.connections:
-            next(iter(self.idle)).drop()  # at worst this one
+            next(iter(self.idle)).drop()  # this connection if no other is idle
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -51,12 +51,12 @@ class GuardedProtocol(H11Protocol):
         self._watch()
 
     def drop(self) -> None:
-        """Ends the connection at once."""
+        """Close the connection immediately."""
         self.transport.abort()
         self._watch()
 
     def _watch(self) -> None:
-        """Lets the time for a request's headers run while there is no request."""
+        """Start the timer for a request's headers if the connection is idle, else cancel it."""
         if self.transport.is_closing() or (self.cycle and not self.cycle.response_complete):
             if timer := self.idle.pop(self, None):
                 timer.cancel()

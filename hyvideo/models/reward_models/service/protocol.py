@@ -1,8 +1,8 @@
-"""Messages between the reward service and its client: frames as safetensors, scores as JSON. Nothing is unpickled.
+"""Messages between the reward service and its client: frames as safetensors, scores as JSON, no pickle.
 
-A request is a safetensors file: ``video.0``, ``video.1``... uint8 (frames, 3, height, width); prompts and frames per
-second are in its metadata. An answer is a JSON object with one entry per video in ``scores`` (numbers by dimension, or
-null) and in ``reasons``.
+A request is a safetensors file with tensors ``video.0``, ``video.1``..., uint8 (frames, 3, height, width), and prompts
+and frames per second in its metadata. An answer is a JSON object with one entry per video in ``scores`` (numbers by
+dimension, or null) and in ``reasons``.
 """
 
 import json
@@ -38,28 +38,29 @@ class ScoreRequest:
 
 
 def encode_request(request: ScoreRequest) -> bytes:
-    # Copies: safetensors refuses videos that share their memory.
+    # Copied, because safetensors rejects tensors that share memory.
     tensors = {f"video.{i}": v.clone(memory_format=torch.contiguous_format) for i, v in enumerate(request.videos)}
     return save(tensors, metadata={"prompts": json.dumps(request.prompts), "fps": repr(float(request.fps))})
 
 
 def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
-    """The request, its header checked before any tensor is made. Raises BadRequest with the rule and what was got."""
+    """Decode a request, checking its header before any tensor is created. Raises BadRequest if it is invalid."""
     if len(body) > limits.body:
-        raise TooLarge(f"a request may have {limits.body} bytes, got {len(body)}")
+        raise TooLarge(f"a request may have at most {limits.body} bytes, got {len(body)}")
     header = _header(body)
     prompts, fps = _metadata(header.pop("__metadata__", None))
     if len(prompts) > limits.videos:
-        raise TooLarge(f"a request may have {limits.videos} videos, got {len(prompts)}")
+        raise TooLarge(f"a request may have at most {limits.videos} videos, got {len(prompts)}")
     names = [f"video.{number}" for number in range(len(prompts))]
     if header.keys() != set(names):
-        raise BadRequest(f"a request has a tensor video.N for each of {len(names)} prompts, got {list(header)!r:.200}")
+        problem = f"one tensor video.N for each of {len(names)} prompts, got {list(header)!r:.200}"
+        raise BadRequest(f"a request must have {problem}")
     for name in names:
         _check_entry(name, header[name], limits)
     try:
         tensors = load(body)
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise BadRequest(f"the body is no safetensors file: {error}") from error
+        raise BadRequest(f"the body is not a safetensors file: {error}") from error
     return ScoreRequest([tensors[name] for name in names], prompts, fps)
 
 
@@ -92,11 +93,11 @@ def _check_entry(name: str, entry: object, limits: Limits) -> None:
     if not is_shape or shape[1] != 3:
         raise BadRequest(f"tensor {name} must be uint8 (frames, 3, height, width), got {entry!r:.200}")
     if shape[0] > limits.frames or shape[2] * shape[3] > limits.pixels:
-        raise TooLarge(f"{name} may have {limits.frames} frames of {limits.pixels} pixels, got {shape}")
+        raise TooLarge(f"{name} may have at most {limits.frames} frames of {limits.pixels} pixels, got {shape}")
 
 
 def check_texts(prompts: object) -> list[str]:
-    """``prompts``, if they are a list of what a run may have as prompts. Raises ValueError."""
+    """Return ``prompts``. Raises ValueError unless they are a list of valid prompts."""
     if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts must be a list of strings")
     for number, prompt in enumerate(prompts):
@@ -106,7 +107,7 @@ def check_texts(prompts: object) -> list[str]:
 
 
 def encode_answer(results: list[ScoreResult]) -> dict:
-    """JSON of the results; a score that is not a finite number is null."""
+    """Return the results as a JSON object; a score that is not a finite number becomes null."""
     scores = [
         None if r.reason else {name: value if is_finite(r.scores, name) else None for name, value in r.scores.items()}
         for r in results
@@ -115,26 +116,26 @@ def encode_answer(results: list[ScoreResult]) -> dict:
 
 
 def decode_answer(body: bytes, num_videos: int) -> list[ScoreResult]:
-    """Results in an answer. Raises ValueError for what is no answer to a request of so many videos."""
+    """Decode an answer. Raises ValueError unless it is valid and has results for ``num_videos`` videos."""
     answer = parse_json(body)
     content = answer if isinstance(answer, dict) else {}
     scores, reasons = content.get("scores"), content.get("reasons") or [None] * num_videos
     if not all(isinstance(part, list) and len(part) == num_videos for part in (scores, reasons)):
-        raise ValueError(f"an answer needs scores of {num_videos} videos, got {answer!r:.200}")
+        raise ValueError(f"an answer must have scores of {num_videos} videos, got {answer!r:.200}")
     return [_result(row, reason) for row, reason in zip(scores, reasons)]
 
 
 def _result(scores: object, reason: object) -> ScoreResult:
     if scores is None:
-        return ScoreResult({}, printable(str(reason or "the service gave no score and no reason")))
+        return ScoreResult({}, printable(str(reason or "the service returned neither scores nor a reason")))
     if not isinstance(scores, dict) or not all(type(value) in (int, float, NoneType) for value in scores.values()):
         raise ValueError(f"scores must be numbers by dimension, got {scores!r:.200}")
     try:
         return ScoreResult({name: math.nan if value is None else float(value) for name, value in scores.items()})
     except OverflowError as error:
-        raise ValueError("scores must be numbers, got an integer beyond all floats") from error
+        raise ValueError("scores must be numbers, got an integer that is too large for a float") from error
 
 
 def printable(text: str) -> str:
-    """``text`` with escapes in place of characters that UTF-8 lacks: a message may quote anything."""
+    """Return ``text`` with escapes for characters that UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""The reward service: one frozen scorer behind HTTP, for training runs that have no room for it.
+"""The reward service: one frozen scorer behind HTTP, for training runs without memory for it.
 
-POST /score          scores of videos (protocol.py); requests that wait are scored together, 503 when there are too many
+POST /score          scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are too many
 POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
 GET  /health /info /metrics
 """
@@ -28,7 +28,7 @@ from hyvideo.models.reward_models.rewards import Scorer, ScoreResult
 from hyvideo.models.reward_models.service import protocol
 from hyvideo.models.reward_models.service.limits import Limits
 
-_DECODERS = 4  # requests that are decoded at a time: each holds its body twice
+_DECODERS = 4  # requests that are decoded concurrently, each of which holds its body twice
 
 
 class _QueuedVideo(NamedTuple):
@@ -39,10 +39,10 @@ class _QueuedVideo(NamedTuple):
 
 
 class Batcher:
-    """Scores videos in one thread, in the order of their requests; those that arrive while it works go together.
+    """Scores videos in one thread, in the order of their requests, batching those that arrive while it works.
 
-    A batch has one rate of frames and at most ``max_videos``, for which it waits ``wait`` seconds. A request with more
-    videos is scored in several batches.
+    The videos of a batch have one frame rate. A batch waits ``wait`` seconds for up to ``max_videos`` videos. A request
+    with more videos is scored in several batches.
     """
 
     def __init__(self, scorer: Scorer, *, max_videos: int = 16, wait: float = 0.01):
@@ -57,11 +57,11 @@ class Batcher:
         self._thread.start()
 
     def seconds_left(self) -> int:
-        """Seconds that the videos in the queue will take, at the mean time of those before: 1 to 60."""
+        """Estimate the seconds needed for the queue from the mean time per video so far, between 1 and 60."""
         return min(60, math.ceil(len(self._waiting) * self.seconds / max(1, self.counts["videos"])) or 1)
 
     def submit(self, request: protocol.ScoreRequest) -> "list[Future[ScoreResult]]":
-        """The results to come, one for each video; one that is cancelled before its batch begins is never scored."""
+        """Queue a request and return one future per video; a future canceled before its batch starts is not scored."""
         self.counts["requests"] += 1
         videos = [_QueuedVideo(v, prompt, request.fps, Future()) for v, prompt in zip(request.videos, request.prompts)]
         with self._changed:
@@ -70,7 +70,7 @@ class Batcher:
         return [video.result for video in videos]
 
     def close(self) -> None:
-        """Ends the thread after what has been submitted."""
+        """Stop the thread after it has scored the submitted videos."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -89,7 +89,7 @@ class Batcher:
                 future.set_result(result)
 
     def _next_batch(self) -> list[_QueuedVideo]:
-        """Videos of one rate of frames that are still wanted; empty when the service ends."""
+        """Return queued videos with equal frame rate, without canceled ones; empty when the service stops."""
         batch: list[_QueuedVideo] = []
         with self._changed:
             while not batch:
@@ -114,12 +114,15 @@ def create_app(
     max_videos: int = 16,
     max_waiting: int = 64,
 ) -> FastAPI:
-    """The service around a scorer. All but /health needs the token; ``max_waiting`` requests may be under way."""
+    """Create the service for a scorer. All routes except /health require the token.
+
+    At most ``max_waiting`` requests are active at a time.
+    """
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
     limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)
     batcher = Batcher(scorer, max_videos=max_videos)
-    under_way = _UnderWay(limits, max_waiting, batcher)
+    active = _ActiveRequests(limits, max_waiting, batcher)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -140,14 +143,14 @@ def create_app(
     @app.get("/metrics", dependencies=protected)
     async def metrics() -> PlainTextResponse:
         figures = {f"{name}_total": value for name, value in batcher.counts.items()}
-        figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": under_way.places.borrowed_tokens}
+        figures |= {"seconds_total": f"{batcher.seconds:.3f}", "waiting": active.slots.borrowed_tokens}
         return PlainTextResponse("".join(f"reward_{name} {value}\n" for name, value in figures.items()))
 
-    counted = [*protected, Depends(under_way.place)]
+    counted = [*protected, Depends(active.slot)]
 
     @app.post("/check_prompts", dependencies=counted)
     async def check_prompts(request: Request) -> dict:
-        prompts = _prompts(await under_way.body(request, limits.prompts))
+        prompts = _prompts(await active.body(request, limits.prompts))
         try:
             await anyio.to_thread.run_sync(scorer.check_prompts, prompts)
         except ValueError as error:
@@ -156,7 +159,7 @@ def create_app(
 
     @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
-        decoded = await _decoded(await under_way.body(request, limits.body), limits, decoders)
+        decoded = await _decoded(await active.body(request, limits.body), limits, decoders)
         return protocol.encode_answer(await _answer(batcher.submit(decoded), request))
 
     return app
@@ -170,20 +173,20 @@ async def _decoded(body: bytes, limits: Limits, decoders: anyio.CapacityLimiter)
 
 
 async def _answer(results: "list[Future[ScoreResult]]", request: Request) -> list[ScoreResult]:
-    """The results, waited for without a thread; they are cancelled when the client disconnects."""
-    answer = asyncio.ensure_future(_all_of(results))
+    """Wait for the results without blocking a thread; cancel them if the client disconnects."""
+    answer = asyncio.ensure_future(_gather(results))
     disconnect = asyncio.ensure_future(_until_disconnect(request))
     try:
         await asyncio.wait([answer, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise HTTPException(499, "the client has gone")
+            raise HTTPException(499, "the client disconnected")
         return answer.result()
     finally:
         for pending in (*results, answer, disconnect):
             pending.cancel()
 
 
-async def _all_of(results: "list[Future[ScoreResult]]") -> list[ScoreResult]:
+async def _gather(results: "list[Future[ScoreResult]]") -> list[ScoreResult]:
     return [await asyncio.wrap_future(result) for result in results]
 
 
@@ -193,33 +196,33 @@ async def _until_disconnect(request: Request) -> None:
 
 
 def _token_check(token: str | None) -> Callable[[Request], Coroutine[Any, Any, None]]:
-    # Asynchronous, or each check would need one of the threads in which prompts are checked.
+    # Asynchronous, since otherwise each check would occupy one of the threads that check prompts.
     async def check(request: Request) -> None:
         given = request.headers.get("authorization", "").encode()
         if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise HTTPException(401, "a bearer token is needed, and this is not the one")
+            raise HTTPException(401, "the bearer token is missing or wrong")
 
     return check
 
 
-class _UnderWay:
-    """Requests under way, and the deadlines of those whose bodies arrive: every byte puts one off a little."""
+class _ActiveRequests:
+    """Active requests, and the deadlines of those whose bodies are arriving. Every byte extends a deadline."""
 
     def __init__(self, limits: Limits, max_waiting: int, batcher: Batcher):
-        self.limits, self.batcher, self.places = limits, batcher, anyio.CapacityLimiter(max_waiting)
+        self.limits, self.batcher, self.slots = limits, batcher, anyio.CapacityLimiter(max_waiting)
         self._deadlines: set[asyncio.Timeout] = set()
 
-    async def place(self) -> AsyncIterator[None]:
-        """One of the places; where there is none, a body that trickles gives way."""
-        if self.places.available_tokens < 1 and not self._drop_slowest():
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold one of the slots; if none is free, drop the slowest body or answer 503."""
+        if self.slots.available_tokens < 1 and not self._drop_slowest():
             headers = {"retry-after": str(self.batcher.seconds_left())}
-            raise HTTPException(503, f"{self.places.total_tokens} requests are waiting already", headers=headers)
-        async with self.places:
+            raise HTTPException(503, f"{self.slots.total_tokens} requests are already waiting", headers=headers)
+        async with self.slots:
             yield
 
     async def body(self, request: Request, largest: int) -> bytes:
-        """The body, refused as soon as it is known to be larger than ``largest`` bytes or too slow."""
-        too_large = HTTPException(413, f"a request may have {largest} bytes")
+        """Read the body. Rejects it as soon as it exceeds ``largest`` bytes or is too slow."""
+        too_large = HTTPException(413, f"a request may have at most {largest} bytes")
         claimed = request.headers.get("content-length", "0")
         if claimed.isdigit() and int(claimed) > largest:
             raise too_large
@@ -238,13 +241,13 @@ class _UnderWay:
             seconds, rate = self.limits.seconds, self.limits.rate
             raise HTTPException(408, f"a request must arrive within {seconds} s, or at {rate:g} bytes/s") from error
         except ClientDisconnect as error:
-            raise HTTPException(499, "the client has gone") from error
+            raise HTTPException(499, "the client disconnected") from error
         finally:
             self._deadlines.discard(deadline)
         return bytes(body)
 
     def _drop_slowest(self) -> bool:
-        """Drops the body that is farthest behind ``rate``; False where none is, by a twentieth of its time."""
+        """Drop the body that is furthest behind ``rate``; False if none is behind by 5 % of ``limits.seconds``."""
         now = asyncio.get_running_loop().time()
         slowest = min(self._deadlines, key=asyncio.Timeout.when, default=None)
         if slowest is None or slowest.when() > now + 0.95 * self.limits.seconds:

@@ -1,4 +1,4 @@
-"""VideoAlign as the frozen reward."""
+"""VideoAlign as a frozen reward model."""
 
 from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
 

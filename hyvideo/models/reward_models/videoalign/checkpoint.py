@@ -1,12 +1,11 @@
-"""The released files of VideoAlign: settings, tokenizer and weights, in both of their forms.
+"""The released files of VideoAlign: settings, tokenizer and weights, in both layouts.
 
     VideoReward/model_config.json
     VideoReward/checkpoint-11352/model.pth                      everything; no other weights are needed
     VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth}    on top of Qwen2-VL-2B's weights
     VideoReward/checkpoint-11352/tokenizer/                     or that of the base model
 
-Names of tensors changed between releases of transformers; both generations are understood and mapped to
-``Qwen2VLModel`` of transformers 5.
+Tensor names changed between releases of transformers; both variants are mapped to ``Qwen2VLModel`` of transformers 5.
 """
 
 import math
@@ -33,7 +32,7 @@ _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of model_config.json: how clips are looked at and scores are scaled."""
+    """Settings of model_config.json: how frames are sampled and resized, and how scores are normalized."""
 
     fps: float
     num_frames: int | None
@@ -57,30 +56,30 @@ class Weights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Paths of the parts, and the settings."""
+    """Paths of a checkpoint's parts, and its settings."""
 
     folder: Path  # checkpoint-<step>
-    base: Path | None  # of the base model, if it is there
+    base: Path | None  # of the base model, if it exists
     settings: Settings
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json of the base model; that of Qwen2-VL-2B for users who have the released file alone."""
-        own = Path(__file__).with_name("qwen2_vl_2b.json")
-        return read_json(self.base / "config.json" if self.base else own, LABEL)
+        """The base model's config.json; the bundled one of Qwen2-VL-2B if there is no base model."""
+        bundled = Path(__file__).with_name("qwen2_vl_2b.json")
+        return read_json(self.base / "config.json" if self.base else bundled, LABEL)
 
     @property
     def tokenizer(self) -> Path:
         folder = self.folder / "tokenizer"
         if not folder.is_dir() and self.base is None:
-            raise ValueError(f"{LABEL}: no tokenizer in {folder}, and no base model to take it from; download it again")
+            raise ValueError(f"{LABEL}: neither {folder} nor a base model with a tokenizer exists; download it again")
         return folder if folder.is_dir() else self.base
 
 
 def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Path | None = None) -> Checkpoint:
-    """The newest checkpoint below ``root``, or that of a step. Raises ValueError for what cannot be used.
+    """Find the newest checkpoint below ``root``, or that of ``step``. Raises ValueError if there is no usable one.
 
-    ``base``, the folder of Qwen2-VL-2B-Instruct, is looked for beside ``root`` where it is not given.
+    ``base`` is the folder of Qwen2-VL-2B-Instruct; by default, it is searched in and beside ``root``.
     """
     root = Path(root)
     config = read_json(root / "model_config.json", LABEL)
@@ -88,44 +87,46 @@ def find_checkpoint(root: str | Path, *, step: int | None = None, base: str | Pa
     if not steps:
         raise ValueError(f"{LABEL}: no folder checkpoint-<step> in {root}; download it again")
     if step is not None and step not in steps:
-        raise ValueError(f"{LABEL}: {root} has no checkpoint of step {step}, it has {sorted(steps)}")
+        raise ValueError(f"{LABEL}: {root} has no checkpoint of step {step}; available steps: {sorted(steps)}")
     folder = steps[max(steps) if step is None else step]
     try:
         settings = _read_settings(config, root / "model_config.json")
         base_name = config["model_config"]["model_name_or_path"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{LABEL}: {root / 'model_config.json'} is incomplete or damaged ({error!r})") from error
+        raise ValueError(f"{LABEL}: {root / 'model_config.json'} is incomplete or corrupted ({error!r})") from error
     return Checkpoint(folder, _find_base(root, base_name, base), settings)
 
 
 def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> Weights:
-    """The tensors of a checkpoint, memory-mapped where the file allows it. Raises ValueError for what cannot be used.
+    """Read the tensors of a checkpoint, memory-mapped if the file allows it. Raises ValueError for unusable files.
 
-    ``mode`` is the reference's word for how names are mapped: v1 and v3 are for files of older transformers, as the
-    released one, v2 for newer ones. ``auto`` finds out; another mode must be the right one.
+    ``mode`` is the reference's name for the mapping of tensor names: v1 and v3 for files of older transformers, such as
+    the released one, v2 for newer ones. ``auto`` detects the mapping; any other value must match the files.
     """
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
     is_new = any(".language_model." in f".{name}" for part in parts for name in part)
     if mode != "auto" and is_new != (mode == "v2"):
         names = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
-        raise ValueError(f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}, whose names are of {names}")
+        raise ValueError(
+            f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}; its tensor names are {names}"
+        )
     tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
     head, output = tensors.pop("rm_head.weight", None), tensors.pop("lm_head.weight", None)
     if head is None:
-        raise ValueError(f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is no reward model")
+        raise ValueError(f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model")
     if output is not None and not torch.equal(output, tensors.get(EMBEDDING, output)):
-        # The two are one tensor in the model; the original loads this one last.
+        # The model ties the two tensors; the original loads this one last.
         tensors[EMBEDDING] = output
     has_lora = any(".lora_" in name for name in tensors)
-    if has_lora != checkpoint.settings.has_lora:  # the scores would change without any sign of it
+    if has_lora != checkpoint.settings.has_lora:  # the scores would silently change
         setting, has = ("false", "has a LoRA") if has_lora else ("true", "has no LoRA")
-        raise ValueError(f"{LABEL}: model_config.json says lora_enable {setting}, and {checkpoint.folder} {has}")
+        raise ValueError(f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} {has}")
     return Weights(tensors, head)
 
 
 def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Names of the scores at the reward tokens, in order. Raises ValueError for what cannot be."""
+    """Return the names of the scores at the reward tokens, in order. Raises ValueError for invalid names."""
     if {type(name) for name in names} != {str} or not len(set(names) - {"", "Overall", *RECORDED}) == len(names) <= 3:
         taken = f"Overall, {', '.join(RECORDED)}"
         raise ValueError(f"{where} must be one to three different names, none of them {taken}, got {shown(names)}")
@@ -133,13 +134,13 @@ def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
-    """Writes model.pth in bfloat16: a ``Qwen2VLModel``, without a LoRA beside its weights, and the head."""
+    """Write model.pth in bfloat16: the state of a ``Qwen2VLModel`` without separate LoRA, and the head."""
     tensors = {f"model.{name}": tensor.detach().cpu().bfloat16() for name, tensor in state.items()}
     torch.save(tensors | {"rm_head.weight": head.detach().cpu().bfloat16().clone()}, folder / "model.pth")
 
 
 def plain_name(name: str) -> str:
-    """The name in Qwen2VLModel, without peft's marks, of a tensor saved with transformers 4 or 5."""
+    """Return the name in Qwen2VLModel, without peft's prefixes, of a tensor saved with transformers 4 or 5."""
     name = name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", ".")
     if name.startswith(("rm_head.", "lm_head.")):
         return name
@@ -151,19 +152,21 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     data, model, lora = config["data_config"], config["model_config"], config["peft_lora_config"]
     template = data.get("prompt_template_type")
     if template not in TEMPLATES:
-        raise ValueError(f"{LABEL}: {path} asks for the prompt {template!r}, there are {', '.join(TEMPLATES)}")
+        raise ValueError(
+            f"{LABEL}: prompt_template_type in {path} must be one of {', '.join(TEMPLATES)}, got {template!r}"
+        )
     needed = {"sample_type": "uniform", "use_special_tokens": True, "reward_token": "special", "output_dim": 1}
-    asked = {"sample_type": "uniform"} | data | model
+    given = {"sample_type": "uniform"} | data | model
     if wrong := [
-        f"{name} {asked.get(name)!r}, not {needed[name]!r}" for name in needed if asked.get(name) != needed[name]
+        f"{name} {given.get(name)!r}, not {needed[name]!r}" for name in needed if given.get(name) != needed[name]
     ]:
-        raise ValueError(f"{LABEL}: {path} asks for what this scorer does not do: {'; '.join(wrong)}")
+        raise ValueError(f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}")
     constants = config.get("inference_config") or {}
-    dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim of {path}")
+    dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim in {path}")
     names = [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
     if bad := [n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)]:
         raise ValueError(f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again")
-    # Absent settings have the original's defaults.
+    # Missing settings get the original's defaults.
     rank = lora.get("lora_r", 16)
     return Settings(
         fps=float(data.get("fps") or 2.0),
@@ -180,7 +183,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
-    """A folder with the base model's config.json; None where the built-in settings of Qwen2-VL-2B serve."""
+    """Return the folder with the base model's config.json; None if the bundled one of Qwen2-VL-2B is sufficient."""
     short = Path(name).name
     folders = [Path(given)] if given else [root / short, root.parent / short, root.parent / name, Path(name)]
     for folder in folders:
@@ -188,15 +191,15 @@ def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
             return folder
     if name == _BASE_NAME and not given:
         return None
-    raise ValueError(f"{LABEL}: the base model {name} is in none of {', '.join(map(str, folders))}")
+    raise ValueError(f"{LABEL}: base model {name} not found in {', '.join(map(str, folders))}")
 
 
 def _adapter_on_base(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
-    """Tensors of the second form: the base model's, those that were trained whole in their place, and the LoRA."""
+    """Read the second layout: the base model's tensors, the fully trained ones that replace some, and the LoRA."""
     files = sorted(checkpoint.base.glob("*.safetensors")) if checkpoint.base else []
     if not files:
         raise ValueError(
-            f"{LABEL}: {checkpoint.folder} has no model.pth, and an adapter needs the base model's weights; put "
+            f"{LABEL}: {checkpoint.folder} has no model.pth, so the base model's weights are needed; put "
             f"{_BASE_NAME} with its *.safetensors beside {checkpoint.folder.parent}"
         )
     return [

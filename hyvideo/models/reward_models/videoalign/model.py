@@ -1,7 +1,7 @@
-"""Qwen2-VL with a reward head: clips and questions to three logits.
+"""Qwen2-VL with a reward head, which maps videos and questions to three logits.
 
-Two things decide whether the scores are the original's: tokens have positions 0, 1, 2... on all three axes of the
-rotary embedding (no M-RoPE), and the rotary frequencies were rounded to bf16 with the weights.
+Two details are needed to match the original's scores: tokens have positions 0, 1, 2... on all three axes of the
+rotary embedding (no M-RoPE), and the rotary frequencies are rounded to bf16 like the weights.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from hyvideo.models.weight_files import shortened
 
 
 class RewardModel(nn.Module):
-    """The frozen model on one device; ``config`` is a ``Qwen2VLConfig``, its vocabulary cut to the weights'."""
+    """The frozen model on one device; ``config`` is a ``Qwen2VLConfig`` with the vocabulary size of the weights."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class RewardModel(nn.Module):
         settings: Settings,
         *,
         reward_token_ids: list[int],
-        merge_lora: bool,  # add the LoRA to the weights: fewer small products, and one more rounding
+        merge_lora: bool,  # add the LoRA to the weights: fewer small matrix products, one more rounding
         dtype: torch.dtype,  # of weights and arithmetic
         rope_dtype: torch.dtype,  # to which the rotary frequencies are rounded
         device: str | torch.device,
@@ -35,7 +35,7 @@ class RewardModel(nn.Module):
 
         super().__init__()
         self.reward_token_ids = reward_token_ids
-        # Buffers have memory: no checkpoint holds the rotary frequencies.
+        # Buffers are not on the meta device, because no checkpoint contains the rotary frequencies.
         with init_empty_weights(include_buffers=False):
             model = Qwen2VLModel(config)
         if modules := sorted({name.partition(".lora_")[0] for name in weights.model if ".lora_" in name}):
@@ -43,7 +43,7 @@ class RewardModel(nn.Module):
             lora = LoraConfig(r=rank, lora_alpha=settings.lora_scale * rank, target_modules=modules, lora_dropout=0.0)
             inject_adapter_in_model(lora, model, low_cpu_mem_usage=True)
         names = {plain_name(name): name for name in model.state_dict()}
-        _refuse_misfits({plain: model.get_parameter(name).shape for plain, name in names.items()}, weights.model)
+        _check_tensors({plain: model.get_parameter(name).shape for plain, name in names.items()}, weights.model)
         state = {names[plain]: tensor.to(device, dtype) for plain, tensor in weights.model.items()}
         model.load_state_dict(state, strict=True, assign=True)
         model.to(device)
@@ -57,15 +57,15 @@ class RewardModel(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
+        """Return raw scores in the order VQ, MQ, TA. Shape: (batch, 3)."""
         return self.head(self.answers(**inputs))[..., 0]
 
     def answers(
         self, input_ids: Tensor, attention_mask: Tensor, pixel_values_videos: Tensor, video_grid_thw: Tensor
     ) -> Tensor:
-        """Hidden states at the three reward tokens. Shape: (batch, 3, hidden)."""
+        """Return the hidden states at the three reward tokens. Shape: (batch, 3, hidden)."""
         batch, length = input_ids.shape
-        # Without position_ids the model would compute M-RoPE, which the original did not use.
+        # Without position_ids the model would use M-RoPE, unlike the original.
         positions = torch.arange(length, device=input_ids.device).expand(3, batch, length)
         hidden = self.model(
             input_ids=input_ids,
@@ -79,7 +79,7 @@ class RewardModel(nn.Module):
 
 
 class _RoundedVisionRotary(nn.Module):
-    """The vision tower's rotary embedding with positions, frequencies and angles all in one precision."""
+    """The vision tower's rotary embedding with positions, frequencies and angles in one precision."""
 
     def __init__(self, rotary: nn.Module, dtype: torch.dtype):
         super().__init__()
@@ -92,14 +92,14 @@ class _RoundedVisionRotary(nn.Module):
 
 
 def _round_rotary(model: nn.Module, dtype: torch.dtype) -> None:
-    """Rounds the rotary frequencies, which are made in float32."""
+    """Round the rotary frequencies, which are computed in float32."""
     if dtype != torch.float32:
         table = model.language_model.rotary_emb.inv_freq
         table.copy_(table.to(dtype).float())
         model.visual.rotary_pos_emb = _RoundedVisionRotary(model.visual.rotary_pos_emb, dtype)
 
 
-def _refuse_misfits(expected: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
+def _check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
     problems = [f"tensor {name!r} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [f"tensor {name!r} is unexpected" for name in sorted(given.keys() - expected.keys())]
     problems += [

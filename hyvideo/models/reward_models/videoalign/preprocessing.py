@@ -1,8 +1,8 @@
-"""Frames of a clip to the patches that Qwen2-VL reads, as the original VideoAlign makes them, bit for bit.
+"""Conversion of frames to Qwen2-VL patches, bit-identical to the original VideoAlign.
 
-    sample 2 frames a second -> resize (bicubic, antialiased, rounded to uint8) -> normalise -> patches
+    sample 2 frames per second -> resize (bicubic, antialiased, rounded to uint8) -> normalize -> patches
 
-The number of frames depends on the clip's frames per second: a wrong one changes the score.
+The number of sampled frames depends on the video's frames per second, so a wrong frame rate changes the score.
 """
 
 import functools
@@ -23,26 +23,26 @@ MIN_FRAMES, MAX_FRAMES = 4, 768
 
 
 def frame_indices(num_frames: int, video_fps: float, *, fps: float = 2.0, num_sampled: int | None = None) -> list[int]:
-    """Indices of the frames that are looked at: an even number, spread evenly, the first and the last among them.
+    """Return the indices of an even number of evenly spaced frames, including the first and the last.
 
-    Of a clip of ``video_fps`` frames per second ``fps`` are looked at, or ``num_sampled`` in all where that is given.
+    Samples ``fps`` frames per second from a video with ``video_fps``, or ``num_sampled`` in all if that is given.
     """
     if num_frames < TEMPORAL_PATCH:
-        raise ValueError(f"a clip needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
+        raise ValueError(f"a video needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}")
     if not 0 < video_fps < math.inf:
-        raise ValueError(f"frames per second of a clip must be positive, got {video_fps}")
+        raise ValueError(f"frames per second of a video must be positive, got {video_fps}")
     if num_sampled is None:
         most = min(MAX_FRAMES, num_frames) // TEMPORAL_PATCH * TEMPORAL_PATCH
         num_sampled = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)
-    # Python rounds halves to even, and so did the original.
+    # Python's round, like the original, rounds halves to even.
     count = min(round(num_sampled / TEMPORAL_PATCH) * TEMPORAL_PATCH, num_frames)
     return torch.linspace(0, num_frames - 1, count).round().long().tolist()
 
 
 def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> Tensor:
-    """Frames in the nearest size whose sides are multiples of 28 and whose area lies within the bounds.
+    """Resize frames to the nearest size whose sides are multiples of 28 and whose area lies within the bounds.
 
-    Shape: uint8 (frames, 3, height, width). The upper bound is not looked at again after the lower one has enlarged.
+    The upper bound is not checked again after enlarging to the lower one. Shape: uint8 (frames, 3, height, width).
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -54,9 +54,9 @@ def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> 
 
 
 def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Normalised patches, and how many there are in time, height and width.
+    """Return normalized patches, and their number along time, height and width.
 
-    Shape: uint8 (frames, 3, height, width) to float32 (patches, 3 * 2 * 14 * 14), patches of one token together.
+    Shape: uint8 (frames, 3, height, width) to float32 (patches, 3 * 2 * 14 * 14), with the patches of a token adjacent.
     """
     if len(frames) % TEMPORAL_PATCH:
         frames = torch.cat([frames, frames[-1:]])
@@ -72,8 +72,8 @@ def patches(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
 @functools.cache
 def _normalised_levels() -> Tensor:
-    """(level / 255 - mean) / std of each channel in the original's precisions. Shape: (3, 256)."""
-    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD  # which Qwen2-VL was trained with
+    """Return (level / 255 - mean) / std per channel, in the original's precisions. Shape: (3, 256)."""
+    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD  # Qwen2-VL was trained with these
 
     levels = (np.arange(256) * (1 / 255)).astype(np.float32)
     rows = [(levels - np.float32(mean)) / np.float32(std) for mean, std in zip(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)]

@@ -1,7 +1,7 @@
-"""The question that VideoAlign is asked about a clip: one text with three tokens in whose place it answers.
+"""The prompt of VideoAlign: instructions, the video's prompt, and three reward tokens at which the scores are read.
 
-``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT licence), byte for byte: its spaces at the ends of lines are tokens
-that the scores depend on.
+``prompt_template.txt`` is KwaiVGI/VideoAlign's (MIT license), byte for byte. The scores depend on every token of it,
+including trailing spaces.
 """
 
 import functools
@@ -9,7 +9,7 @@ from pathlib import Path
 
 REWARD_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")  # in the order of DIMENSIONS
 VIDEO_TOKEN = "<|video_pad|>"
-# prompt_template_type of model_config.json -> file. The second asks the miniature's reward model in few words.
+# prompt_template_type of model_config.json -> file. The miniature's reward model has a short prompt.
 TEMPLATES = {"detailed_special": "prompt_template.txt", "miniature": "prompt_template_miniature.txt"}
 _RESERVED = (*REWARD_TOKENS, VIDEO_TOKEN, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 _HEAD = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
@@ -17,13 +17,13 @@ _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def check_prompt(prompt: str) -> None:
-    """Raises ValueError for a prompt that contains one of the tokens which structure the question."""
+    """Raise ValueError for a prompt that contains one of the special tokens of the conversation."""
     if reserved := [token for token in _RESERVED if token in prompt]:
         raise ValueError(f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}")
 
 
 def question(prompt: str, num_video_tokens: int, template: str = "detailed_special") -> str:
-    """The conversation about a clip of so many tokens, in the words of one of ``TEMPLATES``."""
+    """Return the conversation about a video of ``num_video_tokens`` tokens, using one of ``TEMPLATES``."""
     check_prompt(prompt)
     text = _template(TEMPLATES[template]).replace("{text_prompt}", prompt)
     return f"{_HEAD}{VIDEO_TOKEN * num_video_tokens}<|vision_end|>{text}{_TAIL}"

@@ -1,4 +1,4 @@
-"""VideoAlign: visual quality, motion quality and text alignment of clips, with the original's scores."""
+"""VideoAlign: visual quality, motion quality and text alignment of videos, matching the original's scores."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,27 +16,27 @@ from hyvideo.models.reward_models.videoalign.prompt import REWARD_TOKENS, VIDEO_
 
 
 class VideoAlignScorer(Scorer):
-    """Scorer by the frozen reward model in the released layout.
+    """Scorer that uses the frozen reward model in the released layout.
 
-    Precision ``fp32_math`` keeps the published rotary frequencies and computes in float32: the scores that bf16
-    scatters about, without its grid of 0.016 to 0.03, so that a group of near-equal clips has no ties. Raises
-    ValueError for files that are missing, damaged or do not fit, naming them.
+    Precision ``fp32_math`` keeps the published rotary frequencies and computes in float32. This avoids bf16's grid of
+    0.016 to 0.03 in the scores, which can cause ties in a group of similar videos. Raises ValueError, naming the file,
+    if a file is missing, corrupted or does not fit.
     """
 
-    reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # texts in whose place the model answers or sees
+    reserved = (*REWARD_TOKENS, VIDEO_TOKEN)  # special tokens that a prompt must not contain
 
     def __init__(
         self,
         root: str | Path,  # folder with model_config.json and checkpoint-*
         *,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.bfloat16,  # as published, or float32 throughout, rotary frequencies too
+        dtype: torch.dtype = torch.bfloat16,  # as published, or float32 throughout, including rotary frequencies
         precision: Literal["bf16", "fp32_math"] | None = None,
-        merge_lora: bool = False,  # add the LoRA to the weights; a little faster, scores move by bf16's rounding
-        batch_size: int = 4,  # clips in one forward pass
+        merge_lora: bool = False,  # add the LoRA to the weights: slightly faster, scores differ by bf16 rounding
+        batch_size: int = 4,  # videos in one forward pass
         mode: CheckpointMode = "auto",
         step: int | None = None,
-        base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct; needed for an adapter checkpoint only
+        base: str | Path | None = None,  # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
     ):
         from transformers import AutoTokenizer, Qwen2VLConfig
 
@@ -52,7 +52,7 @@ class VideoAlignScorer(Scorer):
         self.tokenizer.add_special_tokens({"extra_special_tokens": list(REWARD_TOKENS)})
         config = Qwen2VLConfig.from_dict(checkpoint.config)
         if EMBEDDING in weights.model:
-            # The original cuts the embedding to the tokenizer's length.
+            # The original truncates the embedding to the tokenizer's length.
             weights.model[EMBEDDING] = weights.model[EMBEDDING][: len(self.tokenizer)]
             config.text_config.vocab_size = len(weights.model[EMBEDDING])
         rounded = precision == "fp32_math" or dtype == torch.bfloat16
@@ -68,32 +68,32 @@ class VideoAlignScorer(Scorer):
         )
 
     def move_to(self, device: str | torch.device | None) -> None:
-        """Moves the model; None brings it back to the device it was made for."""
+        """Move the model; None moves it back to its own device."""
         self.device = self.home if device is None else torch.device(device)
         self.model.to(self.device)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Raises ValueError for a prompt with one of the tokens in whose place the model answers."""
+        """Raise ValueError for a prompt that contains a special token."""
         for prompt in prompts:
             check_prompt(prompt)
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True) -> list[Scores]:
-        """VQ, MQ, TA (or what eval_dim names) and their sum of each clip; normalised by the checkpoint's statistics.
+        """Return VQ, MQ, TA (or the names in eval_dim) and their sum for each video, normalized by default.
 
-        Shape of each clip: uint8 (frames, 3, height, width). ``fps`` decides which frames are looked at. Raises
-        ValueError for a clip that is too short or of another type, and for a reserved prompt.
+        Shape of each video: uint8 (frames, 3, height, width). ``fps`` determines which frames are sampled. Raises
+        ValueError for a video that is too short or of another type, and for a prompt with a special token.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
     def score_files(self, paths: list[str | Path], prompts: list[str], *, normalize: bool = True) -> list[Scores]:
-        """Scores as of `score`, of video files, whose frames per second are in them."""
+        """Score video files like `score`, with the frames per second that the files specify."""
         clips, rates = zip(*(read_video(path) for path in paths))
         return self._score(list(clips), prompts, list(rates), normalize)
 
     @torch.no_grad()
     def _score(self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool) -> list[Scores]:
         if len(videos) != len(prompts):
-            raise ValueError(f"every clip needs its prompt, got {len(videos)} clips and {len(prompts)} prompts")
+            raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
         scores: list[Scores] = []
         for start in range(0, len(videos), self.batch_size):
             part = slice(start, start + self.batch_size)
@@ -102,7 +102,7 @@ class VideoAlignScorer(Scorer):
         return scores
 
     def prepare(self, videos: list[Tensor], prompts: list[str], rates: list[float]) -> dict[str, Tensor]:
-        """The model's inputs for a batch, padded on the right."""
+        """Return the model's inputs for a batch, padded on the right."""
         pixels, grids, texts = [], [], []
         for video, prompt, rate in zip(videos, prompts, rates):
             values, grid = patches(self.look(video, rate).to(self.device))
@@ -118,25 +118,27 @@ class VideoAlignScorer(Scorer):
         }
 
     def look(self, video: Tensor, rate: float) -> Tensor:
-        """The frames of a clip that are looked at, on the CPU; at ``settings.fps`` these are looked at whole."""
+        """Return the sampled, resized frames of a video, on the CPU; sampling again at ``settings.fps`` keeps all."""
         settings = self.settings
         check_clip(video)
         frames = video[frame_indices(len(video), rate, fps=settings.fps, num_sampled=settings.num_frames)]
-        # Resized where the original does it: a GPU rounds some of the pixels to another level.
+        # Resized on the CPU like the original, because a GPU rounds some pixels differently.
         return resize(frames.cpu(), max_pixels=settings.max_pixels, min_pixels=settings.min_pixels)
 
     def doubts(self, num_frames: int, fps: float) -> list[str]:
-        """Reasons why the scores of clips of this length may not mean what they should."""
+        """Return reasons to doubt the scores of videos of this length and frame rate."""
         doubts = []
-        # The model looks at 2 frames a second and at no less than 4: below 2 seconds it sees more of them a second.
-        looked_at = len(frame_indices(num_frames, fps, fps=self.settings.fps, num_sampled=self.settings.num_frames))
-        if self.settings.num_frames is None and looked_at > num_frames / fps * self.settings.fps + 1:
+        # The model samples 2 frames per second but at least 4, so videos under 2 seconds are sampled more densely.
+        sampled = len(frame_indices(num_frames, fps, fps=self.settings.fps, num_sampled=self.settings.num_frames))
+        if self.settings.num_frames is None and sampled > num_frames / fps * self.settings.fps + 1:
             doubts.append(
-                f"looks at {looked_at} of {num_frames} frames, {num_frames / fps:.2f} s: more than its "
-                f"{self.settings.fps:g} a second, scores of so short clips are shifted"
+                f"the video is only {num_frames / fps:.2f} s long: {sampled} of {num_frames} frames are sampled, more "
+                f"than {self.settings.fps:g} per second, which shifts the scores"
             )
         if not self.settings.normalisation:
-            doubts.append("no normalisation: scores are raw, and weights between dimensions mean something else")
+            doubts.append(
+                "the checkpoint has no normalization constants: scores are raw and scale differs by dimension"
+            )
         return doubts
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:

@@ -1,8 +1,8 @@
-"""Fine-tuning of VideoAlign on pairs that raters compared, as VideoReward was trained: Bradley-Terry with ties.
+"""Fine-tuning of VideoAlign on compared pairs of videos with VideoReward's loss, Bradley-Terry with ties.
 
     P(first) = s1 / (s1 + theta s2)     P(second) = s2 / (s2 + theta s1)     the rest is a tie; s = exp(score)
 
-Trained are the head and a LoRA on the language model, the checkpoint's own where it has one; on a GPU in bf16 autocast.
+Trains the head and a LoRA on the language model: the checkpoint's, or a new one. Uses bf16 autocast on a GPU.
 """
 
 import json
@@ -25,19 +25,19 @@ from hyvideo.models.reward_models.videoalign.prompt import check_prompt
 from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
 from hyvideo.models.weight_files import read_json
 
-THETA = 5.0  # VideoReward's
-TARGETS = r"language_model\..*_proj"  # of a new LoRA, as of VideoReward's
+THETA = 5.0  # as VideoReward
+TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as VideoReward
 PATIENCE = 4  # epochs without a lower loss
-CLIPS_KEPT = 2048  # in memory, as they are looked at: 3.5 MB each at full size
+CLIPS_KEPT = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
 TIE = 2
 COLUMNS = ("prompt", "first", "second", "dimension", "answer")
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}  # by answer
 PARTS = ("test", "stop", "train")
-HELD_OUT = 0.15  # of the prompts, for each of the parts that are not trained on
+HELD_OUT = 0.15  # of the prompts, for each of the two parts that are not trained on
 
 
 class Pair(NamedTuple):
-    """Two videos of one prompt, and what raters answered: dimensions, and the place of the preferred video or TIE."""
+    """Two videos of one prompt and the raters' answers: (dimension, index of the preferred video or TIE)."""
 
     prompt: str
     videos: tuple[Path, Path]
@@ -45,19 +45,19 @@ class Pair(NamedTuple):
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
-    """The pairs of a CSV with ``COLUMNS``, but for other dimensions than ``names`` and videos beside themselves.
+    """Read the pairs of a CSV with ``COLUMNS``, except dimensions outside ``names`` and pairs of identical videos.
 
-    Videos are named from its folder. Raises ValueError for a row that cannot be used.
+    Video paths are relative to the folder of the CSV. Raises ValueError for an invalid row.
     """
     answers: dict[tuple, list] = {}
     for number, row in enumerate(read_rows(path), start=1):
-        if lacking := [column for column in COLUMNS if column not in row]:
-            raise ValueError(f"pairs have the columns {', '.join(COLUMNS)}; {path} has no {', '.join(lacking)}")
+        if missing := [column for column in COLUMNS if column not in row]:
+            raise ValueError(f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks {', '.join(missing)}")
         prompt, first, second, dimension, answer = ((row[column] or "").strip() for column in COLUMNS)
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
         if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
-            needed = f"a prompt, videos that are there, and an answer of {', '.join(OUTCOMES)}"
+            needed = f"a prompt, two existing videos, and an answer out of {', '.join(OUTCOMES)}"
             raise ValueError(f"row {number} of {path} needs {needed}, got {row}")
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
@@ -65,26 +65,30 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
 
 
 def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> dict[str, list[Pair]]:
-    """Pairs by what they serve: to ``train`` on, to ``stop`` by, and to ``test`` with, by which nothing is chosen.
+    """Split pairs by prompt into ``train``, ``stop`` (early stopping) and ``test`` (evaluation only).
 
-    Raises ValueError where a part has no preference in a dimension that is rated or ``needed``.
+    Raises ValueError if a part has no preference in a dimension that is rated or ``needed``.
     """
     prompts = sorted({pair.prompt for pair in pairs})
     places = dict(zip(prompts, permutation(len(prompts), seed, "pairs")))
     size = max(1, round(HELD_OUT * len(prompts)))
     split = {part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part] for part in PARTS}
-    rated = {part: {name for p in of for name, place in p.answers if place != TIE} for part, of in split.items()}
+    rated = {
+        part: {name for pair in members for name, place in pair.answers if place != TIE}
+        for part, members in split.items()
+    }
     for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
-        if lacking := [part for part in PARTS if name not in rated[part]]:
+        if missing := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
-                f"a dimension needs preferences in every part of the {len(prompts)} prompts (three at least), {name} "
-                f"has none in {', '.join(lacking)}; rate pairs of more prompts, or name --dimensions as they were asked"
+                f"a dimension needs preferences in each part of the {len(prompts)} prompts (at least three prompts), "
+                f"{name} has none in {', '.join(missing)}; rate pairs of more prompts, or set --dimensions to the "
+                "dimensions that were rated"
             )
     return split
 
 
 class PairTraining:
-    """A scorer in training on pairs, ``split`` by prompt; ``names`` are those of its reward tokens, in order."""
+    """Training of a scorer on ``split``, with dimension ``names`` in the order of the reward tokens."""
 
     def __init__(self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int):
         self.root, self.split, self.names, self.batch_size = root, split, list(names), batch_size
@@ -94,7 +98,7 @@ class PairTraining:
         self.look = lru_cache(CLIPS_KEPT)(lambda path: self.scorer.look(*read_video(path)))
 
     def scores(self, pairs: Sequence[Pair]) -> Tensor:
-        """Raw scores of both videos, on the CPU. Shape: (pairs, 2, 3)."""
+        """Return the raw scores of both videos, on the CPU. Shape: (pairs, 2, 3)."""
         parts = []
         for start in range(0, len(pairs), self.batch_size):
             batch = pairs[start : start + self.batch_size]
@@ -105,17 +109,20 @@ class PairTraining:
         return torch.cat(parts).unflatten(0, (len(pairs), 2))
 
     def answers(self, pairs: Sequence[Pair], names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of first, second and tie (answers, 3), and what was answered (answers,)."""
+        """Return the log-probabilities of first, second and tie (answers, 3), and the raters' answers (answers,)."""
         given = [(k, self.names.index(n), place) for k, p in enumerate(pairs) for n, place in p.answers if n in names]
         rows, columns, places = torch.tensor(given).T
-        difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # of the second to the first
+        difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # second minus first
         first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
         return torch.stack([first, second, first + second + math.log(THETA**2 - 1)], dim=1), places
 
     def fit(
         self, *, learning_rate: float, weight_decay: float, lora_rank: int, seed: int, max_epochs: int
     ) -> list[float]:
-        """Losses on ``stop`` by epoch, the start's first; the learning rate falls to 0, and the lowest loss is kept."""
+        """Train, keep the epoch with the lowest loss on ``stop``, and return those losses, starting before training.
+
+        The learning rate decreases linearly to 0.
+        """
         trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         num_updates = max_epochs * math.ceil(len(pairs) / self.batch_size)
@@ -124,7 +131,7 @@ class PairTraining:
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
                 losses.append(F.nll_loss(*self.answers(self.split["stop"], self.names)).item())
-            print(f"epoch {epoch}: loss {losses[-1]:.4f} on prompts that are not trained on", flush=True)
+            print(f"epoch {epoch}: loss {losses[-1]:.4f} on held-out prompts", flush=True)
             if losses[-1] == min(losses):
                 best = [parameter.detach().clone() for parameter in trained]
             if epoch == max_epochs or min(losses) not in losses[-PATIENCE:]:
@@ -142,7 +149,7 @@ class PairTraining:
         return losses
 
     def _trainable(self, lora_rank: int, seed: int) -> list[Tensor]:
-        """The LoRA and the head; nothing else has a gradient."""
+        """Return the LoRA and the head after freezing all other weights."""
         from peft import LoraConfig, inject_adapter_in_model
 
         model = self.scorer.model
@@ -159,7 +166,7 @@ class PairTraining:
 
     @torch.no_grad()
     def write(self, out: Path) -> None:
-        """Writes a folder as released, the LoRA merged, scores normalised on the training clips, and loads it."""
+        """Write a VideoReward folder with merged LoRA and normalization from the training videos, and reload it."""
         from peft.tuners.lora import LoraLayer
 
         raw, model = self.scores(self.split["train"]).flatten(0, 1), self.scorer.model.model
@@ -173,28 +180,30 @@ class PairTraining:
         config = read_json(self.root / "model_config.json", "VideoAlign")
         config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = self.names, "base"
         statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
-        constants = {f"{name}_{kind}": value for kind, of in statistics.items() for name, value in zip(self.names, of)}
+        constants = {
+            f"{name}_{kind}": value for kind, row in statistics.items() for name, value in zip(self.names, row)
+        }
         config |= {"peft_lora_config": {"lora_enable": False}, "inference_config": constants}
         (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
         self.scorer = self.load(out)
 
     @torch.no_grad()
     def quality(self, picture: Path) -> dict[str, dict[str, float]]:
-        """Accuracy on the preferences of ``test`` and loss on all its answers, by dimension; draws the calibration."""
+        """Return accuracy on the preferences of ``test`` and loss on its answers; plot calibration to ``picture``."""
         from matplotlib.figure import Figure
 
         axes, quality = (figure := Figure(dpi=120)).subplots(), {}
-        axes.set(xlabel="probability of first", ylabel="part of the answers that are first")
+        axes.set(xlabel="predicted probability of first", ylabel="fraction of answers that are first")
         axes.plot([0, 1], [0, 1], color="0.8")
         for name in sorted({name for pair in self.split["test"] for name, _ in pair.answers}):
             log_probs, places = self.answers(self.split["test"], [name])
             sides = (log_probs[:, 0] - log_probs[:, 1]).sign() * (1 - 2 * places)
-            right = (sides[places != TIE] + 1) / 2  # a half where both score the same
+            right = (sides[places != TIE] + 1) / 2  # 0.5 if both scores are equal
             quality[name] = {"accuracy": right.mean().item(), "preferences": len(right)}
             quality[name]["loss"] = F.nll_loss(log_probs, places).item()
             probability = log_probs[:, 0].exp()
             bins = (10 * probability).long().clamp(max=9)
-            count, x, y = (torch.bincount(bins, of, 10) for of in (bins >= 0, probability, places == 0))
+            count, x, y = (torch.bincount(bins, weights, 10) for weights in (bins >= 0, probability, places == 0))
             axes.plot(x / count, y / count, "o", label=f"{name}, {len(bins)} answers")
         axes.legend()
         figure.savefig(picture)

@@ -12,7 +12,7 @@ import torch
 
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
-from hyvideo.models.reward_models.service.client import RemoteScorer, RequestRefused
+from hyvideo.models.reward_models.service.client import RemoteScorer, RequestRejected
 
 TOKEN = "a-secret"
 
@@ -92,8 +92,8 @@ CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
         ([1], {}, "scores of 1 videos"),
         (GOOD, {"status": 500}, "status 500"),
         (GOOD, {"status": 302}, "status 302"),
-        (GOOD, {"delay": 3.0}, "did not end within"),
-        (GOOD, {"drip": True}, "did not end within"),
+        (GOOD, {"delay": 3.0}, "was not complete within"),
+        (GOOD, {"drip": True}, "was not complete within"),
         (GOOD, {"cut": True}, "Error"),
     ],
 )
@@ -137,7 +137,7 @@ def test_headers_byte_by_byte_do_not_stretch_the_timeout(content):
     server = Raw(content, pause=0.1)
     scorer = remote(server.url, timeout=1.0)
     start = time.monotonic()
-    with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+    with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
         scorer.score(CLIP, ["a"], fps=8)
     assert time.monotonic() - start < 1.5
     while server.left_after is None and time.monotonic() - start < 5:
@@ -150,7 +150,7 @@ def test_headers_byte_by_byte_do_not_stretch_the_timeout(content):
 def test_a_service_that_reads_nothing_does_not_stretch_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, nobody takes them
         start = time.monotonic()
-        with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+        with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
             large = torch.zeros(64, 3, 512, 512, dtype=torch.uint8)
             remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score([large], ["a"], fps=8)
         assert time.monotonic() - start < 10  # without a limit it would wait for ever
@@ -160,7 +160,7 @@ def test_a_name_that_is_looked_up_slowly_does_not_stretch_the_timeout(monkeypatc
     gone_on = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gone_on.wait(10) and [])
     start = time.monotonic()
-    with pytest.raises(ScorerUnavailable, match="did not end within 1.0 s"):
+    with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
         remote("http://reward.invalid", timeout=1.0).score(CLIP, ["a"], fps=8)
     gone_on.set()
     assert time.monotonic() - start < 8
@@ -184,7 +184,7 @@ def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
     async_scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
     rewards = async_scorer.score(CLIP * 4, ["a"] * 4, fps=8)
     async_scorer.close()
-    assert all(reward.is_missing and "no reward service gave an answer" in reward.reason for reward in rewards)
+    assert all(reward.is_missing and "no reward service answered" in reward.reason for reward in rewards)
     assert time.monotonic() - start < 5
 
 
@@ -203,15 +203,15 @@ def test_another_service_takes_over_and_the_dead_one_comes_back(misbehaving):
 
 def test_a_refusal_is_not_tried_elsewhere(misbehaving):
     first, second = misbehaving({"detail": "too many"}, status=413), misbehaving({"detail": "too many"}, status=413)
-    with pytest.raises(RequestRefused, match="413.*too many"):
+    with pytest.raises(RequestRejected, match="413.*too many"):
         remote(first.url, second.url).score(CLIP, ["a"], fps=8)
     assert first.calls + second.calls == 1
 
 
 def test_no_service_at_the_start_of_a_run_is_a_clear_error():
-    with pytest.raises(ValueError, match="no reward service gave an answer .http://127.0.0.1:9"):
+    with pytest.raises(ValueError, match="no reward service answered .http://127.0.0.1:9"):
         remote("http://127.0.0.1:9").check_prompts(["a"])
-    with pytest.raises(ValueError, match="has an address such as"):
+    with pytest.raises(ValueError, match="need URLs such as"):
         RemoteScorer(["127.0.0.1:8000"])
 
 
@@ -227,7 +227,7 @@ def test_a_busy_service_is_not_left_out_for_long(misbehaving):
 
 @pytest.mark.parametrize("answer", [b"[" * 10**5, b"\xff", b"[]", b'{"problem": 1}', b"1" * 5000])
 def test_nonsense_about_prompts_is_a_service_that_is_not_there(misbehaving, answer):
-    with pytest.raises(ValueError, match="no reward service gave an answer"):
+    with pytest.raises(ValueError, match="no reward service answered"):
         remote(misbehaving(answer).url).check_prompts(["a"])
 
 

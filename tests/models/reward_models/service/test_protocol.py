@@ -30,9 +30,9 @@ def test_a_request_comes_back_bit_for_bit():
 @pytest.mark.parametrize(
     "limits, said",
     [
-        (Limits(body=100), "may have 100 bytes"),
-        (Limits(videos=1), "may have 1 videos, got 2"),
-        (Limits(frames=2), "may have 2 frames"),
+        (Limits(body=100), "may have at most 100 bytes"),
+        (Limits(videos=1), "may have at most 1 videos, got 2"),
+        (Limits(frames=2), "may have at most 2 frames"),
         (Limits(pixels=10), "frames of 10 pixels"),
     ],
 )

@@ -17,7 +17,7 @@ from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.models.reward_models.async_scorer import AsyncScorer
 from hyvideo.models.reward_models.rewards import ScorerUnavailable
-from hyvideo.models.reward_models.service.client import RequestRefused
+from hyvideo.models.reward_models.service.client import RequestRejected
 from hyvideo.models.reward_models.service.protocol import (
     ScoreRequest,
     encode_request,
@@ -146,7 +146,7 @@ def test_what_is_no_text_or_no_number_is_refused(service, path, body):
 def test_half_a_surrogate_pair_is_a_clear_error_to_the_client(service):
     with pytest.raises(ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"):
         remote(service).check_prompts(["a red circle moves up", "\ud800"])
-    with pytest.raises(RequestRefused, match="prompt 0 cannot be scored: character 1 is the lone surrogate"):
+    with pytest.raises(RequestRejected, match="prompt 0 cannot be scored: character 1 is the lone surrogate"):
         remote(service).score(CLIP, ["\ud800"], fps=8)
 
 
@@ -191,7 +191,7 @@ def test_an_address_beyond_this_machine_needs_a_token(refusal, monkeypatch):
 
 def test_the_service_can_listen_on_ipv6():
     try:
-        own = reward_server.bound("::1", 0)
+        own = reward_server.bind("::1", 0)
     except OSError as error:
         assert "family" not in str(error), error
         pytest.skip("this machine has no ::1")

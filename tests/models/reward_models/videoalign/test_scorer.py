@@ -209,14 +209,14 @@ def test_a_checkpoint_trained_whole_loads_and_says_so(own, exact, merge_lora):
 def test_a_lora_that_is_lost_or_not_announced_is_refused(own, merge_lora):
     half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
     set_lora(own, {"lora_r": 4, "lora_alpha": 8})
-    with pytest.raises(ValueError, match="says lora_enable false, and .*checkpoint-11352 has a LoRA"):
+    with pytest.raises(ValueError, match="has lora_enable false, but .*checkpoint-11352 has a LoRA"):
         VideoAlignScorer(own, merge_lora=merge_lora)
     set_lora(own, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
     rewrite(own, lambda tensors: tensors.pop(half))
     with pytest.raises(ValueError, match="up_proj.lora_A.weight' is missing"):
         VideoAlignScorer(own, merge_lora=merge_lora)
     rewrite(own, without_lora)
-    with pytest.raises(ValueError, match="says lora_enable true, and .*checkpoint-11352 has no LoRA"):
+    with pytest.raises(ValueError, match="has lora_enable true, but .*checkpoint-11352 has no LoRA"):
         VideoAlignScorer(own, merge_lora=merge_lora)
 
 
@@ -246,12 +246,12 @@ def test_settings_of_another_reward_are_refused(own, section, change, said):
 
 
 def test_missing_parts_are_named(own, tmp_path):
-    with pytest.raises(ValueError, match="no checkpoint of step 5, it has .11352."):
+    with pytest.raises(ValueError, match="no checkpoint of step 5; available steps: .11352."):
         VideoAlignScorer(own, step=5)
     with pytest.raises(ValueError, match="model_config.json does not exist"):
         VideoAlignScorer(tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "base")
-    with pytest.raises(ValueError, match="the base model base is in none of"):
+    with pytest.raises(ValueError, match="base model base not found in"):
         VideoAlignScorer(own)
 
 
@@ -265,7 +265,7 @@ def test_an_output_layer_that_differs_takes_the_embeddings_place(own):
 @pytest.mark.parametrize("mode", ["v1", "v3"])
 def test_the_references_modes_are_accepted_for_the_file_they_fit(own, mode):
     assert read_weights(find_checkpoint(own), mode=mode).head.shape[0] == 1
-    with pytest.raises(ValueError, match="v2 does not fit .* names are of v1 or v3"):
+    with pytest.raises(ValueError, match="v2 does not fit .* names are v1 or v3"):
         read_weights(find_checkpoint(own), mode="v2")
 
 

@@ -140,7 +140,7 @@ GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
 
 
 def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
-    with pytest.raises(ValueError, match="have the columns prompt, first, .*pairs.csv has no first, second$"):
+    with pytest.raises(ValueError, match="needs the columns prompt, first, .*pairs.csv lacks first, second$"):
         read_pairs(write_csv(tmp_path, GOOD, "prompt,video_a,video_b,dimension,answer"), ["VQ"])
 
 
@@ -165,23 +165,35 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         ([["a", "a.mp4", "b.mp4"]], [], "row 1 of .*pairs.csv needs .*None"),
         ([["", "a.mp4", "b.mp4", "VQ", "first"]], [], "row 1 of .*pairs.csv needs a prompt"),
         ([["<|VQ_reward|>", "a.mp4", "b.mp4", "VQ", "first"]], [], "reserved text"),
-        (GOOD[:1], [], "of the 1 prompts .three at least., VQ has none in"),
-        (GOOD, ["--dimensions", "SIZE"], "of the 0 prompts .three at least., SIZE has none in test, stop, train"),
-        (GOOD, ["--dimensions", "VQ", "SIZE"], "of the 4 prompts .three at least., SIZE has none in test, stop, train"),
-        (GOOD, ["--dimensions", "VQ", "TA"], "of the 4 prompts .three at least., TA has none in test, stop, train"),
+        (GOOD[:1], [], "of the 1 prompts .at least three prompts., VQ has none in"),
+        (
+            GOOD,
+            ["--dimensions", "SIZE"],
+            "of the 0 prompts .at least three prompts., SIZE has none in test, stop, train",
+        ),
+        (
+            GOOD,
+            ["--dimensions", "VQ", "SIZE"],
+            "of the 4 prompts .at least three prompts., SIZE has none in test, stop, train",
+        ),
+        (
+            GOOD,
+            ["--dimensions", "VQ", "TA"],
+            "of the 4 prompts .at least three prompts., TA has none in test, stop, train",
+        ),
         (GOOD, ["--dimensions", "VQ", "VQ"], "one to three different names"),
         (GOOD, ["--dimensions", *"ABCD"], "one to three different names"),
         (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
         (GOOD, ["--dimensions", "VQ", "reward"], "none of them Overall, number, prompt, .* reward"),
         (GOOD, ["--model", "nowhere"], "nowhere/model_config.json does not exist"),
         (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
-        (GOOD[:2], [], "of the 2 prompts .three at least., VQ has none in"),
+        (GOOD[:2], [], "of the 2 prompts .at least three prompts., VQ has none in"),
         ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
-        (GOOD, ["--out", SHIPPED], "must hold no model, and .*VideoReward has one; name another folder"),
+        (GOOD, ["--out", SHIPPED], "must not contain a model, but .*VideoReward does; choose another folder"),
         (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be created"),
         (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
         (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
-        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs above 0"),
+        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs must be positive"),
     ],
 )
 def test_what_cannot_be_trained_on_is_one_error_before_a_model_is_loaded(

@@ -1,7 +1,7 @@
-"""diffusers' own pipeline on the weights of ours, to sample beside it from the same prompt and noise.
+"""diffusers' pipeline with this project's weights, to compare samples from the same prompt and initial noise.
 
-Both sample without noise. diffusers' pipeline rounds timesteps and latents to the model's dtype between steps, ours
-keeps both in float32: in float32 the two agree to rounding, in bf16 they differ by about what bf16 itself costs.
+Both use the ODE. diffusers' pipeline rounds timesteps and latents to the model's dtype between steps, this project's
+keeps both in float32. In float32 the two agree up to rounding; in bf16 they differ by about the error of bf16 itself.
 """
 
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
@@ -18,7 +18,7 @@ from hyvideo.training.model_setup import weights_seed
 
 
 class GivenSigmas(FlowMatchEulerDiscreteScheduler):
-    """diffusers' Euler steps over the noise levels of our schedule, which its own grid does not have."""
+    """diffusers' Euler steps over this project's noise levels, which diffusers' schedule cannot produce."""
 
     def __init__(self, sigmas):
         super().__init__(shift=1.0)
@@ -39,14 +39,14 @@ def sample_diffusers(
     num_steps: int,
     negative_prompt: str = "",
 ) -> Tensor:
-    """Latents of a `stock_pipeline`. Shape: that of the noise, (1, channels, frames, height, width)."""
+    """Sample latents with a `stock_pipeline`. Shape, as of ``noise``: (1, channels, frames, height, width)."""
     inputs = {"num_frames": num_frames, "num_inference_steps": num_steps, "output_type": "latent"}
     if isinstance(stock, WanPipeline):
         inputs |= {"guidance_scale": stock.scale}
     if request.image is None:
         inputs |= {"height": size[0], "width": size[1]}
     else:
-        # Its image pipeline has no size of its own choosing: it takes the image's bucket.
+        # diffusers' image-to-video pipeline has no size argument: it uses the image's size bucket.
         stock.video_processor.calculate_default_height_width = lambda **_: size
         inputs |= {"image": fit(read_image(request.image), *size)}
     latents = noise.to(stock.transformer.device, stock.transformer.dtype)
@@ -54,7 +54,7 @@ def sample_diffusers(
 
 
 def stock_pipeline(model: ModelSettings, pipeline: GRPOPipeline, *, is_i2v: bool):
-    """diffusers' pipeline on the weights of ours, with its own forward pass and the encoders of the checkpoint."""
+    """Return diffusers' pipeline with ``pipeline``'s weights, diffusers' forward pass and the checkpoint's encoders."""
     if family_of(pipeline.transformer).name == "wan":
         return _wan_pipeline(model, pipeline)
     import diffusers

@@ -227,7 +227,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere is not there"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
-        (["--prompt", "a", "--lora_path", "nowhere"], "; it is not there"),
+        (["--prompt", "a", "--lora_path", "nowhere"], "; it does not exist"),
         (
             ["--prompt", "a", "--config", "nowhere.yaml"],
             "'nowhere.yaml' must be a readable YAML file: it does not exist",
@@ -252,7 +252,7 @@ def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
     save_lora({"transformer_blocks.9.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}, tmp_path / "lora")
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a", "--lora_path", tmp_path / "lora"]
     code, written, output = make(*flags, *SMALL)
-    assert code == 2 and "transformer_blocks.9.attn.to_q is no linear layer" in output.err and not written
+    assert code == 2 and "transformer_blocks.9.attn.to_q is not a linear layer" in output.err and not written
 
 
 def test_an_image_for_a_text_to_video_version_is_rejected(make, image):

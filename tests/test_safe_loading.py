@@ -1,4 +1,4 @@
-"""Nothing that a file or a flag holds is run: no unpickling, no eval, no shell. Read from the source."""
+"""Static check that no content of a file or flag is executed: no unpickling, no eval, no shell."""
 
 import ast
 from pathlib import Path
@@ -10,13 +10,13 @@ FILES = sorted(
     [*(ROOT / "hyvideo").rglob("*.py"), *(ROOT / "scripts").rglob("*.py"), *ROOT.glob("*.py")],
 )
 
-# file -> calls that are safe there, and why.
+# file -> calls that are safe there, with the reason.
 ALLOWED = {
-    # Lets through the names that describe tensors; tests/distributed/test_checkpoint.py tries others.
+    # Accepts only names that describe tensors; tests/distributed/test_checkpoint.py tests others.
     "hyvideo/distributed/checkpoint_reader.py": {"pickle.Unpickler"},
-    # The safe loader, with less than it has.
+    # A restricted version of the safe loader.
     "hyvideo/config/command_line.py": {"yaml.SafeLoader"},
-    # Runs the file of a sampler that the user names by a flag, as a scorer's.
+    # Runs a sampler's file that the user passes by a flag, as for scorers.
     "hyvideo/schedulers/transitions.py": {"runpy.run_path"},
 }
 _BUILTINS = ("eval", "exec", "__import__")
@@ -37,7 +37,7 @@ _MODULES = {
 
 
 def unsafe(source: str) -> set[str]:
-    """What a file uses that can run what it reads, by the name under which it is used."""
+    """Return the names used in a source file that can execute their input."""
     tree = ast.parse(source)
     names = _imported_names(tree)
     found = set()
@@ -53,24 +53,24 @@ def unsafe(source: str) -> set[str]:
 
 
 def _unsafe_call(call: ast.Call, name: str) -> set[str]:
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
-    is_true = {arg for arg, value in given.items() if isinstance(value, ast.Constant) and value.value is True}
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    is_true = {arg for arg, value in keywords.items() if isinstance(value, ast.Constant) and value.value is True}
     found = set()
     if name == "torch.load" and "weights_only" not in is_true:
         found.add("torch.load without weights_only=True")
-    if name in ("numpy.load", "np.load") and "allow_pickle" in given:
+    if name in ("numpy.load", "np.load") and "allow_pickle" in keywords:
         found.add("numpy.load with allow_pickle")
-    shell = given.get("shell")
+    shell = keywords.get("shell")
     if shell is not None and not (isinstance(shell, ast.Constant) and shell.value is False):
         found.add("shell")
-    trusted = given.get("trust_remote_code")
+    trusted = keywords.get("trust_remote_code")
     if trusted is not None and not (isinstance(trusted, ast.Constant) and trusted.value is False):
         found.add("trust_remote_code")
     return found
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
-    """What each name that an import makes stands for."""
+    """Return the full name of each imported name."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -105,7 +105,7 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str:
         ("Model.from_pretrained(p, trust_remote_code=True)", "trust_remote_code"),
     ],
 )
-def test_what_runs_its_input_is_seen(source, name):
+def test_code_that_runs_its_input_is_detected(source, name):
     assert name in unsafe(source)
 
 
@@ -119,7 +119,7 @@ def test_what_runs_its_input_is_seen(source, name):
         "import subprocess\nsubprocess.run(c, shell=False)",
     ],
 )
-def test_what_does_not_run_its_input_is_let_through(source):
+def test_safe_code_is_accepted(source):
     assert not unsafe(source)
 
 
@@ -132,6 +132,6 @@ def test_no_file_runs_what_it_reads():
     assert len(FILES) > 100 and not found
 
 
-def test_the_exceptions_are_needed():
+def test_all_listed_exceptions_are_needed():
     for name, calls in ALLOWED.items():
         assert calls <= unsafe((ROOT / name).read_text(encoding="utf-8")), name

@@ -1,4 +1,4 @@
-"""The tests' own checkpoint: it is complete, it samples, and its two layouts are the same weights."""
+"""Tests that the tests' checkpoint is complete, can be sampled, and has the same weights in both layouts."""
 
 import inspect
 import json
@@ -56,12 +56,12 @@ def test_the_original_layout_is_complete_and_small(root):
 
 @pytest.fixture
 def inputs():
-    """Of a call of diffusers' pipelines: two steps, 5 frames of 64 x 64."""
+    """Arguments of diffusers' pipelines: two steps, 5 frames of 64 x 64."""
     noise = torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     return {"num_frames": 5, "num_inference_steps": 2, "latents": noise, "output_type": "latent"}
 
 
-def test_diffusers_samples_and_each_encoder_alone_changes_the_video(root, inputs):
+def test_each_text_encoder_affects_the_video(root, inputs):
     pipeline = diffusers_pipeline(root, "480p_t2v")
     assert _tokens_before_the_prompt(pipeline) == pipeline.prompt_template_encode_start_idx == 108
     inputs |= {"height": 64, "width": 64}
@@ -73,32 +73,32 @@ def test_diffusers_samples_and_each_encoder_alone_changes_the_video(root, inputs
         pipeline(prompt, **_glyphs(pipeline, other), **inputs).frames,
         pipeline(other, **inputs).frames,
     )
-    assert_is_a_clip(pipeline(prompt, **inputs | {"output_type": "pt"}).frames)
+    assert_is_a_video(pipeline(prompt, **inputs | {"output_type": "pt"}).frames)
 
 
-def test_diffusers_samples_from_an_image_and_sees_it_in_two_ways(root, inputs, tmp_path, monkeypatch):
+def test_the_image_affects_the_video_through_vae_and_vision_encoder(root, inputs, tmp_path, monkeypatch):
     pipeline = diffusers_pipeline(root, "480p_i2v_step_distilled")
-    # This pipeline has no size of its own choosing.
+    # This pipeline has no size argument.
     monkeypatch.setattr(pipeline.video_processor, "calculate_default_height_width", lambda **_: (64, 64))
     image = Image.open(write_image(tmp_path / "image.png", 64, 64))
     flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     encode_image = pipeline.encode_image
 
-    def sample(*, first_frame, seen, **changes):
-        monkeypatch.setattr(pipeline, "encode_image", lambda **given: encode_image(**given | {"image": seen}))
-        return pipeline(first_frame, "the picture moves", **inputs | changes).frames
+    def sample(*, vae_image, vision_image, **changes):
+        monkeypatch.setattr(pipeline, "encode_image", lambda **kwargs: encode_image(**kwargs | {"image": vision_image}))
+        return pipeline(vae_image, "the picture moves", **inputs | changes).frames
 
     assert_all_differ(
-        sample(first_frame=image, seen=image),
-        sample(first_frame=flipped, seen=image),
-        sample(first_frame=image, seen=flipped),
-        sample(first_frame=flipped, seen=flipped),
+        sample(vae_image=image, vision_image=image),
+        sample(vae_image=flipped, vision_image=image),
+        sample(vae_image=image, vision_image=flipped),
+        sample(vae_image=flipped, vision_image=flipped),
     )
-    assert_is_a_clip(sample(first_frame=image, seen=image, output_type="pt"))
+    assert_is_a_video(sample(vae_image=image, vision_image=image, output_type="pt"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_both_layouts_and_the_pipeline_are_the_same_weights(root, tmp_path, version):
+def test_both_layouts_and_the_pipeline_have_the_same_weights(root, tmp_path, version):
     pipeline = diffusers_pipeline(root, version)
     out = write_diffusers(root, version, tmp_path / "pipeline")
     request = Request('a sign says "OPEN"', None if version == "480p_t2v" else "image.png")
@@ -110,21 +110,21 @@ def test_both_layouts_and_the_pipeline_are_the_same_weights(root, tmp_path, vers
         assert_same(load_glyph_encoder(folder)[1], pipeline.text_encoder_2)
         if version != "480p_t2v":
             assert_same(load_vision_encoder(folder)[1], pipeline.image_encoder)
-    again = type(pipeline).from_pretrained(out)
-    assert_same(again.transformer, pipeline.transformer)
-    assert again.scheduler.config.shift == {"480p_t2v": 5.0, "480p_i2v_step_distilled": 7.0}[version]
-    assert len(again.tokenizer_2) == len(again.text_encoder_2.encoder.embed_tokens.weight) == 390
+    reloaded = type(pipeline).from_pretrained(out)
+    assert_same(reloaded.transformer, pipeline.transformer)
+    assert reloaded.scheduler.config.shift == {"480p_t2v": 5.0, "480p_i2v_step_distilled": 7.0}[version]
+    assert len(reloaded.tokenizer_2) == len(reloaded.text_encoder_2.encoder.embed_tokens.weight) == 390
     special = ["<color-0>", "<color-1>", "<en-font-0>", "<en-font-1>", "<cn-font-2>", "<jp-font-3>"]
-    assert again.tokenizer_2.convert_tokens_to_ids(special) == list(range(384, 390))
+    assert reloaded.tokenizer_2.convert_tokens_to_ids(special) == list(range(384, 390))
 
 
 def assert_all_differ(*latents):
-    for i, one in enumerate(latents):
-        for other in latents[:i]:
-            assert (one - other).abs().max() > 1e-3 * one.abs().max()
+    for i, first in enumerate(latents):
+        for second in latents[:i]:
+            assert (first - second).abs().max() > 1e-3 * first.abs().max()
 
 
-def assert_is_a_clip(videos):
+def assert_is_a_video(videos):
     assert videos.shape == (1, 5, 3, 64, 64)
     assert videos.isfinite().all() and videos.std() > 0.01
 
@@ -149,7 +149,7 @@ def _tokens_before_the_prompt(pipeline) -> int:
 
 
 @pytest.mark.parametrize("names", [["shared"], ["encoder.embed_tokens"], ["shared", "encoder.embed_tokens"]])
-def test_a_t5_file_may_name_its_one_table_in_any_way(root, tmp_path, names):
+def test_all_published_names_of_the_t5_embedding_are_supported(root, tmp_path, names):
     pipeline = diffusers_pipeline(root, "480p_t2v")
     pipeline.text_encoder_2.save_pretrained(tmp_path / "text_encoder_2")
     pipeline.tokenizer_2.save_pretrained(tmp_path / "tokenizer_2")

@@ -1,7 +1,8 @@
-"""A small complete checkpoint of the real classes: what a download looks like, in 37 MB; 30 of them a transformer.
+"""A small complete checkpoint of the real classes with the layout of a download: 37 MB, 30 MB of them a transformer.
 
-All weights are drawn and none is zero that a signal must pass. The language model is the miniature's. It is written in
-the original layout; the same weights are also diffusers' pipeline, built without our loaders to be their reference.
+All weights are random, without zeros that would block a signal. The language model is the miniature's. It is written
+in the original layout. diffusers' pipeline with the same weights, built without this project's loaders, is their
+reference.
 """
 
 import json
@@ -61,8 +62,8 @@ GLYPHS = {
     "num_heads": 2,
     "feed_forward_proj": "gated-gelu",
 }
-# The special tokens that enlarge the embedding beside the tokenizer's own 384: first the colours, then the fonts.
-COLOURS = {"white": 0, "black": 1}
+# Special tokens after the tokenizer's 384 tokens in the embedding: first the colors, then the fonts.
+COLORS = {"white": 0, "black": 1}
 FONTS = {"en-A": 0, "en-B": 1, "cn-C": 2, "jp-D": 3}
 GLYPH_PREFIX = "module.text_tower.encoder."
 VISION = {
@@ -87,7 +88,7 @@ PREPROCESSOR = {
 
 
 def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:
-    """Writes every part; ``versions`` have the names of released ones and their tasks, all the same weights."""
+    """Write all parts. ``versions`` are released names, which determine the tasks; all have the same weights."""
     for version in versions:
         _write_transformer(root, version, seed)
     _write_config(root / "vae", VAE)
@@ -101,9 +102,9 @@ def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, see
 
 
 def diffusers_pipeline(root: Path, version: str):
-    """diffusers' pipeline of the version's task, from the folder that `write_original` wrote, in float32.
+    """Return diffusers' float32 pipeline for the version's task, from a folder written by `write_original`.
 
-    The files are read here and not by our loaders, except that the tables of names and settings are ours.
+    The files are read without this project's loaders; only the tables of names and settings are shared.
     """
     import diffusers
     from transformers import AutoImageProcessor, Qwen2_5_VLTextModel, Qwen2Tokenizer, SiglipVisionModel
@@ -115,7 +116,7 @@ def diffusers_pipeline(root: Path, version: str):
         transformer_to_diffusers,
     )
     vae = _converted(diffusers.AutoencoderKLHunyuanVideo15, root / "vae", vae_config_to_diffusers, vae_to_diffusers)
-    vae.enable_slicing()  # diffusers' VAE fails on a batch
+    vae.enable_slicing()  # diffusers' VAE does not support batches
     llm = root / "text_encoder" / "llm"
     tokenizer_2, text_encoder_2 = _read_glyphs(root / "text_encoder")
     parts = {
@@ -132,7 +133,7 @@ def diffusers_pipeline(root: Path, version: str):
     if transformer.config.task_type == "i2v":
         siglip = root / "vision_encoder" / "siglip"
         parts["image_encoder"] = SiglipVisionModel.from_pretrained(siglip / "image_encoder", dtype=torch.float32)
-        # The default one needs torchvision.
+        # The default backend needs torchvision.
         parts["feature_extractor"] = AutoImageProcessor.from_pretrained(siglip / "feature_extractor", backend="pil")
         pipeline_class = diffusers.HunyuanVideo15ImageToVideoPipeline
     pipeline = pipeline_class(**parts)
@@ -141,13 +142,13 @@ def diffusers_pipeline(root: Path, version: str):
 
 
 def write_diffusers(root: Path, version: str, out: Path) -> Path:
-    """Writes the version and the other parts of ``root`` as the folder of a diffusers pipeline."""
+    """Write the version and the other parts of ``root`` as the folder of a diffusers pipeline."""
     diffusers_pipeline(root, version).save_pretrained(out)
     return out
 
 
 def write_image(path: Path, height: int = 90, width: int = 160) -> str:
-    """A colourful image without symmetry."""
+    """Write a colorful image without symmetry and return its path."""
     y, x = np.mgrid[0:height, 0:width] / 32
     pixels = np.stack([np.sin(x * y), np.cos(x + y**2), np.sin(y - x / 2)], -1)
     Image.fromarray(((pixels + 1) * 127.5).astype(np.uint8)).save(path)
@@ -166,28 +167,28 @@ def _write_transformer(root: Path, version: str, seed: int) -> None:
 def _write_glyphs(folder: Path, seed: int) -> None:
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
-    num_tokens = GLYPHS["vocab_size"] + len(COLOURS) + len(FONTS)
+    num_tokens = GLYPHS["vocab_size"] + len(COLORS) + len(FONTS)
     T5Config(**GLYPHS).save_pretrained(folder / "byt5-small")
     ByT5Tokenizer().save_pretrained(folder / "byt5-small")
     encoder = _drawn(T5EncoderModel(T5Config(**GLYPHS | {"vocab_size": num_tokens})), seed).encoder
     state = {GLYPH_PREFIX + name: tensor for name, tensor in encoder.state_dict().items()}
     for part in ("assets", "checkpoints"):
         (folder / "Glyph-SDXL-v2" / part).mkdir(parents=True)
-    (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text(json.dumps(COLOURS))
+    (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text(json.dumps(COLORS))
     (folder / "Glyph-SDXL-v2" / "assets" / "multilingual_10-lang_idx.json").write_text(json.dumps(FONTS))
     torch.save({"state_dict": state}, folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt")
 
 
 def _read_glyphs(folder: Path):
-    """ByT5's tokenizer with the special tokens, and its encoder with a row for each of them."""
+    """Return ByT5's tokenizer with the special tokens, and its encoder with an embedding row for each of them."""
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
-    colours, fonts = (
+    colors, fonts = (
         json.loads((folder / "Glyph-SDXL-v2" / "assets" / name).read_text())
         for name in ("color_idx.json", "multilingual_10-lang_idx.json")
     )
     tokenizer = ByT5Tokenizer.from_pretrained(folder / "byt5-small")
-    tokenizer.add_tokens([f"<color-{i}>" for i in range(len(colours))], special_tokens=True)
+    tokenizer.add_tokens([f"<color-{i}>" for i in range(len(colors))], special_tokens=True)
     tokenizer.add_tokens([f"<{code[:2]}-font-{i}>" for code, i in fonts.items()], special_tokens=True)
     config = T5Config.from_pretrained(folder / "byt5-small", vocab_size=len(tokenizer))
     encoder = T5EncoderModel(config).eval()

@@ -1,7 +1,7 @@
-"""A small complete Wan checkpoint in diffusers' layout: what a download looks like, in about 1 MB.
+"""A small complete Wan checkpoint in diffusers' layout, as in a download, of about 1 MB.
 
-It is written by diffusers and transformers, without our loaders, and is the reference for them. All weights are drawn:
-biases, gains of norms and tables of modulation too, so that none can be left out unseen.
+It is written by diffusers and transformers, without this project's loaders, and is their reference. All weights are
+random, including biases, norm scales and modulation tables, so that tests detect an omitted weight.
 """
 
 import json
@@ -26,7 +26,7 @@ VAE = {
     "latents_mean": [0.1, -0.2, 0.3, 0.0],
     "latents_std": [1.5, 2.1, 0.7, 1.0],
 }
-# The VAE of Wan2.2 TI2V-5B: residual shortcuts, and patches of 2 x 2 pixels as channels.
+# VAE of Wan2.2 TI2V-5B, with residual shortcuts and patches of 2 x 2 pixels as channels.
 VAE_22 = VAE | {
     "decoder_base_dim": 12,
     "is_residual": True,
@@ -35,7 +35,7 @@ VAE_22 = VAE | {
     "patch_size": 2,
     "scale_factor_spatial": 16,
 }
-# A letter, and a word of one token: "a a a" is three tokens, and "</s>" a fourth.
+# Words of a single token each: "a a a" is three tokens, followed by "</s>".
 WORDS = ("▁a", "▁red", "▁car", "▁turns", "▁left")
 CHARACTERS = (
     "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()&<>-/“”‘’，。：！？色调艳丽过曝静态"
@@ -68,7 +68,7 @@ def write_wan(
 
 
 def wan_parts(seed: int, num_layers: int, heads: int, head_dim: int, ffn_dim: int, with_vae_22: bool) -> dict[str, Any]:
-    """Return the parts of a `WanPipeline` by their names, in float32 and eval mode."""
+    """Return the parts of a `WanPipeline` by name, in float32 and eval mode."""
     vae = VAE_22 if with_vae_22 else VAE
     transformer = diffusers.WanTransformer3DModel(
         num_attention_heads=heads,
@@ -102,28 +102,28 @@ def wan_parts(seed: int, num_layers: int, heads: int, head_dim: int, ffn_dim: in
 
 
 def wan_pipeline(root: Path) -> diffusers.WanPipeline:
-    """Return diffusers' pipeline of a folder, in float32."""
+    """Load diffusers' pipeline from a folder, in float32."""
     pipeline = diffusers.WanPipeline.from_pretrained(root, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def _tokenizer() -> T5Tokenizer:
-    """A tokenizer of UMT5's class, without normalisation: every character is a token of its own."""
+    """Return a tokenizer of UMT5's class, without normalization: each character is a separate token."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces = [(word, -1.0) for word in WORDS] + [(character, -5.0) for character in CHARACTERS]
     return T5Tokenizer(vocab=special + pieces, extra_ids=0, model_max_length=512)
 
 
 def drawn(model: nn.Module, seed: int) -> nn.Module:
-    """Fill every weight of a model: products keep the scale of their inputs, gains are near 1 and biases near 0."""
+    """Fill a model with random weights: matrices keep the scale of their inputs, gains are near 1, biases near 0."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and not name.endswith(".gamma"):
                 weight.copy_(draw_tensor(seed, name, tuple(weight.shape)))
-                if name.endswith("SelfAttention.q.weight"):  # T5 does not divide its products by a width
+                if name.endswith("SelfAttention.q.weight"):  # T5 does not scale its attention scores
                     weight.mul_(_T5_HEAD**-0.5)
             else:
-                around = 0.0 if name.endswith("bias") else 1.0
-                weight.copy_(around + 0.1 * draw_tensor(seed, name + ".drawn", (weight.numel(), 1)).view_as(weight))
+                mean = 0.0 if name.endswith("bias") else 1.0
+                weight.copy_(mean + 0.1 * draw_tensor(seed, name + ".drawn", (weight.numel(), 1)).view_as(weight))
     return model.eval()

@@ -1,4 +1,4 @@
-"""Conditions of the transformer for each video: text, quoted text, reference image, each without padding."""
+"""Conditions of the transformer for each video: text, quoted text and reference image, without padding."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on ``device``; to a GPU it goes through pinned memory, so that nothing waits."""
+    """Return the tensor on ``device``; copies to a GPU are asynchronous, through pinned memory."""
     is_pinned = torch.device(device).type == "cuda" and tensor.device.type == "cpu"
     return (tensor.pin_memory() if is_pinned else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class ImageCondition:
-    """Features of a reference image and the latents of the first frame."""
+    """Features of a reference image, and the latents of the video's first frame."""
 
     embeds: Tensor  # (image tokens, dim)
-    latents: Tensor  # (channels, height, width), float32, as the transformer sees them
+    latents: Tensor  # (channels, height, width), float32, scaled for the transformer
 
     def to(self, device: torch.device | str) -> "ImageCondition":
         return ImageCondition(to_device(self.embeds, device), to_device(self.latents, device))
@@ -29,19 +29,19 @@ class Condition:
     """Inputs of the transformer that describe one video."""
 
     text: Tensor  # (tokens, dim)
-    glyph: Tensor | None = None  # of quoted text, where there is some (tokens, dim)
-    image: ImageCondition | None = None  # in image-to-video
+    glyph: Tensor | None = None  # quoted text, if the prompt has any (tokens, dim)
+    image: ImageCondition | None = None  # image-to-video only
 
     @staticmethod
     def of_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
-        """Return the condition of encoded parts by their kinds."""
+        """Return the condition made of encoded parts, given by kind."""
         return Condition(
             **{kind: part["states"] if "states" in part else ImageCondition(**part) for kind, part in parts.items()}
         )
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Numbers of tokens of the kinds."""
+        """Numbers of tokens of text, glyph and image."""
         parts = self.text, self.glyph, self.image and self.image.embeds
         return tuple(0 if part is None else len(part) for part in parts)
 
@@ -52,7 +52,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions of a batch of videos, whatever the length of each. Samples of one prompt share one object."""
+    """Conditions of a batch of videos, which may differ in length. Samples of one prompt share one object."""
 
     samples: tuple[Condition, ...]
 
@@ -60,7 +60,7 @@ class Conditions:
         return len(self.samples)
 
     def select(self, rows: Iterable[int]) -> "Conditions":
-        """The samples of ``rows``, in that order."""
+        """Return the samples of ``rows``, in that order."""
         return Conditions(tuple(self.samples[row] for row in rows))
 
     def to(self, device: torch.device | str) -> "Conditions":
@@ -68,7 +68,7 @@ class Conditions:
         return Conditions(tuple(moved[id(sample)] for sample in self.samples))
 
     def with_text_of(self, other: Condition) -> "Conditions":
-        """The same images with the text and the quoted text of ``other``: the negative branch of guidance."""
+        """Return the same images with the text and quoted text of ``other``: the negative branch of guidance."""
         return Conditions(tuple(replace(other, image=sample.image) for sample in self.samples))
 
     def __add__(self, other: "Conditions") -> "Conditions":

@@ -1,6 +1,6 @@
-"""Frozen encoders, loaded strictly: headers are compared with the tensors of the class first.
+"""Strict loading of frozen encoders: file headers are compared with the tensors of the class first.
 
-``class_name`` is that of a class of transformers, which is imported when it is needed.
+``class_name`` is the name of a transformers class, which is imported only when it is needed.
 """
 
 import os
@@ -22,9 +22,9 @@ _BATCH_SIZE = 8  # prompts
 def class_problems(
     class_name: str, folder: Folder, weights_needed: bool = True, *, plain: Callable[[str], str] = str
 ) -> list[str]:
-    """Problems that keep a class of transformers from loading a folder; tensors of other models in it are none.
+    """Return the problems that keep a transformers class from loading a folder; extra tensors are not a problem.
 
-    ``plain`` takes from a tensor's name what differs between the files of a class.
+    ``plain`` normalizes tensor names that differ between published files of the class.
     """
     config = read_config(class_name, folder)
     if not weights_needed:
@@ -46,25 +46,25 @@ def frozen(
     random_weights_seed: int | None = None,
     plain: Callable[[str], str] = str,
 ) -> nn.Module:
-    """The model of a folder, read or drawn, in eval mode. Raises ValueError where its files do not fit."""
+    """Return the model of a folder, read or random, in eval mode. Raises ValueError if its files do not fit."""
     if random_weights_seed is None:
-        weight_files.refuse(folder, class_problems(class_name, folder, plain=plain))
+        weight_files.raise_problems(folder, class_problems(class_name, folder, plain=plain))
         model = _pretrained(class_name, folder, dtype, device)
     else:
-        model = _randomly(class_name, folder, random_weights_seed, dtype, device)
-    # Not to(dtype): that would round the rotary frequencies, which stay float32 in a model of any dtype.
+        model = _random(class_name, folder, random_weights_seed, dtype, device)
+    # Not to(dtype), which would round the rotary frequencies: they stay float32 in a model of any dtype.
     return model.to(device).requires_grad_(False).eval()
 
 
 def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
-    """The model by ``from_pretrained``, which knows the names of old checkpoints; its files have been checked."""
+    """Load checked files by ``from_pretrained``, which also handles the tensor names of old checkpoints."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would stand in the middle of ours
+    logging.disable_progress_bar()  # it would interrupt the progress bar of this project
     model, report = _class(class_name).from_pretrained(
         folder.path,
         dtype=dtype,
-        device_map={"": torch.device(device)},  # straight to a GPU: several processes share the host's memory
+        device_map={"": torch.device(device)},  # straight to the GPU, because the processes share host memory
         use_safetensors=True,
         local_files_only=True,
         output_loading_info=True,
@@ -73,12 +73,12 @@ def _pretrained(class_name: str, folder: Folder, dtype: torch.dtype, device: str
     return model
 
 
-def _randomly(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
-    """A model whose every weight is drawn by its name."""
+def _random(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, device: str | torch.device) -> nn.Module:
+    """Return a model with random weights, each determined by the seed and its name."""
     from accelerate import init_empty_weights
 
-    # Buffers have memory: rotary frequencies are computed at construction and not in the state dict. The
-    # initialisation of the weights has no effect and must not move the caller's random state.
+    # Buffers are allocated because rotary frequencies are computed at construction and are not in the state dict.
+    # The initialization of the weights has no effect and must not change the caller's random state.
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         model = _class(class_name)(read_config(class_name, folder))
     weights = weight_files.draw_tensors(seed, shapes_of(model.state_dict()), device)
@@ -87,10 +87,10 @@ def _randomly(class_name: str, folder: Folder, seed: int, dtype: torch.dtype, de
 
 
 def with_tokenizer(folder: Path, label: str) -> Path:
-    """Return the folder of a tokenizer. Raises ValueError where its files are missing or broken."""
+    """Return the folder of a tokenizer. Raises ValueError if its files are missing or corrupted."""
     if not (folder / "tokenizer_config.json").is_file():
         raise ValueError(f"{label}: no tokenizer_config.json in {folder}; download or build it there")
-    # The library takes any JSON and fails inside.
+    # transformers accepts any JSON here and fails later with an unclear error.
     for name, needed in (("tokenizer_config.json", set()), ("tokenizer.json", {"added_tokens", "model"})):
         if (folder / name).is_file() and (missing := needed - weight_files.read_json(folder / name, label).keys()):
             raise ValueError(f"{label}: {folder / name} has no {' and no '.join(sorted(missing))}; download it again")
@@ -98,12 +98,12 @@ def with_tokenizer(folder: Path, label: str) -> Path:
 
 
 def load_tokenizer(folder: Path, class_name: str = "AutoTokenizer") -> Any:
-    """Return the tokenizer of a folder."""
+    """Load the tokenizer of a folder."""
     return _class(class_name).from_pretrained(folder, local_files_only=True)
 
 
 class PromptEncoder:
-    """Hidden states of prompts; a family says which ``_token_ids`` a prompt has, and which ``_states`` they have."""
+    """Encoder of prompts into hidden states; a subclass defines ``_token_ids(prompt)`` and ``_states(ids)``."""
 
     def __init__(self, tokenizer, model: nn.Module):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -111,34 +111,34 @@ class PromptEncoder:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:
-        """Return each prompt's states (tokens, dim), on the CPU; prompts of one length are read together, unpadded."""
+        """Return each prompt's states (tokens, dim) on the CPU. Prompts of equal length form batches, unpadded."""
         token_ids = [self._token_ids(prompt) for prompt in prompts]
         by_length: dict[int, list[int]] = {}
-        for place, ids in enumerate(token_ids):
-            by_length.setdefault(len(ids), []).append(place)
+        for index, ids in enumerate(token_ids):
+            by_length.setdefault(len(ids), []).append(index)
         states: dict[int, Tensor] = {}
-        for places in by_length.values():
-            for start in range(0, len(places), _BATCH_SIZE):
-                batch = places[start : start + _BATCH_SIZE]
-                ids = torch.tensor([token_ids[place] for place in batch], device=self.model.device)
-                states |= {place: row.clone() for place, row in zip(batch, self._states(ids).cpu())}
-        return [states[place] for place in range(len(prompts))]
+        for indices in by_length.values():
+            for start in range(0, len(indices), _BATCH_SIZE):
+                batch = indices[start : start + _BATCH_SIZE]
+                ids = torch.tensor([token_ids[index] for index in batch], device=self.model.device)
+                states |= {index: row.clone() for index, row in zip(batch, self._states(ids).cpu())}
+        return [states[index] for index in range(len(prompts))]
 
-    def _warn_of_cut(self, num_tokens: int, most: int, left_out: list[int], template: str = "") -> None:
-        cut = self.tokenizer.decode(left_out, skip_special_tokens=True).removesuffix(template).strip()
+    def _warn_of_truncation(self, num_tokens: int, limit: int, dropped: list[int], template: str = "") -> None:
+        text = self.tokenizer.decode(dropped, skip_special_tokens=True).removesuffix(template).strip()
         warnings.warn(
-            f"a prompt has {num_tokens} tokens, the model reads {most}; left out from the end: {shown(cut)}",
+            f"a prompt has {num_tokens} tokens, but the model reads at most {limit}; truncated text: {shown(text)}",
             stacklevel=2,
         )
 
 
 def plain_t5(name: str) -> str:
-    """Return one name for the table of tokens of T5, which a file may have under either of two, or twice."""
+    """Return a single name for T5's token embedding, which files store under one of two names or under both."""
     return "shared.weight" if name == "encoder.embed_tokens.weight" else name
 
 
 def read_config(class_name: str, folder: Folder) -> Any:
-    """Return the configuration of a class from a folder's config.json."""
+    """Load the configuration of a class from a folder's config.json."""
     from huggingface_hub.errors import StrictDataclassError
 
     path = folder.path / "config.json"
@@ -146,7 +146,7 @@ def read_config(class_name: str, folder: Folder) -> Any:
     try:
         return _class(class_name).config_class.from_pretrained(folder.path, local_files_only=True)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder.label}: {path} has settings that {class_name} does not take: {error}") from error
+        raise ValueError(f"{folder.label}: {path} has settings that {class_name} rejects: {error}") from error
 
 
 def _class(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""What the rest of the program knows of a family of models: one `Family` of data and functions for each package.
+"""Interface between a model family and the rest of the program: one `Family` of data and functions per package.
 
-A family is a package below ``hyvideo/models``. Its ``__init__`` lists ``CLASS_NAMES``, by which a config.json names its
-models; its ``family.py`` has ``FAMILY``; its ``sizes.py`` has the arithmetic of the planner. A model knows its family
-by its class. docs/add_a_model.md shows how to write one.
+A family is a package in ``hyvideo/models``. Its ``__init__`` lists ``CLASS_NAMES``, the ``_class_name`` values in its
+models' config.json; its ``family.py`` defines ``FAMILY``; its ``sizes.py`` has the planner's arithmetic. A model's
+class determines its family. docs/add_a_model.md shows how to write one.
 """
 
 import importlib
@@ -23,46 +23,46 @@ from hyvideo.models.versions import FAMILIES
 
 
 class Component(NamedTuple):
-    """A diffusers class, and the ways between it and the original's files."""
+    """A diffusers class, and the conversions between it and the original's files."""
 
     class_name: str
     to_diffusers: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     to_original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
-    notes: frozenset[str] = frozenset()  # settings that the forward pass does not read
-    finish: Callable[[nn.Module], None] = lambda model: None  # called with every new model
+    notes: frozenset[str] = frozenset()  # settings that the forward pass ignores
+    finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
 
 
 class Part(NamedTuple):
-    """A kind of condition: what of a request it is made of, and the frozen encoder that makes it."""
+    """A kind of condition: its input in a request, and the frozen encoder that computes it."""
 
     kind: str  # field of `Condition`
-    content: Callable[[Request], str | None]  # None where a request has nothing of this kind
-    folders: tuple[str, ...]  # of its files below the checkpoint folder, in either layout
-    # (root, *, vae, dtype, device, random_weights_seed) to an encoder: (contents, height, width) to tensors of each
+    content: Callable[[Request], str | None]  # the encoder's input; None if a request has no such condition
+    folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
+    # (root, *, vae, dtype, device, random_weights_seed) -> encoder: (contents, height, width) -> tensors per content
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
-    problems: Callable[[Path, bool], list[str]]  # (root, weights_needed): what keeps it from loading, by headers
-    is_file: bool = False  # the content is the path of a file, which is fitted to the size of the video
-    feeds: str = ""  # module of the transformer that gets no gradient where no request has this kind
+    problems: Callable[[Path, bool], list[str]]  # (root, weights_needed) -> loading problems, from the file headers
+    is_file: bool = False  # the content is the path of an image, which is resized and cropped to the video size
+    feeds: str = ""  # the transformer's module that gets no gradient if no request has this kind
 
 
 class Latents(NamedTuple):
-    """Shape and scale of a VAE's latents: the transformer sees ``(latents - mean) * divisor``."""
+    """Shape and scale of a VAE's latents; the transformer's inputs are ``(latents - mean) * divisor``."""
 
     channels: int
-    temporal: int  # frames of video for each frame of latents, after the first
-    spatial: int  # pixels for each latent, along a side
-    mean: tuple[float, ...]  # one number, or one for each channel
+    temporal: int  # video frames per latent frame, after the first
+    spatial: int  # pixels per latent along a side
+    mean: tuple[float, ...]  # one number, or one per channel
     divisor: tuple[float, ...]
 
     def scaled(self, latents: Tensor) -> Tensor:
-        """Return the VAE's latents as the transformer sees them. Shape: (batch, channels, frames, height, width)."""
+        """Return the VAE's latents scaled for the transformer. Shape: (batch, channels, frames, height, width)."""
         shifted = latents - _broadcast(self.mean, latents) if any(self.mean) else latents
         return shifted * _broadcast(self.divisor, latents)
 
     def unscaled(self, latents: Tensor) -> Tensor:
-        """Return the transformer's latents as the VAE decodes them. Shape: (batch, channels, frames, height, width)."""
+        """Return the transformer's latents scaled for the VAE. Shape: (batch, channels, frames, height, width)."""
         divided = latents / _broadcast(self.divisor, latents)
         return divided + _broadcast(self.mean, latents) if any(self.mean) else divided
 
@@ -76,37 +76,37 @@ def _broadcast(values: tuple[float, ...], latents: Tensor) -> float | Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models. ``docs/add_a_model.md`` shows how to write one."""
+    """A family of models. docs/add_a_model.md shows how to write one."""
 
-    name: str  # of its package
+    name: str  # name of its package
     transformer: Component
     vae: Component
     blocks: str  # name of the transformer's list of blocks
-    matrices: str  # regular expression of the blocks' matrices: targets of a LoRA, and Muon's scope
-    original_modules: str  # regular expression of the beginnings of module names that only the original has
-    # Modules of a transformer with a forward pass of ours, and that; the transformer's own is called as
-    # transformer(latents, timestep=..., conditions=..., ends=...).
+    matrices: str  # regular expression matching the blocks' matrices: targets of a LoRA and of Muon
+    original_modules: str  # regular expression matching the start of module names that only the original has
+    # (module, forward pass) pairs: the modules whose forward pass this project replaces. The transformer's is called
+    # as transformer(latents, timestep=..., conditions=..., ends=...).
     forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
-    stock_inputs: Callable[..., dict[str, Any]]  # (transformer, latents, timestep, conditions) for diffusers' forward
+    stock_inputs: Callable[..., dict[str, Any]]  # (transformer, latents, timestep, conditions) -> diffusers' inputs
     parts: tuple[Part, ...]
     latents: Callable[[Mapping[str, Any]], Latents]  # from the VAE's config
-    patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]  # frames, height, width of a token, by the config
-    prepare_vae: Callable[[nn.Module], None]  # gives it our layers
-    set_tiling: Callable[[nn.Module, int, float], None]  # (vae, pixels on a side of a tile, part that neighbours share)
-    pipelines: Mapping[str, str]  # diffusers' pipelines by the task of their transformer
+    patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]  # frames, height, width of a token, from the config
+    prepare_vae: Callable[[nn.Module], None]  # replaces the VAE's slow layers
+    set_tiling: Callable[[nn.Module, int, float], None]  # (vae, tile size in pixels, overlap of adjacent tiles)
+    pipelines: Mapping[str, str]  # diffusers' pipeline class by the transformer's task
     export_parts: Callable[..., dict[str, Any]]  # the other parts of a diffusers pipeline
-    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules that reach no output
-    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether a forward pass reads `ends`
-    lora_prefix: str = ""  # of modules in LoRA files for the original's programs, which then have alpha as a tensor
+    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules the output ignores
+    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
+    lora_prefix: str = ""  # of module names in the original's LoRA files, which then store alpha as a tensor
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
-        """Return the kinds of conditions that any of the requests has."""
+        """Return the kinds of conditions that occur in the requests."""
         requests = list(requests)
-        return frozenset(part.kind for part in self.parts if any(part.content(one) is not None for one in requests))
+        return frozenset(part.kind for part in self.parts if any(part.content(r) is not None for r in requests))
 
     def install(self, transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-        """Give a transformer our forward pass, over a sequence that may be split; twice is once."""
-        is_first = not hasattr(transformer, "sequence")  # later, a block may have a recomputation around its forward
+        """Replace a transformer's forward pass by this project's, over a sequence that may be split. Idempotent."""
+        is_first = not hasattr(transformer, "sequence")  # later, activation checkpointing may wrap a block's forward
         transformer.reads_ends = self.reads_ends(transformer.config)
         sequence = sequence or WholeSequence()
         for module, forward in self.forwards(transformer):
@@ -116,12 +116,12 @@ class Family:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Folders below the checkpoint folder whose files decide the conditions."""
+        """Folders in the checkpoint folder whose files determine the conditions."""
         return ("vae", *(folder for part in self.parts for folder in part.folders))
 
 
 def family_of(model: nn.Module | str) -> Family:
-    """Return the family of a model, or of a class name of diffusers or the original; ValueError for another."""
+    """Return the family of a model or of a class name of diffusers or the original. Raises ValueError if unknown."""
     names = [model] if isinstance(model, str) else [cls.__name__ for cls in type(model).__mro__]  # FSDP2 subclasses it
     for name in names:
         if name in packages():
@@ -130,7 +130,7 @@ def family_of(model: nn.Module | str) -> Family:
 
 
 def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
-    """Return a model of diffusers' class, initialised by it."""
+    """Build a model of diffusers' class with diffusers' initialization."""
     import diffusers
 
     model = getattr(diffusers, component.class_name)(**arguments)
@@ -139,16 +139,16 @@ def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def component_of(model: nn.Module) -> Component:
-    """Return the component that a transformer or a VAE is."""
+    """Return the component that describes a transformer or a VAE."""
     family, names = family_of(model), [cls.__name__ for cls in type(model).__mro__]
     return family.transformer if family.transformer.class_name in names else family.vae
 
 
 def family_of_config(config: Mapping[str, Any], part: str) -> Family:
-    """Return the family of a config.json of the ``transformer`` or the ``vae``.
+    """Return the family of the ``transformer`` or the ``vae`` that a config.json describes.
 
-    Where its ``_class_name`` is missing or unknown its settings decide; what none understands is left to the first
-    family, whose reader says what is wrong.
+    If ``_class_name`` is missing or unknown, its settings decide. If no family can read them either, return the first
+    family, whose reader then raises an error that names the problem.
     """
     if (name := str(config.get("_class_name"))) in packages():
         return family_of(name)
@@ -160,27 +160,27 @@ def family_of_config(config: Mapping[str, Any], part: str) -> Family:
 
 
 def family_named(package: str) -> Family:
-    """Return the family of a package below ``hyvideo/models``."""
+    """Return the family of a package in ``hyvideo/models``."""
     return importlib.import_module(f"hyvideo.models.{package}.family").FAMILY
 
 
 def families() -> list[Family]:
-    """Return all families, those of versions.yaml first: files that name no class, as old ones, are of the first."""
+    """Return all families, those of versions.yaml first: old files that name no class belong to the first."""
     return [family_named(package) for package in dict.fromkeys((*FAMILIES, *packages().values()))]
 
 
 def blocks(transformer: nn.Module) -> nn.ModuleList:
-    """Return the blocks of a transformer: what FSDP, recomputation and compilation wrap."""
+    """Return the blocks of a transformer, the units of FSDP, activation checkpointing and compilation."""
     return transformer.get_submodule(family_of(transformer).blocks)
 
 
 def install(transformer: nn.Module, sequence: WholeSequence | None = None) -> None:
-    """Give a diffusers transformer our forward pass: `Family.install`."""
+    """Replace a diffusers transformer's forward pass by this project's (`Family.install`)."""
     family_of(transformer).install(transformer, sequence)
 
 
 def prepare(transformer: nn.Module, kinds: Iterable[str]) -> None:
-    """Install our forward pass, and freeze what no gradient can reach with conditions of these kinds."""
+    """Install this project's forward pass and freeze modules that get no gradient with these kinds of conditions."""
     install(transformer)
     freeze_dead_parameters(transformer)
     for part in family_of(transformer).parts:
@@ -189,13 +189,13 @@ def prepare(transformer: nn.Module, kinds: Iterable[str]) -> None:
 
 
 def freeze_dead_parameters(transformer: nn.Module) -> None:
-    """Freeze what never gets a gradient, so that no optimizer or reduction waits for one."""
+    """Freeze parameters that never get a gradient, so that optimizers and reductions skip them."""
     for name in family_of(transformer).without_gradient(transformer):
         transformer.get_submodule(name).requires_grad_(False)
 
 
 def stock_twin(transformer: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return diffusers' model with its own forward pass, on shared weights unless ``dtype`` is another one."""
+    """Return the same model with diffusers' forward pass; weights are shared unless ``dtype`` differs."""
     import diffusers
     from accelerate import init_empty_weights
 

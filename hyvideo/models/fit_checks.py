@@ -1,6 +1,6 @@
-"""Checks of a checkpoint folder before anything is loaded: what is missing, broken or does not fit, in sentences.
+"""Checks of a checkpoint folder before anything is loaded: missing, corrupted and mismatched files, as messages.
 
-Configs and the headers of the weight files are read, a second or two for the full-size model.
+Only configs and headers of weight files are read, which takes a second or two for the full-size model.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ from hyvideo.models.weight_files import Folder, labelled, problems_of, read_head
 def check_checkpoint(
     root: str | Path, version: str | None, requests: Iterable[Request], *, weights_needed: bool = True
 ) -> list[str]:
-    """Problems that keep the parts that the requests need from loading; empty when there are none.
+    """Return the problems that keep the parts needed by the requests from loading; empty if there are none.
 
-    ``weights_needed=False`` checks what ``random_weights_seed`` needs: the configs and the tokenizers.
+    ``weights_needed=False`` checks only configs and tokenizers, the files that ``random_weights_seed`` needs.
     """
     root = Path(root)
     family = _family(root, version)
@@ -34,8 +34,8 @@ def check_checkpoint(
 
 
 def _family(root: Path, version: str | None) -> Family:
-    """Return the family of a folder's transformer; where that is missing or broken, the one its version belongs to."""
-    with suppress(ValueError):  # one of the problems
+    """Return the family of a folder's transformer; if it is missing or corrupted, the family of its version."""
+    with suppress(ValueError):  # reported among the problems
         return loading.read_family(loading.transformer_folder(root, version))
     return family_named(version_defaults(version).family)
 
@@ -43,9 +43,9 @@ def _family(root: Path, version: str | None) -> Family:
 def model_problems(
     folder: Folder, part: str = "transformer", *, family: Family | None = None, weights_needed: bool = True
 ) -> list[str]:
-    """Problems that keep the ``transformer`` or the ``vae`` of a folder from loading, by its config and headers.
+    """Return the problems that keep the ``transformer`` or ``vae`` of a folder from loading, from config and headers.
 
-    ``family`` is the one that it must be of; by default its config says of which it is.
+    ``family`` is the family it must belong to; by default, the one that its config names.
     """
     component = getattr(family or loading.read_family(folder, part), part)
     model, is_original = loading.build_without_memory(component, folder)
@@ -56,26 +56,26 @@ def model_problems(
 
 
 def pipeline_problems(root: Path) -> list[str]:
-    """Problems of the pipeline that a model_index.json describes: the program trains a single transformer."""
+    """Return the problems of the pipeline in a model_index.json: only a single transformer can be trained."""
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
     others = sorted(
-        name for name, of in parts.items() if name.startswith("transformer_") and of not in (None, [None, None])
+        name for name, value in parts.items() if name.startswith("transformer_") and value not in (None, [None, None])
     )
-    return [f"{path} has {', '.join(others)} beside the transformer: such models cannot be used"] if others else []
+    return [f"{path} also has {', '.join(others)}: models with two transformers are not supported"] if others else []
 
 
 def size_problems(root: str | Path, version: str | None, *, num_frames: int, height: int, width: int) -> list[str]:
-    """Reasons why the models of a folder cannot make videos of this size; empty when they can. Reads configs only."""
-    folder, of_vae = loading.transformer_folder(root, version), loading.vae_folder(root)
+    """Return the reasons why a folder's models cannot generate videos of this size. Reads only configs."""
+    folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
     family = loading.read_family(folder)
     settings = loading.read_arguments(family.transformer, folder)[0]
     patch = family.patch(settings)
-    latents = family.latents(loading.read_arguments(family.vae, of_vae)[0])
+    latents = family.latents(loading.read_arguments(family.vae, vae_folder)[0])
     multiple = latents.spatial * patch[1]
     problems = []
     if latents.channels != (channels := settings["out_channels"]):
-        problems.append(f"{of_vae.path} has latents of {latents.channels} channels, {folder.path} makes {channels}")
+        problems.append(f"{vae_folder.path} needs {latents.channels} latent channels, but {folder.path} has {channels}")
     if height % multiple or width % multiple:
         problems.append(f"height and width must be multiples of {multiple}, got {height} x {width}")
     if num_frames % latents.temporal != 1:

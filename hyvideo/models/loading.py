@@ -1,16 +1,16 @@
-"""Transformer and VAE from a folder of weights, in the original layout or in diffusers'.
+"""Loading of transformer and VAE from a checkpoint folder, in the original layout or in diffusers'.
 
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
-    diffusers   root/{transformer, vae}/, weights perhaps in several files
+    diffusers   root/{transformer, vae}/, weights possibly in several files
 
-The ``_class_name`` of a config.json decides whose names it has. A folder that ``save_pretrained`` wrote for a
-transformer alone can stand for the root.
+The ``_class_name`` in config.json determines which names the tensors have. The root may also be a folder that
+``save_pretrained`` wrote for a single transformer.
 
-The model is built without memory (on the meta device), its tensors are compared with the headers of the files, and
-only when every name and shape agrees are the tensors read, one after another. A compact checkpoint may leave out
-tensors that are random and never trained: the metadata of its file then has a key ``drawn``, a JSON object
-{prefix: seed}, and `weight_files.draw_tensor` makes them again.
+The model is built on the meta device and its tensors are compared with the headers of the files. Tensors are read,
+one by one, only if all names and shapes agree. A compact checkpoint may omit tensors that are random and never
+trained: the metadata of its file then has a key ``drawn``, a JSON object {prefix: seed}, from which
+`weight_files.draw_tensor` generates them again.
 """
 
 import inspect
@@ -37,23 +37,23 @@ def load_transformer(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    **how: Any,
+    **kwargs: Any,
 ) -> nn.Module:
-    """The diffusers transformer, in eval mode, its parameters trainable; ``how`` is that of `stream_transformer`.
+    """Load the diffusers transformer in eval mode, with trainable parameters; `stream_transformer` takes ``kwargs``.
 
-    Raises ValueError where something is missing, broken or does not fit, naming the tensor, the file and the version.
+    Raises ValueError, naming tensor, file and version, if something is missing, corrupted or does not fit.
     """
-    return _filled(*stream_transformer(root, version, device=device, **how), dtype, device)
+    return _filled(*stream_transformer(root, version, device=device, **kwargs), dtype, device)
 
 
 def transformer_without_memory(root: str | Path, version: str | None) -> nn.Module:
-    """The transformer on the meta device: names and shapes, no weights."""
+    """Return the transformer on the meta device: names and shapes, no weights."""
     folder = transformer_folder(root, version)
     return build_without_memory(read_family(folder).transformer, folder)[0]
 
 
 def transformer_of(path: Path) -> nn.Module:
-    """The transformer that a JSON file of diffusers' settings describes, on the meta device."""
+    """Return the transformer described by a JSON file of diffusers' settings, on the meta device."""
     config = weight_files.read_json(path, "transformer")
     component = family_of_config(config, "transformer").transformer
     with torch.device("meta"):
@@ -69,16 +69,16 @@ def stream_transformer(
     random_weights_seed: int | None = None,
     lora: Lora | None = None,
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
-    """The transformer without memory, and its weights one after another under the model's names: to fill shards.
+    """Return the transformer on the meta device and an iterator over its named weights, for filling shards.
 
-    Weights that are read come on the CPU; a large model's random ones are drawn on ``device``. The iterator raises
-    ValueError as `load_transformer`, before the first weight.
+    Weights from files are on the CPU; random weights of a large model are generated on ``device``. The iterator raises
+    ValueError as `load_transformer` does, before the first weight.
 
     Args:
-        version: Name of the transformer in the original layout (``480p_t2v``); other folders hold a single one.
-        read: False gives weights without memory, in the same order, for a rank that gets the values from another.
-        random_weights_seed: Makes a random model from config.json alone, the same one on every CPU.
-        lora: Is added to the weights, in float32.
+        version: Name of the transformer in the original layout (``480p_t2v``); other folders contain a single one.
+        read: False yields meta tensors in the same order, for ranks that get the values from another rank.
+        random_weights_seed: Build a random model from config.json alone, identical on every CPU.
+        lora: LoRA to add to the weights, in float32.
     """
     folder = transformer_folder(root, version)
     component = read_family(folder).transformer
@@ -93,7 +93,7 @@ def load_vae(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
 ) -> nn.Module:
-    """The diffusers VAE, in eval mode, able to take batches; `Family.latents` has the scale of its latents."""
+    """Load the diffusers VAE in eval mode; it accepts batches. `Family.latents` has the scale of its latents."""
     folder = vae_folder(root)
     family = read_family(folder, "vae")
     vae = _filled(*_stream(family.vae, folder, random_weights_seed, device), dtype, device)
@@ -102,15 +102,15 @@ def load_vae(
 
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
-    """Copies the weights that ``save_pretrained`` wrote to `folder` into `transformer`.
+    """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its dtype and device.
 
-    Its dtype and device stay. Its tensors must be whole: load before it is sharded or given adapters. For a transformer
-    without memory nothing is read. Raises ValueError where a tensor or a setting is not the transformer's.
+    Call it before sharding the transformer or adding adapters. On the meta device, only headers are read. Raises
+    ValueError if a tensor or a setting differs from the transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
     component = family_of(transformer).transformer
     arguments, is_original = read_arguments(component, source)
-    weight_files.refuse(source, setting_problems(transformer.config, arguments, ignored=component.notes))
+    weight_files.raise_problems(source, setting_problems(transformer.config, arguments, ignored=component.notes))
     targets = transformer.state_dict()
     read = not any(target.is_meta for target in targets.values())
     for name, tensor in _stream_state(component, source, targets, is_original, read=read):
@@ -118,10 +118,10 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
-    """``t2v`` or ``i2v``, what the transformer was trained for as its files say; None where they do not say.
+    """Return the task of the transformer according to its files, ``t2v`` or ``i2v``; None if they do not state it.
 
-    A diffusers pipeline's model_index.json comes before config.json, which is wrong on the hub: the script that made
-    the checkpoints there writes i2v into that of a text-to-video model (diffusers 0.42.1).
+    The model_index.json of a diffusers pipeline takes precedence over config.json, which is wrong on the hub: the
+    conversion script writes i2v into the config.json of text-to-video models (diffusers 0.42.1).
     """
     folder = transformer_folder(root, version)
     tasks = {name: task for task, name in read_family(folder).pipelines.items()}
@@ -135,30 +135,30 @@ def read_task(root: str | Path, version: str | None) -> str | None:
 
 
 def read_num_heads(root: str | Path, version: str | None) -> int:
-    """Attention heads of the transformer, from its config.json."""
+    """Return the number of attention heads of the transformer, from its config.json."""
     folder = transformer_folder(root, version)
     return read_arguments(read_family(folder).transformer, folder)[0]["num_attention_heads"]
 
 
 def find_transformer(root: str | Path, version: str | None = None) -> Path | None:
-    """Folder of the transformer's config.json in the original layout, in diffusers', or ``root`` itself."""
+    """Return the folder of the transformer's config.json in the original or diffusers' layout, or ``root`` itself."""
     versions = Path(root) / "transformer"
     candidates = [*([versions / version] if version else []), versions]
-    # A folder of versions without the one asked for does not stand for it.
+    # If there is a folder of versions, ``root`` itself is no substitute for a missing version.
     candidates += [] if versions.is_dir() else [Path(root)]
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
 
 def transformer_folder(root: str | Path, version: str | None) -> Folder:
-    """Folder of the transformer. Raises ValueError, naming the versions that are there, where there is none."""
+    """Return the folder of the transformer. Raises ValueError, listing the available versions, if it is missing."""
     label = f"transformer version {version!r}"
     if folder := find_transformer(root, version):
         return Folder(folder, label)
     versions = Path(root) / "transformer"
     if versions.is_dir():
         present = sorted(path.parent.name for path in versions.glob("*/config.json"))
-        raise ValueError(f"{label}: {versions} has no such folder with a config.json; versions there: {present}")
-    raise ValueError(f"{label}: {root} has neither a folder transformer nor a config.json; set pretrained_model_root")
+        raise ValueError(f"{label}: {versions} has no such folder with a config.json; available: {present}")
+    raise ValueError(f"{label}: {root} has neither a transformer folder nor a config.json; set pretrained_model_root")
 
 
 def vae_folder(root: str | Path) -> Folder:
@@ -166,35 +166,35 @@ def vae_folder(root: str | Path) -> Folder:
 
 
 def read_family(folder: Folder, part: str = "transformer") -> Family:
-    """The family of the ``transformer`` or ``vae`` in a folder. Raises ValueError where there is no config.json."""
+    """Return the family of the ``transformer`` or ``vae`` in a folder. Raises ValueError without a config.json."""
     return family_of_config(weight_files.read_json(folder.path / "config.json", folder.label), part)
 
 
 def checked_family(root: str | Path, version: str) -> Family:
-    """Return the family of a folder's transformer. Raises ValueError if the version has another family's settings."""
+    """Return the family of a folder's transformer. Raises ValueError if the version belongs to another family."""
     folder = transformer_folder(root, version)
     family, listed = read_family(folder), version_defaults(version).family
     if family.name != listed:
         raise ValueError(
-            f"transformer_version {version} has the settings of {listed}, but {folder.path} has a transformer of "
-            f"{family.name}; set transformer_version and pretrained_model_root to one family"
+            f"transformer_version {version} belongs to the family {listed}, but {folder.path} contains a transformer "
+            f"of {family.name}. Set transformer_version and pretrained_model_root to the same family"
         )
     return family
 
 
 def build_without_memory(component: Component, folder: Folder) -> tuple[nn.Module, bool]:
-    """The model on the meta device, and whether the folder is in the original layout."""
+    """Return the model on the meta device, and whether the folder is in the original layout."""
     arguments, is_original = read_arguments(component, folder)
     try:
         with torch.device("meta"):
             return new_model(component, arguments), is_original
     except (ValueError, TypeError, ArithmeticError, LookupError, RuntimeError, AssertionError) as error:
-        made = f"the settings of {folder.path / 'config.json'} make no {component.class_name}"
-        raise ValueError(f"{folder.label}: {made}: {str(error) or type(error).__name__}") from error
+        failure = f"cannot build a {component.class_name} from {folder.path / 'config.json'}"
+        raise ValueError(f"{folder.label}: {failure}: {str(error) or type(error).__name__}") from error
 
 
 def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any], bool]:
-    """Constructor arguments from the folder's config.json, and whether it is in the original's words."""
+    """Return the constructor arguments from a folder's config.json, and whether it uses the original's names."""
     path = folder.path / "config.json"
     config = weight_files.read_json(path, folder.label)
     try:
@@ -206,20 +206,20 @@ def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any]
 
 
 def expected_shapes(component: Component, state: Mapping[str, Tensor], is_original: bool) -> Shapes:
-    """Names and shapes that a model's file must have, from the model's state."""
+    """Return the tensor names and shapes that a model's files must have, from its state dict."""
     return weight_files.shapes_of(component.to_original(state) if is_original else state)
 
 
 def setting_problems(config: Mapping[str, Any], arguments: Mapping[str, Any], ignored: Iterable[str] = ()) -> list[str]:
-    """Settings in which the arguments that a config.json gives differ from a model's config."""
-    ours, theirs = (
+    """Return a message for each setting in which the arguments from a config.json differ from a model's config."""
+    current, saved = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
         for settings in (_plain(config), arguments)
     )
     return [
-        f"{key} is {ours.get(key)!r} in the model and {theirs.get(key)!r} in config.json"
-        for key in sorted((set(ours) | set(theirs)) - set(ignored))
-        if ours.get(key) != theirs.get(key)
+        f"{key} is {current.get(key)!r} in the model and {saved.get(key)!r} in config.json"
+        for key in sorted((set(current) | set(saved)) - set(ignored))
+        if current.get(key) != saved.get(key)
     ]
 
 
@@ -229,16 +229,16 @@ def _filled(
     state = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights}
     model.load_state_dict(state, strict=True, assign=True)
     tensors = chain(model.named_parameters(), model.named_buffers())
-    assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict was left without memory"
+    assert not any(tensor.is_meta for _, tensor in tensors), "a tensor outside the state dict is on the meta device"
     return model
 
 
 def _stream(
     component: Component, folder: Folder, random_seed: int | None, device: str | torch.device
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
-    """The model without memory, in eval mode, and its weights one after another; on ``meta`` without memory too."""
+    """Return the model on the meta device, in eval mode, and an iterator over its weights."""
     model, is_original = build_without_memory(component, folder)
-    # Names and shapes as they are now: the caller may change the model before it takes the first weight.
+    # Taken now because the caller may change the model before it reads the first weight.
     state = model.eval().state_dict()
     if random_seed is None:
         return model, _stream_state(component, folder, state, is_original, read=torch.device(device).type != "meta")
@@ -249,26 +249,26 @@ def _stream(
 def _stream_state(
     component: Component, folder: Folder, state: Mapping[str, Tensor], is_original: bool, *, read: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """The folder's tensors under the model's names, one after another, once all names and shapes are known to fit."""
+    """Check all names and shapes, then yield the folder's tensors one by one under the model's names."""
     expected = expected_shapes(component, state, is_original)
     weights = weight_files.read_header(folder, WEIGHTS_STEM)
-    weight_files.refuse(folder, weight_files.tensor_problems(folder, expected, weights))
+    weight_files.raise_problems(folder, weight_files.tensor_problems(folder, expected, weights))
     for name, tensor in weight_files.stream_tensors(weights, expected, read=read):
-        # Both maps work tensor by tensor: one of the original's is one or three of diffusers'.
+        # The conversion works tensor by tensor: each original tensor becomes one or three of diffusers'.
         yield from (component.to_diffusers({name: tensor}) if is_original else {name: tensor}).items()
 
 
 def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a diffusers config; absent keys take the class's defaults, as in ``from_config``."""
+    """Return the arguments in a diffusers config; absent keys take the class's defaults, as in ``from_config``."""
     import diffusers
 
     arguments = _plain(config)
     parameters = inspect.signature(getattr(diffusers, component.class_name)).parameters
     if unknown := sorted(set(arguments) - set(parameters)):
-        raise ValueError(f"config keys {unknown} are not settings of diffusers' {component.class_name}")
+        raise ValueError(f"config keys {unknown} are not arguments of diffusers' {component.class_name}")
     return {name: parameter.default for name, parameter in parameters.items()} | arguments
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A diffusers config without the keys that only describe it."""
+    """Return a diffusers config without its metadata keys, which begin with an underscore."""
     return {key: value for key, value in config.items() if not key.startswith("_")}

@@ -1,16 +1,15 @@
-"""LoRA files in every form that is in use, applied by peft to the diffusers transformer.
+"""LoRA files in all common formats, applied by peft to the diffusers transformer.
 
     peft        adapter_model.safetensors, adapter_config.json    base_model.model.<module>.lora_A.weight
-    diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight, perhaps transformer.<module>
+    diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight or transformer.<module>...
     original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
                 with a `lora_prefix`, no metadata: <prefix><module>.lora_A.weight and <prefix><module>.alpha
 
-diffusers' ``load_lora_adapter``, by which the original's programs read theirs too, takes alpha from the metadata, and
-the rank for alpha where there are none. Other programs may write ``lora_down`` and ``lora_up`` for ``lora_A`` and
-``lora_B``.
+diffusers' ``load_lora_adapter``, which the original's programs also use, reads alpha from the metadata; without them,
+alpha is the rank. Other programs may write ``lora_down`` and ``lora_up`` instead of ``lora_A`` and ``lora_B``.
 
-The change of a weight is ``alpha / rank * B A``. Renaming a weight renames its change; where the two implementations
-arrange rows differently, the rows of B move and A stays, so the original's LoRA carries over exactly.
+A LoRA adds ``alpha / rank * B A`` to a weight. Where diffusers and the original order a weight's rows differently, the
+rows of B are reordered and A is unchanged, so the original's LoRA converts exactly.
 """
 
 import difflib
@@ -39,7 +38,7 @@ FORMS = ("diffusers", "peft", "original")
 LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = "adapter_model.safetensors", "pytorch_lora_weights.safetensors"
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
-# Settings in them: no more, because a peft that does not know a newer one refuses the file.
+# The only settings written to the metadata: an older peft rejects files with settings it does not know.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight")
 _SIDES = {"down": "A", "up": "B"}
@@ -50,7 +49,7 @@ _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "
 
 @dataclass(frozen=True)
 class Pair:
-    """The two matrices of a module, and the factor's numerator."""
+    """The two LoRA matrices of a module, and alpha."""
 
     a: Tensor  # (rank, in features)
     b: Tensor  # (out features, rank)
@@ -65,18 +64,18 @@ Lora = dict[str, Pair]  # by module of the diffusers transformer
 
 
 def read_lora(path: str | Path) -> Lora:
-    """A LoRA from a file or its folder, whatever its form; ValueError for none, or one that cannot be applied."""
+    """Read a LoRA in any format from a file or its folder. Raises ValueError if missing, invalid or unsupported."""
     file = _file_of(Path(path))
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
         settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
         settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"LoRA: the metadata of {file} are no JSON object ({error})") from error
+        raise ValueError(f"LoRA: the metadata of {file} must be a JSON object ({error})") from error
     if file.name == _PEFT_FILE:
         settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")
     if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
-        raise ValueError(f"LoRA {file}: {', '.join(unsupported)} is set, and only plain LoRA can be applied")
+        raise ValueError(f"LoRA {file}: only plain LoRA is supported, got {', '.join(unsupported)}")
     pairs = _pairs(tensors, settings, file)
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
@@ -85,9 +84,9 @@ def read_lora(path: str | Path) -> Lora:
 
 
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
-    """Gives the transformer a frozen adapter, ``scale`` times what it is; ``disable_adapters()`` is the base again.
+    """Add a LoRA to the transformer as a frozen adapter, scaled by ``scale``; ``disable_adapters()`` turns it off.
 
-    Raises ValueError, before anything is changed, where a module or a shape is not the transformer's.
+    Raises ValueError, before anything is changed, if a module or a shape does not match the transformer.
     """
     from peft import set_peft_model_state_dict
 
@@ -102,30 +101,30 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
-    """Raises ValueError that names the modules and shapes which are not the transformer's; it may be without memory."""
-    own, modules = family_of(transformer), dict(transformer.named_modules())
+    """Raise ValueError if modules or shapes of the LoRA do not match the transformer, which may be on meta."""
+    expected, modules = family_of(transformer), dict(transformer.named_modules())
     for family in families() if lora.keys().isdisjoint(modules) else ():  # families may share names of modules
-        if family is not own and any(re.match(family.matrices, module) for module in lora):
-            raise ValueError(f"the LoRA must be for a transformer of family {own.name}, got one for {family.name}")
+        if family is not expected and any(re.match(family.matrices, module) for module in lora):
+            raise ValueError(f"the LoRA must be for a transformer of family {expected.name}, got {family.name}")
     problems = []
     for name, pair in lora.items():
         module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])
         if not isinstance(module, nn.Linear):
-            problems.append(f"{name} is no linear layer of the transformer")
+            problems.append(f"{name} is not a linear layer of the transformer")
         elif tuple(module.weight.shape) != needed:
-            problems.append(f"{name} has shape {tuple(module.weight.shape)}, the LoRA is for {needed}")
+            problems.append(f"{name} has shape {tuple(module.weight.shape)}, but the LoRA is for {needed}")
     if problems:
         raise ValueError("the LoRA does not fit the transformer:\n  " + "\n  ".join(shortened(problems)))
 
 
 def merge(transformer: nn.Module) -> None:
-    """Adds the active adapter to the weights and takes it away."""
+    """Merge the active adapter into the weights and remove it."""
     transformer.fuse_lora()
     transformer.unload_lora()
 
 
 def lora_of(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Lora:
-    """The adapter of the transformer as it is now; ``gather`` makes a sharded tensor whole."""
+    """Return the current adapter of the transformer; ``gather`` returns the full tensor of a sharded one."""
     state = {
         name.replace(".default.", "."): gather(parameter.detach()).cpu()
         for name, parameter in transformer.named_parameters()
@@ -137,10 +136,10 @@ def lora_of(transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lamb
 def training_config(
     transformer: nn.Module, *, rank: int, alpha: float, targets: Sequence[str] = (), start: Lora | None = None
 ) -> "LoraConfig":
-    """peft's settings for an adapter to train: ``start``, or a new one on every matrix of the blocks with a gradient.
+    """Return peft's settings of the adapter to train: ``start``, or a new one on all trainable matrices of the blocks.
 
-    ``targets`` chooses other modules, as in `target_modules`. Raises ValueError for targets that match nothing, and for
-    a ``start`` of another rank, alpha or other modules.
+    ``targets`` selects other modules, as in `target_modules`. Raises ValueError for targets without a match, and for a
+    ``start`` with another rank, another alpha or other modules.
     """
     from peft import LoraConfig
 
@@ -150,26 +149,26 @@ def training_config(
     check_lora(transformer, start)
     found = {(pair.rank, pair.alpha) for pair in start.values()}
     if found != {(rank, alpha)}:
-        has = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(found))
+        needed = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(found))
         raise ValueError(
-            "lora_rank and lora_alpha must be those of the LoRA of pretrained_lora_path, which is trained on: got "
-            f"{rank} and {alpha:g}, it has {has}; take these, or lora_rank 0 to merge it and train all weights"
+            "lora_rank and lora_alpha must equal those of the LoRA in pretrained_lora_path, which is trained further: "
+            f"got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank 0 to merge it and train all weights"
         )
     dead = family_of(transformer).without_gradient(transformer)
-    of_file = {name for name in start if not name.startswith(dead)}
-    if targets and (different := of_file.symmetric_difference(target_modules(transformer, targets))):
+    modules = {name for name in start if not name.startswith(dead)}
+    if targets and (different := modules.symmetric_difference(target_modules(transformer, targets))):
         raise ValueError(
-            "lora_target_modules must choose the modules of the LoRA that pretrained_lora_path names; "
-            f"{min(different)} is in one of them only. Leave lora_target_modules out to train what the file has"
+            "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
+            f"{min(different)} is in only one of them. Omit lora_target_modules to train the file's modules"
         )
     return _config_of(start)
 
 
 def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Names of the linear layers with a gradient that any of ``targets`` chooses.
+    """Return the names of the trainable linear layers that any of ``targets`` matches.
 
-    A target is a regular expression of names or, where that is no whole name, of ends of names, be they the
-    transformer's or the original's: ``img_attn_q`` is ``attn.to_q`` of every block. ValueError for one without a match.
+    A target is a regular expression for whole names in the transformer or, if none matches, for ends of names in the
+    transformer or the original: ``img_attn_q`` selects ``attn.to_q`` in all blocks. Raises ValueError without a match.
     """
     family = family_of(transformer)
     dead = family.without_gradient(transformer)
@@ -191,7 +190,7 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _with_original_names(linear: Sequence[str], component: Component) -> list[tuple[str, str]]:
-    """Modules of the original, each with a linear layer that it is here: three of them where it fuses them."""
+    """Return (original name, diffusers name) pairs of linear layers; a fused layer of the original has three pairs."""
     rows = component.to_original({f"{name}.weight": torch.empty(6, 1, device="meta") for name in linear})
     return [
         (name.removesuffix(".weight"), source.removesuffix(".weight"))
@@ -201,9 +200,9 @@ def _with_original_names(linear: Sequence[str], component: Component) -> list[tu
 
 
 def start_lora(transformer: nn.Module, config: "LoraConfig") -> None:
-    """Gives the transformer an adapter to train, in float32, and freezes all else, and what adapts a frozen layer.
+    """Add a trainable float32 adapter and freeze everything else, including adapters of frozen layers.
 
-    The adapter's values are the caller's.
+    The caller sets the adapter's values.
     """
     frozen = {name.removesuffix(".weight") for name, value in transformer.named_parameters() if not value.requires_grad}
     _add_adapter(transformer, config)
@@ -218,11 +217,11 @@ def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
     transformer.add_adapter(config)
     for module in transformer.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False  # autocast casts the adapter, and not all tokens to float32
+            module.cast_input_dtype_enabled = False  # leave casting to autocast: peft would cast all tokens to float32
 
 
 def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
-    """Weights by name, and where the LoRA changes one the sum in float32; those without memory stay as they are."""
+    """Yield the named weights with the LoRA added in float32; meta tensors are yielded unchanged."""
     for name, weight in weights:
         pair = lora.get(name.removesuffix(".weight"))
         if pair and not weight.is_meta:
@@ -232,7 +231,7 @@ def with_changes(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[
 
 
 def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> None:
-    """Writes a LoRA; `read_lora` reads every form back bit for bit. ValueError where the form cannot express it."""
+    """Save a LoRA; `read_lora` reads it back bit for bit. Raises ValueError if the format cannot represent it."""
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     folder = Path(folder)
@@ -245,7 +244,7 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
         config = json.dumps(settings, indent=2, sort_keys=True, default=list)  # sets as lists
         (folder / _PEFT_CONFIG).write_text(config + "\n")
     tensors = {prefix + name: tensor.detach().cpu().contiguous().clone() for name, tensor in _state(pairs).items()}
-    if form == "original" and prefix:  # its programs read no metadata
+    if form == "original" and prefix:  # the original's programs read no metadata
         metadata, exact = {}, torch.float64
         tensors |= {f"{prefix}{name}.alpha": torch.tensor(pair.alpha, dtype=exact) for name, pair in pairs.items()}
     with replacing(folder / file) as aside:
@@ -253,7 +252,7 @@ def save_lora(lora: Lora, folder: str | Path, *, form: str = "diffusers") -> Non
 
 
 def lora_files(path: str | Path) -> list[Path]:
-    """Files that a LoRA is read from. Raises ValueError where there are none."""
+    """Return the files that a LoRA is read from. Raises ValueError if there are none."""
     file = _file_of(Path(path))
     config = file.with_name(_PEFT_CONFIG)
     return [file, config] if file.name == _PEFT_FILE and config.is_file() else [file]
@@ -262,15 +261,15 @@ def lora_files(path: str | Path) -> list[Path]:
 def _file_of(path: Path) -> Path:
     if path.is_file():
         return path
-    for name in (*LORA_FILES, f"lora/{_DIFFUSERS_FILE}"):  # the last of a run's checkpoint
+    for name in (*LORA_FILES, f"lora/{_DIFFUSERS_FILE}"):  # the last is in a run's checkpoint
         if (path / name).is_file():
             return path / name
-    lacking = "" if path.exists() else "; it is not there"
-    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{lacking}")
+    hint = "" if path.exists() else "; it does not exist"
+    raise ValueError(f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{hint}")
 
 
 def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
-    """A and B by module; alpha is the rank where nothing says it."""
+    """Return A and B by module; alpha defaults to the rank."""
     from peft.utils.other import get_pattern_key
 
     sides: dict[str, dict[str, Tensor]] = {}
@@ -282,14 +281,14 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
         elif match := _KEY.fullmatch(short):
             sides.setdefault(match["module"], {})[_SIDES.get(match["side"], match["side"])] = tensor
         else:
-            raise ValueError(f"LoRA {file}: tensor {name!r} is no lora_A or lora_B weight")
+            raise ValueError(f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight")
     if not sides:
-        raise ValueError(f"LoRA {file}: no lora_A and lora_B weights in it")
+        raise ValueError(f"LoRA {file}: the file has no lora_A and lora_B weights")
     pairs = {}
     for module, pair in sides.items():
         shapes = {side: tuple(tensor.shape) for side, tensor in sorted(pair.items())}
-        is_whole = set(pair) == {"A", "B"} and all(tensor.ndim == 2 for tensor in pair.values())
-        if not is_whole or pair["A"].shape[0] != pair["B"].shape[1]:
+        is_complete = set(pair) == {"A", "B"} and all(tensor.ndim == 2 for tensor in pair.values())
+        if not is_complete or pair["A"].shape[0] != pair["B"].shape[1]:
             raise ValueError(f"LoRA {file}: {module} needs lora_A (rank, in) and lora_B (out, rank), got {shapes}")
         patterns = settings.get("alpha_pattern") or {}
         alpha = patterns.get(get_pattern_key(patterns, module), settings.get("lora_alpha", len(pair["A"])))
@@ -312,12 +311,12 @@ def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
 
 
 def _to_original(lora: Lora) -> tuple[Lora, str]:
-    """Return the LoRA under the original's names, and what comes before them in its files."""
+    """Return the LoRA under the original's names, and the prefix of these names in files."""
     renamed = {}
     rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
     original, family = renamed_by_family("transformer", "to_original", rows)
     for name, b in original.items():
-        # Which modules of diffusers' became this one: three where the original fuses them.
+        # The diffusers modules that form this one: three if the original fuses them.
         parts = [lora[source.removesuffix(".weight")] for source in family.transformer.to_diffusers({name: b})]
         if any(part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts):
             raise ValueError(f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha")
@@ -339,7 +338,7 @@ def _config_of(lora: Lora) -> "LoraConfig":
 
 
 def _exactly(names: list[str]) -> str:
-    """A regular expression for these names: a list would also match names that end with them."""
+    """Return a regular expression for exactly these names; peft would also match longer names against a list."""
     return "|".join(re.escape(name) for name in names)
 
 

@@ -1,16 +1,16 @@
-"""Names of tensors and settings in original checkpoints, mapped to diffusers' and back by the table of a family.
+"""Conversion of tensor and setting names between original checkpoints and diffusers, by a family's table.
 
 A table (``<family>/names.yaml``) has these keys:
 
-    placeholders   regular expressions that stand in braces on both sides of a row
+    placeholders   regular expressions by name; rows refer to them in braces
     <model>
-      modules      names of modules; "leaves" may follow them
+      modules      names of modules; "leaves" matches the rest of a tensor's name
       tensors      whole names of tensors
-      settings     of config.json that only have other names, by kind
-      only_values  settings of the original that have no other value here
-      defaults     of settings that the original's config.json may lack
-      left_out     those that it never has; another value is written and read
-      arguments    of diffusers' class for all models
+      settings     settings of config.json that differ only in name, by kind
+      only_values  settings of the original for which only this value is supported
+      defaults     settings that may be missing in the original's config.json
+      left_out     settings that it never has; written only if the value differs
+      arguments    fixed arguments of diffusers' class
 """
 
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the planner reads settings without torch
 
 Rename = Callable[["Mapping[str, Tensor]"], "dict[str, Tensor]"]
 
-# Kinds of settings in the tables: what they must be, whether a value is, and the type of diffusers' argument.
+# Kinds of settings in the tables: description, check of a value, and type of diffusers' argument.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
     "integers": ("an integer of at least 1", lambda value: type(value) is int and value > 0, int),
     "counts": ("an integer of at least 0", lambda value: type(value) is int and value >= 0, int),
@@ -38,15 +38,15 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
 
 
 def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
-    """Return functions that give a model's tensors diffusers' names and the original's.
+    """Return the functions that rename a model's tensors to diffusers' names and to the original's.
 
-    They raise ValueError, which names the ``kind`` of model, for a tensor that no row knows.
+    For a tensor that no row matches, they raise a ValueError that names the ``kind`` of model.
     """
     rows = [(*row, rf"\.(?P<leaf>{table[model]['leaves']})", ".{leaf}") for row in table[model]["modules"].items()]
     rows += [(*row, "", "") for row in table[model].get("tensors", {}).items()]
     placeholders = table["placeholders"]
-    to_diffusers = [(_pattern(original, leaf, placeholders), ours + end) for original, ours, leaf, end in rows]
-    to_original = [(_pattern(ours, leaf, placeholders), original + end) for original, ours, leaf, end in rows]
+    to_diffusers = [(_pattern(original, leaf, placeholders), new + end) for original, new, leaf, end in rows]
+    to_original = [(_pattern(new, leaf, placeholders), original + end) for original, new, leaf, end in rows]
     return partial(_rename, to_diffusers, f"an original {kind}"), partial(_rename, to_original, f"a diffusers {kind}")
 
 
@@ -60,33 +60,33 @@ def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Patter
 def _rename(
     renamings: list[tuple[re.Pattern[str], str]], kind: str, state_dict: "Mapping[str, Tensor]"
 ) -> "dict[str, Tensor]":
-    """Return tensors under new names: each pattern has a template, filled in with the match's groups."""
+    """Return tensors under new names: the template of the matching pattern, filled in with the match's groups."""
     renamed = {}
     for name, tensor in state_dict.items():
         matches = ((pattern.fullmatch(name), template) for pattern, template in renamings)
         new_name = next((template.format(**match.groupdict()) for match, template in matches if match), None)
         if new_name is None:
-            raise ValueError(f"tensor {name!r} with shape {tuple(tensor.shape)} is no tensor of {kind} checkpoint")
+            raise ValueError(f"tensor {name!r} with shape {tuple(tensor.shape)} does not belong to {kind} checkpoint")
         renamed[new_name] = tensor
     return renamed
 
 
 def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return a setting of the original as diffusers' class takes it. Raises ValueError for one of another kind."""
-    rule, is_right, to_type = _KINDS[kind]
-    if not is_right(config.get(key)):
+    """Return a setting of the original as diffusers' argument. Raises ValueError if it is not of this kind."""
+    rule, is_valid, to_type = _KINDS[kind]
+    if not is_valid(config.get(key)):
         raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
     return to_type(config[key])
 
 
 def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return diffusers' arguments for the original's config that only have other names, and those of all models.
+    """Return the diffusers arguments that differ from the original's config only in name, and the fixed arguments.
 
-    Raises ValueError for a setting of another kind, or with another value than the only supported one.
+    Raises ValueError for a setting of the wrong kind or with an unsupported value.
     """
     for key, value in table.get("only_values", {}).items():
         if config.get(key, value) != value:
-            raise ValueError(f"config key {key!r} must be {value!r}, got {config[key]!r}: no other is supported")
+            raise ValueError(f"config key {key!r} must be {value!r}, the only supported value, got {config[key]!r}")
     config = table.get("left_out", {}) | table.get("defaults", {}) | dict(config)
     names = [(kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()]
     return table.get("arguments", {}) | {name: setting(config, key, kind) for kind, key, name in names}
@@ -95,7 +95,7 @@ def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -
 def settings_to_original(
     table: Mapping[str, Any], config: Mapping[str, Any], others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the original's config: settings that only have other names in diffusers' config, and ``others``."""
+    """Return the original's config: the settings that differ from diffusers' only in name, and ``others``."""
     values = {key: config[name] for keys in table["settings"].values() for key, name in keys.items()}
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     left_out = table.get("left_out", {}).items()

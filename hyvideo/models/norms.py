@@ -1,4 +1,4 @@
-"""Norms by few kernels, which read and write the computing precision and are float32 within."""
+"""Norms in few kernels: inputs and outputs in the compute dtype, float32 internally."""
 
 import torch
 import torch.nn.functional as F
@@ -8,32 +8,32 @@ _EPS = 1e-6  # of diffusers' layer norms
 
 
 def modulated(tokens: Tensor, shift: Tensor, scale: Tensor, *, eps: float = _EPS) -> Tensor:
-    """Return ``norm(tokens) * (1 + scale) + shift``, in the precision of ``shift``. Shape: (batch, tokens, dim)."""
+    """Return ``norm(tokens) * (1 + scale) + shift`` in the dtype of ``shift``. Shape: (batch, tokens, dim)."""
     size = tokens.shape[2:]
     if len(tokens) > 1:
         return torch.addcmul(shift, F.layer_norm(tokens, size, eps=eps), 1 + scale).to(shift.dtype)
-    # One sample's modulation is the weight and bias of the norm's kernel. Autocast would cast to float32 before it.
+    # A single sample's modulation serves as weight and bias of the norm's kernel. Autocast would first cast to float32.
     weight, bias = (value[0, 0].to(tokens.dtype) for value in (1 + scale, shift))
     with torch.autocast(tokens.device.type, enabled=False):
         return F.layer_norm(tokens, size, weight, bias, eps).to(shift.dtype)
 
 
 def layer_normalised(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
-    """Return the layer norm over the last dimension, with the norm's weights, by one kernel."""
+    """Return the layer norm over the last dimension, with the norm's weights, in one kernel."""
     weight, bias = (value.to(tokens.dtype) for value in (norm.weight, norm.bias))
     with torch.autocast(tokens.device.type, enabled=False):
         return F.layer_norm(tokens, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def rms_normalised(norm: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the root mean square norm over the last dimension by one kernel, which is float32 within."""
+    """Return the RMS norm over the last dimension, in one kernel that is float32 internally."""
     with torch.autocast(tokens.device.type, enabled=False):
         return F.rms_norm(tokens, norm.weight.shape, norm.weight.to(tokens.dtype), norm.eps)
 
 
 def channels_normalised(norm: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the root mean square norm over channels, in float32 at least. Shape: (batch, channels, ...)."""
+    """Return the RMS norm over channels, in float32 or higher precision. Shape: (batch, channels, ...)."""
     squares = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).square()
-    # 1e-12 is the least length by which diffusers divides.
+    # diffusers clamps the length at 1e-12.
     per_length = squares.sum(1, keepdim=True).clamp_min(1e-24).rsqrt()
     return (hidden * (per_length * norm.scale)).to(hidden.dtype) * norm.gamma

@@ -1,7 +1,7 @@
-"""State dicts and settings of original checkpoints of any family under diffusers' names, and back.
+"""Conversion of state dicts and settings between original checkpoints of any family and diffusers' names.
 
-Each function finds the family by the names that it is given, and raises ValueError for names of none. A program that
-has a model takes its family's `Component`.
+Each function infers the family from the names in its argument and raises ValueError if no family matches. If the model
+is known, use its family's `Component` instead.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from hyvideo.models.family import Family, families, family_of_config
 
 
 def renamed_by_family(part: str, direction: str, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Family]:
-    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``); return their family too."""
+    """Rename tensors of a ``transformer`` or ``vae`` (``to_diffusers``, ``to_original``) and return their family."""
     reasons = []
     for family in families():
         convert = getattr(getattr(family, part), direction)
-        if convert is dict:  # of a model that has no other names, it would take any
+        if convert is dict:  # a model without other names: it would accept any tensor
             continue
         try:
             return convert(rows), family
@@ -38,5 +38,5 @@ vae_to_original = partial(_renamed, "vae", "to_original")
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of diffusers' class for an original transformer's config.json."""
+    """Return the arguments of diffusers' class from an original transformer's config.json."""
     return family_of_config(config, "transformer").transformer.config_to_diffusers(config)

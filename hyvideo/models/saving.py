@@ -1,4 +1,4 @@
-"""Transformer and VAE to a folder in the original layout, whole or without the tensors that are drawn again."""
+"""Saving of transformer and VAE in the original layout, complete or without tensors that a seed reproduces."""
 
 import json
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from torch import nn
 from hyvideo.data.outside import replacing
 from hyvideo.models.family import component_of
 from hyvideo.models.loading import WEIGHTS_STEM, setting_problems
-from hyvideo.models.weight_files import Folder, draw_tensor, refuse, seed_for
+from hyvideo.models.weight_files import Folder, draw_tensor, raise_problems, seed_for
 
 
 def save_original(
     model: nn.Module, folder: Path, *, drawn: Mapping[str, int] | None = None, dtype: torch.dtype = torch.float16
 ) -> None:
-    """Writes a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
+    """Save a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original layout.
 
-    The tensors of ``drawn``, which gives the seed of a prefix of original names, are left out of the file; they must be
-    what `draw_tensor` gives for it, as in a model loaded with that ``random_weights_seed``.
-    Raises ValueError where the original layout cannot express the model, or a weight is too large for `dtype`.
+    ``drawn`` maps prefixes of original tensor names to seeds. These tensors are omitted from the file; they must equal
+    the result of `draw_tensor`, as in a model loaded with that ``random_weights_seed``.
+    Raises ValueError if the original layout cannot represent the model, or a weight overflows `dtype`.
     """
     component, drawn = component_of(model), dict(drawn or {})
     config = component.config_to_original(model.config)
     target = Folder(folder, f"saving {component.class_name}")
-    refuse(target, setting_problems(model.config, component.config_to_diffusers(config)))
+    raise_problems(target, setting_problems(model.config, component.config_to_diffusers(config)))
     tensors = {}
     for name, tensor in component.to_original(model.state_dict()).items():
         seed = seed_for(name, drawn)
@@ -34,13 +34,13 @@ def save_original(
             tensors[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
             if not tensors[name].isfinite().all():
                 raise ValueError(
-                    f"tensor {name!r} has values that are not finite in {dtype}; save with dtype=torch.float32"
+                    f"tensor {name!r} has values that are not finite in {dtype}. Save with dtype=torch.float32"
                 )
         elif not torch.equal(tensor.cpu(), draw_tensor(seed, name, tuple(tensor.shape)).to(tensor.dtype)):
-            raise ValueError(f"tensor {name!r} is not what seed {seed} draws; take its prefix out of drawn")
+            raise ValueError(f"tensor {name!r} differs from the values of seed {seed}. Remove its prefix from drawn")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     metadata = {"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {})
-    # The file may be the one that is being read, here or in another process.
+    # This process or another one may be reading the existing file.
     with replacing(folder / f"{WEIGHTS_STEM}.safetensors") as path:
         save_file(tensors, path, metadata=metadata)

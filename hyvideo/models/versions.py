@@ -1,7 +1,7 @@
-"""The versions of the models: their families and tasks, and the settings they are meant to be sampled with.
+"""Model versions: their families, tasks and recommended sampling settings.
 
-A version is a folder below ``<root>/transformer``; ``versions.yaml`` lists those that are released. A policy that was
-trained further keeps the settings of the version it came from.
+A version is a folder in ``<root>/transformer``; ``versions.yaml`` lists the released versions. A post-trained policy
+keeps the settings of the version it started from.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ Task = Literal["t2v", "i2v"]
 
 
 class Version(NamedTuple):
-    """A transformer and how to sample from it; the defaults are for one that is not listed."""
+    """A transformer and its sampling settings; the defaults apply to versions that are not listed."""
 
     name: str
-    family: str  # package of its models
+    family: str  # package name
     task: Task | None = None
     resolution: Literal["480p", "720p"] | None = None
     guidance_scale: float = 6.0
@@ -24,7 +24,7 @@ class Version(NamedTuple):
     num_steps: int = 40
     num_frames: int = 121
     fps: float = 24.0
-    sizes: list[tuple[int, int]] = []  # height and width that it is meant for, where they are few
+    sizes: list[tuple[int, int]] = []  # recommended heights and widths, if they are few
     negative_prompt: str = ""
     vae_dtype: Literal["fp16", "bf16", "fp32"] = "fp16"
     kind: Literal["base", "cfg_distilled", "step_distilled"] = "base"
@@ -36,21 +36,21 @@ _VERSIONS = {
     for family, versions in _TABLE["versions"].items()
     for name, settings in versions.items()
 }
-FAMILIES = tuple(_TABLE["versions"])  # what names no family is of the first one
+FAMILIES = tuple(_TABLE["versions"])  # the first is the default for files and versions that name no family
 ANNOUNCED = frozenset(_TABLE["announced"])
-_EMBEDDED = frozenset(_TABLE["embedded"])  # come with the project
+_EMBEDDED = frozenset(_TABLE["embedded"])
 RELEASED = {name: version for name, version in _VERSIONS.items() if name not in ANNOUNCED | _EMBEDDED}
-UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # and why
+UNSUPPORTED: dict[str, str] = _TABLE["unsupported"]  # version -> reason
 
 
 def version_defaults(name: str | None) -> Version:
-    """The settings that belong to a version; those of an unlisted one are the defaults, and the first family's."""
+    """Return the settings of a version; an unlisted one gets the defaults and the first family."""
     return _VERSIONS.get(name) or Version(name or "", FAMILIES[0])
 
 
 def version_for(resolution: str, task: Task, kind: str) -> str:
-    """The name of the listed version with these properties. Raises ValueError where there is none."""
+    """Return the name of the listed version with these properties. Raises ValueError if there is none."""
     for version in _VERSIONS.values():
         if (version.resolution, version.task, version.kind) == (resolution, task, kind):
             return version.name
-    raise ValueError(f"no listed version is {resolution}, {task} and {kind}; take one by --transformer_version")
+    raise ValueError(f"no listed version is {resolution}, {task} and {kind}. Choose one by --transformer_version")

@@ -1,8 +1,8 @@
-"""Files of weights: their headers compared with a model, and their tensors one after another.
+"""Weight files: checks of their headers against a model, and streaming of their tensors.
 
-`read_header` and `tensor_problems` say from the headers alone whether a folder fits a model. `stream_tensors` then
-reads each tensor into memory of its own, so that the peak of host memory is the model and one tensor. Nothing is
-memory-mapped: a map of a 33 GB file counts as memory once it is read, and machines with less refuse to make it.
+`read_header` and `tensor_problems` check from the headers alone whether a folder fits a model. `stream_tensors` then
+reads the tensors into separate buffers, so that the peak of host memory is the model plus one tensor. Nothing is
+memory-mapped: a map of a 33 GB file counts as used memory once it is read, and fails on machines with less memory.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from hyvideo.data.outside import parse_json, shown
 Shapes = dict[str, tuple[int, ...]]
 
 _NUM_PROBLEMS_SHOWN = 10
-_LARGE = 2**27  # numbers of a model
-# safetensors' names of types
+_LARGE = 2**27  # parameters of a model
+# safetensors' names of dtypes
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 
 
 class Folder(NamedTuple):
-    """Path of a component, and its name in messages."""
+    """Path of a component, and the component's name in messages."""
 
     path: Path
     label: str
@@ -39,12 +39,12 @@ class Weights(NamedTuple):
     """Contents of the headers of a folder's weight files."""
 
     shapes: Shapes
-    files: dict[str, Path]  # tensor name -> the file that holds it
+    files: dict[str, Path]  # tensor name -> file that contains it
     drawn: dict[str, int]  # prefix of tensor names -> seed
 
 
 def read_header(folder: Folder, stem: str) -> Weights:
-    """Names and shapes of the folder's tensors; ValueError for a file that is missing, truncated or of another kind."""
+    """Return the names and shapes of a folder's tensors. Raises ValueError for a missing or corrupted file."""
     found = Weights({}, {}, {})
     for path in weight_paths(folder, stem):
         try:
@@ -56,13 +56,13 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
         except (SafetensorError, ValueError, AttributeError, TypeError, OSError) as error:
             raise ValueError(
-                f"{folder.label}: {path} is truncated or no safetensors file ({error}); download it again"
+                f"{folder.label}: {path} is truncated or not a safetensors file ({error}); download it again"
             ) from error
     return found
 
 
 def weight_paths(folder: Folder, stem: str) -> list[Path]:
-    """The files of a folder's weights: ``<stem>.safetensors`` or those of its index; ValueError without."""
+    """Return a folder's weight files: ``<stem>.safetensors`` or those in its index. Raises ValueError if missing."""
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
     if whole.is_file():
@@ -72,44 +72,44 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
     weight_map = read_json(index, folder.label).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and PurePath(name).name == name for name in names):
-        raise ValueError(f"{folder.label}: {index} must name files of its own folder, got {shown(weight_map)}")
+        raise ValueError(f"{folder.label}: {index} must list files in its own folder, got {shown(weight_map)}")
     paths = [folder.path / name for name in sorted(set(names))]
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise ValueError(f"{folder.label}: {index.name} names {missing}, which are not in {folder.path}")
+        raise ValueError(f"{folder.label}: {index.name} lists {missing}, which are missing in {folder.path}")
     return paths
 
 
 def stream_tensors(weights: Weights, expected: Shapes, *, read: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Expected tensors with their names, on the CPU: read, or drawn where the files leave them out.
+    """Yield the expected tensors with their names, on the CPU: read, or generated if the files omit them.
 
-    ``read=False`` gives tensors without memory, in the same order, for a process that gets the values elsewhere.
+    ``read=False`` yields meta tensors in the same order, for ranks that get the values from another rank.
     """
     for path in sorted(set(weights.files.values())):
         with safe_open(path, framework="pt", backend="pread") as file:
-            for name in file.offset_keys():  # in the order of their bytes
+            for name in file.offset_keys():  # in file order
                 header = file.get_slice(name)
                 if (dtype := header.get_dtype()) not in _DTYPES:
-                    raise ValueError(f"tensor {name!r} in {path} must be of {', '.join(_DTYPES)}, got {dtype}")
-                without_memory = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
-                yield name, file.get_tensor(name) if read else without_memory
+                    raise ValueError(f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got {dtype}")
+                meta = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
+                yield name, file.get_tensor(name) if read else meta
     for name, shape in expected.items():
         if name not in weights.shapes:
             yield name, draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta")
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
-    """Tensors that are missing, unexpected or of another shape than the model's, in sentences."""
+    """Return a message for each tensor that is missing, unexpected or has another shape than the model's."""
     problems = []
     for name in sorted(set(expected) | set(weights.shapes)):
         shape, needed = weights.shapes.get(name), expected.get(name)
         tensor = f"tensor {name!r} in {weights.files.get(name)}"
         if needed is None:
-            problems.append(f"{tensor} is unexpected, the model of {folder.path / 'config.json'} has none")
+            problems.append(f"{tensor} is unexpected: the model of {folder.path / 'config.json'} does not have it")
         elif shape is None and seed_for(name, weights.drawn) is None:
             files = ", ".join(sorted({path.name for path in weights.files.values()})) or "the weight file"
             problems.append(f"tensor {name!r} of shape {needed} is missing in {folder.path / files}")
         elif shape not in (None, needed):
-            problems.append(f"{tensor} has shape {shape}, the model needs {needed}")
+            problems.append(f"{tensor} has shape {shape}, but the model needs {needed}")
     return problems
 
 
@@ -118,22 +118,22 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> Shapes:
 
 
 def draw_tensors(seed: int, shapes: Shapes, device: str | torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Random weights of a whole model, one after another; without memory where ``device`` is meta.
+    """Yield the random weights of a model one by one; meta tensors if ``device`` is meta.
 
-    A GPU draws those of a large model itself, in seconds for 8 billion; a small one is the same on every device.
+    Large models are generated on the GPU, in seconds for 8 billion parameters. Small ones do not depend on the device.
     """
     is_small = sum(map(math.prod, shapes.values())) < _LARGE
-    place = "cpu" if is_small and torch.device(device).type != "meta" else device
+    source = "cpu" if is_small and torch.device(device).type != "meta" else device
     for name, shape in shapes.items():
-        yield name, draw_tensor(seed, name, shape, place)
+        yield name, draw_tensor(seed, name, shape, source)
 
 
 def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torch.device = "cpu") -> Tensor:
-    """The random float32 weight that belongs to a seed and a tensor's name; every CPU draws the same bits.
+    """Return the random float32 weight for a seed and a tensor's name; it is bit-identical on every CPU.
 
-    Matrices and kernels are normal with variance 1 / fan-in, embeddings of tokens standard normal, scales of norms
-    one, biases zero. The name is that in the original checkpoint, so that both layouts are the same model. Other
-    devices than the CPU draw other values; meta none.
+    Matrices and kernels are normal with variance 1 / fan-in, token embeddings are standard normal, scales of norms are
+    1 and biases 0. ``name`` is the original checkpoint's, so that both layouts give the same model. GPUs generate other
+    values than CPUs.
     """
     device = torch.device(device)
     if name.endswith(".bias"):
@@ -148,70 +148,70 @@ def draw_tensor(seed: int, name: str, shape: tuple[int, ...], device: str | torc
         drawn = torch.Generator(device).manual_seed(key % 2**64)
         return torch.randn(shape, generator=drawn, device=device).div_(math.sqrt(fan_in))
     generator = np.random.Generator(np.random.Philox(key=key))
-    # In double precision: a tail value may differ in its last bit between C libraries, and rounding hides it.
+    # In double precision: tail values may differ in the last bit between C libraries, which rounding removes.
     return torch.from_numpy((generator.standard_normal(shape) / math.sqrt(fan_in)).astype(np.float32))
 
 
 def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
-    """The seed of a tensor that a compact file leaves out, or None."""
+    """Return the seed of a tensor that a compact file omits, or None."""
     return next((seed for prefix, seed in drawn.items() if name.startswith(prefix)), None)
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError, naming the file, where there is none."""
+    """Return the JSON object in a file. Raises ValueError, naming the file, if it is missing or invalid."""
     if not path.is_file():
         raise ValueError(f"{label}: {path} does not exist")
     try:
         content = parse_json(path.read_text())
     except (ValueError, OSError) as error:
-        raise ValueError(f"{label}: {path} is not JSON ({error})") from error
+        raise ValueError(f"{label}: {path} is not valid JSON ({error})") from error
     if isinstance(content, dict):
         return content
-    raise ValueError(f"{label}: {path} must hold a JSON object, got {type(content).__name__}")
+    raise ValueError(f"{label}: {path} must contain a JSON object, got {type(content).__name__}")
 
 
 def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file that fits into memory. Raises ValueError, naming the file, for a damaged one."""
+    """Read the tensors and metadata of a file into memory. Raises ValueError, naming the file, if it is corrupted."""
     try:
         with safe_open(path, framework="pt", backend="pread") as file:
             return file.get_tensors(), file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{label}: {path} is missing, truncated or no safetensors file ({error})") from error
+        raise ValueError(f"{label}: {path} is missing, truncated or not a safetensors file ({error})") from error
 
 
 def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Tensors by name in a file of ``torch.save``, mapped where its format allows it. Raises ValueError."""
+    """Read tensors by name from a ``torch.save`` file, memory-mapped if possible. Raises ValueError if corrupted."""
     try:
         content = torch.load(path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True)
         content = content.get("state_dict", content)
     except (OSError, RuntimeError, EOFError, ValueError, AttributeError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{label}: {path} is missing, truncated or no file of weights ({error})") from error
+        raise ValueError(f"{label}: {path} is missing, truncated or not a weight file ({error})") from error
     if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
         return content
-    raise ValueError(f"{label}: {path} holds more than tensors by name")
+    raise ValueError(f"{label}: {path} must contain only a dictionary of tensors")
 
 
 def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:
-    """Problems that `check` finds, or the one that kept it from looking."""
+    """Return the problems that `check` finds, or the message of the ValueError that it raises."""
     try:
         return list(check())
     except ValueError as error:
         return [str(error)]
 
 
-def refuse(folder: Folder, problems: list[str]) -> None:
-    """Raises one ValueError for a list of problems, if there are any."""
+def raise_problems(folder: Folder, problems: list[str]) -> None:
+    """Raise one ValueError that lists the problems, if there are any."""
     if problems:
         listed = "\n  ".join(shortened(problems))
         raise ValueError(f"{folder.label}: {folder.path} does not fit:\n  {listed}")
 
 
 def labelled(folder: Folder, problems: list[str]) -> list[str]:
-    """Problems of a folder with its name before each, shortened."""
+    """Return the shortened list of problems, each prefixed with the folder's label."""
     return [f"{folder.label}: {problem}" for problem in shortened(problems)]
 
 
 def shortened(problems: list[str]) -> list[str]:
-    """The list cut where nobody reads on: a checkpoint of another model differs in a thousand tensors."""
+    """Return the first problems and the number of the others: a wrong checkpoint may differ in a thousand tensors."""
     more = len(problems) - _NUM_PROBLEMS_SHOWN
     return problems if more <= 0 else [*problems[:_NUM_PROBLEMS_SHOWN], f"and {more} more"]

@@ -193,7 +193,7 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch):
 def test_an_index_of_weights_names_files_of_its_folder_only(folder, names):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     (folder.parent / "other.safetensors").write_text("")
-    with pytest.raises(ValueError, match="must name files of its own folder"):
+    with pytest.raises(ValueError, match="must list files in its own folder"):
         weight_paths(Folder(folder, "label"), "model")
 
 

@@ -1,11 +1,11 @@
-"""Files of the small checkpoint, changed and compared."""
+"""Helpers that modify and compare files of the small checkpoint."""
 
 import json
 
 import torch
 from safetensors.torch import load_file, save_file
 
-VERSION = "480p_t2v"  # the one that the fixture writes
+VERSION = "480p_t2v"  # the version that the fixture writes
 TENSOR = "double_blocks.1.img_mlp.fc1.weight"
 FILE = "diffusion_pytorch_model.safetensors"
 
@@ -15,7 +15,7 @@ def transformer_file(root):
 
 
 def rewrite(path, change):
-    """Applies `change` to the dict of tensors in a file."""
+    """Apply `change` to the dictionary of tensors in a file."""
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""A small checkpoint in the original layout; tests/golden has what the original programs made of it."""
+"""A small checkpoint in the original layout; tests/golden has the original programs' outputs for it."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def vae_weight(name, shape):
 
 
 def golden_state(file, draw):
-    """Config and state dict of a golden model, in the original's names."""
+    """Return config and state dict of a golden model, with the original's names."""
     golden = json.loads((GOLDEN / file).read_text())
     return golden["config"], {name: draw(name, tuple(shape)) for name, shape in golden["parameters"].items()}
 
@@ -78,7 +78,7 @@ def original_vae():
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory, original_transformer, original_vae):
-    """A complete folder in the original layout. Not to be written to."""
+    """A complete folder in the original layout. Read-only."""
     root = tmp_path_factory.mktemp("ckpts")
     write_model(root / "transformer" / VERSION, *original_transformer)
     write_model(root / "vae", *original_vae)
@@ -87,8 +87,8 @@ def root(tmp_path_factory, original_transformer, original_vae):
 
 
 @pytest.fixture
-def own_root(root, tmp_path):
-    """A copy of the folder for tests that break it."""
+def root_copy(root, tmp_path):
+    """A copy of the folder for tests that modify it."""
     return shutil.copytree(root, tmp_path / "ckpts")
 
 
@@ -100,14 +100,14 @@ def transformer(root):
 
 
 @pytest.fixture
-def golden_clip():
-    """The clip of the golden VAE outputs. Shape: (1, channels, frames, height, width)."""
+def golden_video():
+    """The input video of the golden VAE outputs. Shape: (1, channels, frames, height, width)."""
     return seeded_normal("clip17", 1, 3, 17, 64, 96).clamp(-1, 1)
 
 
 @pytest.fixture
 def golden_inputs():
-    """Inputs of a golden case, padded as the original takes them. Keyword arguments of diffusers' forward."""
+    """Padded inputs of a golden case, as keyword arguments of diffusers' forward pass."""
 
     def inputs(case, lengths, byt5_lengths):
         batch = len(lengths)

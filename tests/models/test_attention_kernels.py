@@ -1,4 +1,4 @@
-"""The order of attention's kernels for each GPU, and the kernel that a profile shows."""
+"""Tests of the order of attention kernels for each GPU, and of the profiled kernel."""
 
 import pytest
 import torch
@@ -20,17 +20,17 @@ CUDNN, FLASH, EFFICIENT, MATH = (
     [
         ((9, 0), 91501, False, [CUDNN, FLASH, EFFICIENT, MATH]),
         ((9, 0), 92000, True, [FLASH, CUDNN, EFFICIENT, MATH]),
-        ((9, 0), 91500, False, [FLASH, CUDNN, EFFICIENT, MATH]),  # its backward pass is wrong
+        ((9, 0), 91500, False, [FLASH, CUDNN, EFFICIENT, MATH]),  # this version's backward pass is wrong
         ((9, 0), 0, False, [FLASH, CUDNN, EFFICIENT, MATH]),
         ((8, 0), 92000, False, []),
         ((10, 0), 92000, False, []),
     ],
 )
-def test_cudnn_is_first_on_hopper_where_it_is_sound_and_without_flash_attention_3(capability, cudnn, has_fa3, order):
+def test_cudnn_is_first_on_hopper_if_it_is_recent_and_flash_attention_3_is_missing(capability, cudnn, has_fa3, order):
     assert order_of_kernels(capability, cudnn, has_fa3=has_fa3) == order
 
 
-def test_an_order_holds_for_the_whole_process_and_loses_no_kernel():
+def test_set_order_affects_the_process_and_keeps_all_kernels():
     before = torch._C._get_sdp_priority_order()
     try:
         set_order([CUDNN, FLASH, EFFICIENT, MATH])
@@ -42,14 +42,14 @@ def test_an_order_holds_for_the_whole_process_and_loses_no_kernel():
         torch._C._set_sdp_priority_order(before)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
-def test_without_a_gpu_the_choice_is_torchs():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_torch_chooses_the_kernel_without_a_gpu():
     before = torch._C._get_sdp_priority_order()
     assert use_fastest_kernels() == "torch" and torch._C._get_sdp_priority_order() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_profiled_kernel_is_that_of_the_call(dtype):
+def test_the_profiled_kernel_is_the_one_that_ran(dtype):
     cpu = torch.device("cpu")
     fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
     assert profiled_attention_kernel(cpu, dtype, heads=4, head_dim=16, tokens=40) == fused
@@ -59,7 +59,7 @@ def test_the_profiled_kernel_is_that_of_the_call(dtype):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_hopper_the_profiled_kernel_is_of_the_first_in_the_order():
+def test_the_profiled_kernel_on_hopper_is_the_first_in_the_order():
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs Hopper")
     name = use_fastest_kernels()

@@ -1,6 +1,6 @@
-"""Compiled blocks: rollout and update give the same numbers, few graphs, and what lies around them works on.
+"""Tests of compiled blocks: rollout and update agree, there are few graphs, and other features work with them.
 
-The default cases stop before code is generated; with --slow inductor does so, which takes minutes on a CPU.
+The default cases stop before code generation. With --slow, inductor generates code, which takes minutes on a CPU.
 """
 
 import shutil
@@ -25,13 +25,13 @@ INDUCTOR = pytest.param("inductor", marks=NEEDS_COMPILER)
 
 
 @pytest.fixture(autouse=True)
-def no_graphs_of_other_tests():
-    emulates = torch._inductor.config.emulate_precision_casts
+def without_graphs_of_other_tests():
+    emulate_precision_casts = torch._inductor.config.emulate_precision_casts
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
-    torch._inductor.config.emulate_precision_casts = emulates
+    torch._inductor.config.emulate_precision_casts = emulate_precision_casts
 
 
 def small(num_layers=1):
@@ -42,7 +42,7 @@ def small(num_layers=1):
 
 
 def call(model, text_length, *, grad=False, dtype=torch.float32):
-    """Velocity of one sample with a prompt of this length, as a rollout or with a gradient."""
+    """Return the velocity of one sample with a prompt of this length, as in a rollout or with gradients."""
     generator = torch.Generator().manual_seed(text_length)
     size, text = (1, 9, 2, 4, 4), (text_length, 12)
     with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -54,14 +54,14 @@ def call(model, text_length, *, grad=False, dtype=torch.float32):
 
 
 def gradients(model, lengths, dtype=torch.float32):
-    """Gradients of one backward pass over calls of each length, as the branches of guidance make."""
+    """Return the gradients of one backward pass over a call of each length, as with the branches of guidance."""
     model.zero_grad()
     sum(call(model, length, grad=True, dtype=dtype).float().square().mean() for length in lengths).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def largest_deviation(found, expected, least=1e-5):
-    """Of each tensor's numbers, relative to its largest; not of those that rounding alone makes."""
+    """Return the largest deviation relative to each tensor's maximum, ignoring tensors that are rounding errors."""
     assert found.keys() == expected.keys()
     scales = {name: tensor.abs().max() for name, tensor in expected.items() if tensor.abs().max() > least}
     return max(((found[name] - expected[name]).abs().max() / scale).item() for name, scale in scales.items())
@@ -75,12 +75,12 @@ def counted_attention():
     calls.update({call.key: call.count for call in profiled.key_averages() if "flash_attention_for_cpu" in call.key})
 
 
-def test_ten_lengths_of_text_make_one_graph_for_each_kind_of_block(mesh):
+def test_ten_text_lengths_share_one_graph_per_kind_of_block(mesh):
     model, plain = small(num_layers=3), small(num_layers=3)
     parallelize(model, mesh, compile=True, compile_backend="aot_eager")
     for length in (7, 9, 5, 8, 3, 11, 6, 14, 4, 10):
         torch.testing.assert_close(call(model, length), call(plain, length))
-    # The last block is of another kind: nothing reads the text that it makes.
+    # The last block is of another kind: its text output is not used.
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
@@ -95,23 +95,23 @@ def test_ten_lengths_of_text_make_one_graph_for_each_kind_of_block(mesh):
         pytest.param("full", "inductor", marks=NEEDS_COMPILER),
     ],
 )
-def test_recomputation_over_several_lengths_in_one_backward_keeps_attention_if_it_is_told_to(mesh, recompute, backend):
+def test_activation_checkpointing_over_several_lengths_recomputes_attention_only_if_full(mesh, recompute, backend):
     model, plain = small(), small()
     parallelize(model, mesh, recompute=recompute, compile=bool(backend), compile_backend=backend or "")
     lengths = (7, 9, 4)
     expected = gradients(plain, lengths)
-    gradients(model, lengths[:1])  # to compile calls attention too
+    gradients(model, lengths[:1])  # compile first, because compilation also calls attention
     with counted_attention() as calls:
         found = gradients(model, lengths)
     assert largest_deviation(found, expected) <= 1e-5
     if backend:
-        forward, backward = calls.values()  # of the text refiner and the block
+        forward, backward = calls.values()  # in the text refiner and the block
         assert (forward, backward) == (9 if recompute == "full" else 6, 6)
         assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
-def test_an_anchor_exchanged_in_place_computes_through_the_same_graph(mesh, backend):
+def test_an_anchor_swapped_in_place_uses_the_same_graph(mesh, backend):
     model, plain = small(), small()
     parallelize(model, mesh, compile=True, compile_backend=backend)
     copy = WeightCopy(model, dict(model.named_parameters()))
@@ -131,10 +131,10 @@ def test_an_anchor_exchanged_in_place_computes_through_the_same_graph(mesh, back
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_an_adapter_is_compiled_with_its_block(mesh, backend):
     model, plain = small(), small()
-    for one in (model, plain):
-        start_lora(one, training_config(one, rank=2, alpha=2.0))
+    for each in (model, plain):
+        start_lora(each, training_config(each, rank=2, alpha=2.0))
         generator = torch.Generator().manual_seed(3)
-        for name, parameter in one.named_parameters():
+        for name, parameter in each.named_parameters():
             if ".lora_" in name:
                 parameter.data.normal_(std=0.1, generator=generator)
     parallelize(model, mesh, recompute="selective", compile=True, compile_backend=backend)
@@ -147,7 +147,7 @@ def test_an_adapter_is_compiled_with_its_block(mesh, backend):
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_rollout_and_update_are_equal_bit_for_bit_in_bf16_and_near_eager(mesh, recompute):
+def test_rollout_and_update_are_bit_identical_in_bf16_and_close_to_eager(mesh, recompute):
     model, plain = small(num_layers=2), small(num_layers=2)
     parallelize(model, mesh, recompute=recompute, compile=True)
     for length in (7, 9):
@@ -158,13 +158,13 @@ def test_rollout_and_update_are_equal_bit_for_bit_in_bf16_and_near_eager(mesh, r
 
 
 def test_compiled_blocks_round_as_eager_does(mesh):
-    """What the slow test above rests on."""
+    """The slow test above depends on this setting."""
     torch._inductor.config.emulate_precision_casts = False
     parallelize(small(), mesh, compile=True, compile_backend="aot_eager")
     assert torch._inductor.config.emulate_precision_casts
 
 
-def test_backends_that_are_for_tests_of_torch_are_not_offered(mesh):
-    with pytest.raises(ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile") as refusal:
+def test_backends_for_testing_torch_raise_an_error(mesh):
+    with pytest.raises(ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile") as error:
         parallelize(small(), mesh, compile=True, compile_backend="relu_compile_error_TESTING_ONLY")
-    assert str(refusal.value).count("TESTING_ONLY") == 1
+    assert str(error.value).count("TESTING_ONLY") == 1

@@ -1,4 +1,4 @@
-"""Conditions of a batch: selecting, sharing and guidance."""
+"""Tests of the conditions of a batch: selection, sharing and guidance."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_moving_a_batch_moves_a_shared_condition_once(t2v, i2v):
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
-def test_the_negative_branch_of_guidance_keeps_the_image_and_has_words_of_its_own(t2v, i2v):
+def test_the_negative_branch_of_guidance_keeps_the_image_and_replaces_the_text(t2v, i2v):
     negative = Condition(torch.randn(1, 8), torch.zeros(2, 1472))
     branch = Conditions((t2v, i2v)).with_text_of(negative)
     assert [sample.text is negative.text for sample in branch.samples] == [True, True]
@@ -38,11 +38,11 @@ def test_the_negative_branch_of_guidance_keeps_the_image_and_has_words_of_its_ow
     assert branch.samples[0].image is None and branch.samples[1].image is i2v.image
 
 
-def test_a_condition_without_quotes_or_image_has_no_tokens_of_theirs(t2v, i2v):
+def test_a_condition_without_quotes_or_image_has_no_tokens_for_them(t2v, i2v):
     assert t2v.lengths == (5, 0, 0) and i2v.lengths == (3, 4, 6)
 
 
-def test_a_condition_is_put_together_from_encoded_parts_by_their_kinds(t2v, i2v):
+def test_a_condition_is_built_from_encoded_parts_by_kind(t2v, i2v):
     parts = {"text": {"states": i2v.text}, "glyph": {"states": i2v.glyph}, "image": vars(i2v.image)}
     assert Condition.of_parts(parts) == i2v
     alone = Condition.of_parts({"text": {"states": t2v.text}})

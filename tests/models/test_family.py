@@ -1,4 +1,4 @@
-"""What the rest of the program knows of a family, on the small checkpoint of HunyuanVideo-1.5."""
+"""Tests of the interface of a family, on the small checkpoint of HunyuanVideo-1.5."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from hyvideo.models.sizes import packages, sizes_module
 CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]
 
 
-def test_a_model_and_both_names_of_its_class_have_one_family(root, transformer):
-    (family,) = {id(one): one for one in map(family_of, (transformer, load_vae(root), *CLASS_NAMES))}.values()
+def test_a_model_and_both_names_of_its_class_have_the_same_family(root, transformer):
+    (family,) = {id(f): f for f in map(family_of, (transformer, load_vae(root), *CLASS_NAMES))}.values()
     assert family.name == "hunyuan_video15" and family in families()
 
 
 @pytest.mark.parametrize("model", [nn.Linear(1, 1), "Linear"])
-def test_a_class_of_no_family_is_refused(model):
+def test_a_class_without_a_family_raises_an_error(model):
     with pytest.raises(ValueError, match="one of the classes .*HunyuanVideo15Transformer3DModel.*, got Linear"):
         family_of(model)
 
@@ -32,7 +32,7 @@ def test_every_family_has_sizes_and_names_classes_of_diffusers():
             assert hasattr(diffusers, component.class_name) and packages()[component.class_name] == family.name
 
 
-def test_a_request_has_the_kinds_of_conditions_that_it_names(transformer):
+def test_requests_determine_the_kinds_of_conditions(transformer):
     kinds = family_of(transformer).kinds
     assert kinds([]) == set() and kinds([Request("")]) == {"text"}
     assert kinds([Request("a cat"), Request('a "cat"')]) == {"text", "glyph"}
@@ -48,7 +48,7 @@ def test_a_request_has_the_kinds_of_conditions_that_it_names(transformer):
         ({"text", "glyph", "image"}, set()),
     ],
 )
-def test_what_no_condition_of_the_run_reaches_is_frozen(transformer, kinds, frozen):
+def test_modules_without_a_condition_in_the_run_are_frozen(transformer, kinds, frozen):
     prepare(transformer, kinds)
     for name, module in transformer.named_children():
         if name != family_of(transformer).blocks:
@@ -57,7 +57,7 @@ def test_what_no_condition_of_the_run_reaches_is_frozen(transformer, kinds, froz
     assert all(parameter.requires_grad for parameter in blocks(transformer)[0].parameters())
 
 
-def test_the_twin_of_diffusers_shares_the_weights_and_has_its_own_forward(transformer):
+def test_the_stock_twin_shares_the_weights_and_has_diffusers_forward_pass(transformer):
     install(transformer)
     twin = stock_twin(transformer)
     assert type(twin) is type(transformer) and "forward" not in vars(twin) and not twin.training
@@ -76,20 +76,20 @@ def test_latents_are_shifted_and_scaled_by_channel_and_back():
     torch.testing.assert_close(scale.unscaled(scaled), latents)
 
 
-def test_latents_of_one_factor_are_multiplied_by_it_alone():
+def test_latents_with_a_single_factor_are_only_multiplied():
     latents = torch.randn(2, 3, 2, 4, 5)
     scale = Latents(channels=3, temporal=4, spatial=8, mean=(0.0,), divisor=(1.03682,))
     assert torch.equal(scale.scaled(latents), latents * 1.03682)
     assert torch.equal(scale.unscaled(latents), latents / 1.03682)
 
 
-def test_settings_of_an_old_checkpoint_which_name_no_class_are_of_the_first_family_whatever_is_added(transformer):
+def test_settings_without_a_class_name_belong_to_the_first_family(transformer):
     settings = {name: value for name, value in transformer.config.items() if not name.startswith("_")}
     packages.cache_clear()
     known = packages()
     found = dict(known)
     known.clear()
-    known.update(dict(reversed(found.items())))  # as if the other family came first in the alphabet
+    known.update(dict(reversed(found.items())))  # as if the other family were alphabetically first
     try:
         assert family_of_config(settings, "transformer").name == "hunyuan_video15"
     finally:

@@ -40,24 +40,24 @@ def test_a_transformer_is_loaded_from_the_original_layout(root, original_transfo
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "10MB"])
-def test_both_layouts_and_a_folder_alone_give_the_same_transformer(root, transformer, tmp_path, max_shard_size):
+def test_both_layouts_and_a_single_folder_give_the_same_transformer(root, transformer, tmp_path, max_shard_size):
     transformer.save_pretrained(tmp_path / "transformer", max_shard_size=max_shard_size)
     assert_same_model(load_transformer(tmp_path, VERSION), transformer)
     assert_same_model(load_transformer(tmp_path / "transformer", None), transformer)
     assert tuple(load_transformer(tmp_path, None).config.rope_axes_dim) == transformer.config.rope_axes_dim
 
 
-def test_weights_arrive_in_the_dtype_asked_for(root, transformer):
+def test_weights_have_the_requested_dtype(root, transformer):
     half = load_transformer(root, VERSION, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
     assert_same_model(half, transformer.to(torch.bfloat16))
 
 
-def test_a_loaded_model_does_not_hang_on_its_file(own_root):
-    transformer = load_transformer(own_root, VERSION)
+def test_a_loaded_model_does_not_depend_on_its_file(root_copy):
+    transformer = load_transformer(root_copy, VERSION)
     before = transformer.proj_out.weight.clone()
-    size = transformer_file(own_root).stat().st_size
-    with transformer_file(own_root).open("r+b") as file:
+    size = transformer_file(root_copy).stat().st_size
+    with transformer_file(root_copy).open("r+b") as file:
         file.write(b"\0" * size)
     assert torch.equal(transformer.proj_out.weight, before)
 
@@ -67,7 +67,7 @@ def test_no_two_parameters_share_memory(transformer):
     assert len(set(storages)) == len(storages)
 
 
-def test_loading_leaves_the_random_state_alone(root):
+def test_loading_keeps_the_random_state(root):
     torch.manual_seed(3)
     before = torch.get_rng_state()
     load_transformer(root, VERSION, random_weights_seed=0)
@@ -82,7 +82,7 @@ def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
     assert done.stdout.strip() == "set()"
 
 
-# --- what does not fit ------------------------------------------------------------------------
+# --- files that do not fit --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -94,58 +94,58 @@ def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
     ],
     ids=["missing", "unexpected", "misshapen"],
 )
-def test_a_tensor_that_does_not_fit_is_refused_with_tensor_file_and_version(own_root, change, message):
-    rewrite(transformer_file(own_root), change)
+def test_a_tensor_that_does_not_fit_raises_an_error_with_tensor_file_and_version(root_copy, change, message):
+    rewrite(transformer_file(root_copy), change)
     with pytest.raises(ValueError, match=message) as error:
-        load_transformer(own_root, VERSION)
+        load_transformer(root_copy, VERSION)
     for part in (FILE, repr(VERSION)):
         assert part in str(error.value)
     assert TENSOR in str(error.value) or "'extra'" in str(error.value)
-    assert len(check_checkpoint(own_root, VERSION, REQUESTS)) == 1
+    assert len(check_checkpoint(root_copy, VERSION, REQUESTS)) == 1
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_weights_of_eight_bits_are_refused(own_root, read):
-    """Their scales lie elsewhere."""
+def test_weights_of_eight_bits_raise_an_error(root_copy, read):
+    """Their scales would be stored in other tensors."""
     rewrite(
-        transformer_file(own_root), lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)})
+        transformer_file(root_copy), lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)})
     )
-    _, weights = stream_transformer(own_root, VERSION, read=read)
-    with pytest.raises(ValueError, match=f"'{TENSOR}' in .* must be of F64.*got F8_E4M3"):
+    _, weights = stream_transformer(root_copy, VERSION, read=read)
+    with pytest.raises(ValueError, match=f"'{TENSOR}' in .* must have dtype F64.*got F8_E4M3"):
         list(weights)
 
 
-def test_a_checkpoint_of_another_model_is_refused_in_a_few_lines(own_root):
-    rewrite_config(own_root / "transformer" / VERSION / "config.json", mm_double_blocks_depth=5)
+def test_a_checkpoint_of_another_model_raises_a_short_error(root_copy):
+    rewrite_config(root_copy / "transformer" / VERSION / "config.json", mm_double_blocks_depth=5)
     with pytest.raises(ValueError, match="and 54 more"):
-        load_transformer(own_root, VERSION)
-    assert len(check_checkpoint(own_root, VERSION, REQUESTS)) == 11
+        load_transformer(root_copy, VERSION)
+    assert len(check_checkpoint(root_copy, VERSION, REQUESTS)) == 11
 
 
-def test_a_truncated_file_is_refused_by_its_header(own_root):
-    path = transformer_file(own_root)
+def test_a_truncated_file_raises_an_error(root_copy):
+    path = transformer_file(root_copy)
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=f"{FILE} is truncated"):
-        load_transformer(own_root, VERSION)
+        load_transformer(root_copy, VERSION)
 
 
-def test_a_file_that_git_lfs_left_as_a_pointer_is_refused(own_root):
-    transformer_file(own_root).write_text("version https://git-lfs.github.com/spec/v1\n")
+def test_a_git_lfs_pointer_raises_an_error(root_copy):
+    transformer_file(root_copy).write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ValueError, match="download it again"):
-        load_transformer(own_root, VERSION)
+        load_transformer(root_copy, VERSION)
 
 
-def test_an_unknown_version_is_answered_with_those_that_exist(root):
-    with pytest.raises(ValueError, match=rf"'720p_i2v'.*versions there: \['{VERSION}'\]"):
+def test_an_unknown_version_raises_an_error_with_the_available_versions(root):
+    with pytest.raises(ValueError, match=rf"'720p_i2v'.*available: \['{VERSION}'\]"):
         load_transformer(root, "720p_i2v")
 
 
-def test_an_empty_root_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="neither a folder transformer nor"):
+def test_an_empty_root_raises_an_error(tmp_path):
+    with pytest.raises(ValueError, match="neither a transformer folder nor"):
         load_transformer(tmp_path, VERSION)
 
 
-def test_a_missing_shard_is_refused(transformer, tmp_path):
+def test_a_missing_shard_raises_an_error(transformer, tmp_path):
     transformer.save_pretrained(tmp_path, max_shard_size="10MB")
     shard = min(tmp_path.glob("*.safetensors"))
     shard.unlink()
@@ -153,23 +153,23 @@ def test_a_missing_shard_is_refused(transformer, tmp_path):
         load_transformer(tmp_path, None)
 
 
-def test_a_config_that_diffusers_cannot_express_is_refused_with_its_file(own_root):
-    rewrite_config(own_root / "transformer" / VERSION / "config.json", guidance_embed=True)
+def test_a_config_that_diffusers_cannot_represent_raises_an_error_with_its_file(root_copy):
+    rewrite_config(root_copy / "transformer" / VERSION / "config.json", guidance_embed=True)
     with pytest.raises(ValueError, match=r"config\.json: config key 'guidance_embed'"):
-        load_transformer(own_root, VERSION)
+        load_transformer(root_copy, VERSION)
 
 
-def test_a_misspelled_key_of_a_diffusers_config_is_refused(transformer, tmp_path):
+def test_a_misspelled_key_of_a_diffusers_config_raises_an_error(transformer, tmp_path):
     transformer.save_pretrained(tmp_path)
     rewrite_config(tmp_path / "config.json", num_layer=3)
     with pytest.raises(ValueError, match="num_layer"):
         load_transformer(tmp_path, None)
 
 
-# --- drawn tensors ----------------------------------------------------------------------------
+# --- random weights ---------------------------------------------------------------------------
 
 
-def test_drawn_bits_never_change():
+def test_random_weights_never_change():
     drawn = draw_tensor(7, "byt5_in.fc1.weight", (2, 3))
     assert drawn.dtype == torch.float32
     assert drawn.flatten().tolist() == [
@@ -182,7 +182,7 @@ def test_drawn_bits_never_change():
     ]
 
 
-def test_drawn_weights_have_variance_one_over_fan_in():
+def test_random_weights_have_variance_one_over_fan_in():
     assert draw_tensor(0, "a.weight", (300, 20, 5)).std().item() == pytest.approx(0.1, rel=0.02)
     assert draw_tensor(0, "embed_tokens.weight", (300, 100)).std().item() == pytest.approx(1, rel=0.02)
     assert torch.equal(draw_tensor(0, "norm.weight", (4,)), torch.ones(4))
@@ -190,27 +190,27 @@ def test_drawn_weights_have_variance_one_over_fan_in():
     assert torch.equal(draw_tensor(0, "norm.bias", (4,)), torch.zeros(4))
 
 
-def test_draws_differ_by_seed_and_by_name():
+def test_random_weights_differ_by_seed_and_by_name():
     drawn = draw_tensor(0, "a.weight", (2, 2))
     assert torch.equal(drawn, draw_tensor(0, "a.weight", (2, 2)))
     assert not torch.equal(drawn, draw_tensor(1, "a.weight", (2, 2)))
     assert not torch.equal(drawn, draw_tensor(0, "b.weight", (2, 2)))
 
 
-def test_a_small_model_is_the_same_on_every_device_and_meta_has_no_numbers():
+def test_a_small_random_model_is_the_same_on_every_device_but_meta():
     shapes = {"a.weight": (2, 3), "a.bias": (2,)}
     drawn = dict(draw_tensors(0, shapes, "cuda"))
     assert all(torch.equal(tensor, draw_tensor(0, name, shapes[name])) for name, tensor in drawn.items())
     assert all(tensor.is_meta and tensor.shape == shapes[name] for name, tensor in draw_tensors(0, shapes, "meta"))
 
 
-def test_a_random_transformer_needs_a_config_only_and_passes_its_signal_on(own_root):
-    transformer_file(own_root).unlink()
-    transformer = load_transformer(own_root, VERSION, random_weights_seed=1)
+def test_a_random_transformer_needs_only_a_config_and_has_no_zero_weights(root_copy):
+    transformer_file(root_copy).unlink()
+    transformer = load_transformer(root_copy, VERSION, random_weights_seed=1)
     for name in ("proj_out", "transformer_blocks.0.norm1.linear", "norm_out.linear"):
         assert transformer.get_submodule(name).weight.all()
-    assert_same_model(load_transformer(own_root, VERSION, random_weights_seed=1), transformer)
-    other = load_transformer(own_root, VERSION, random_weights_seed=2)
+    assert_same_model(load_transformer(root_copy, VERSION, random_weights_seed=1), transformer)
+    other = load_transformer(root_copy, VERSION, random_weights_seed=2)
     assert not torch.equal(other.proj_out.weight, transformer.proj_out.weight)
 
 
@@ -221,24 +221,24 @@ def test_a_random_model_is_the_same_in_both_layouts(root, tmp_path):
         assert_same_model(load(tmp_path, random_weights_seed=4), load(root, random_weights_seed=4))
 
 
-# --- weights of our checkpoints ---------------------------------------------------------------
+# --- saved weights ----------------------------------------------------------------------------
 
 
-def test_the_weights_of_a_checkpoint_are_put_into_a_model_in_its_own_dtype(root, transformer, tmp_path):
+def test_saved_weights_are_copied_into_a_model_in_its_dtype(root, transformer, tmp_path):
     load_transformer(root, VERSION, random_weights_seed=1).save_pretrained(tmp_path)
-    place = transformer.to(torch.bfloat16).proj_out.weight.data_ptr()
+    address = transformer.to(torch.bfloat16).proj_out.weight.data_ptr()
     load_transformer_weights(transformer, tmp_path)
-    assert transformer.proj_out.weight.data_ptr() == place
+    assert transformer.proj_out.weight.data_ptr() == address
     assert_same_model(transformer, load_transformer(tmp_path, None, dtype=torch.bfloat16))
 
 
-def test_the_weights_of_an_original_folder_are_put_into_a_model(root):
+def test_weights_in_the_original_layout_are_copied_into_a_model(root):
     transformer = load_transformer(root, VERSION, random_weights_seed=1)
     load_transformer_weights(transformer, root / "transformer" / VERSION)
     assert_same_model(transformer, load_transformer(root, VERSION))
 
 
-def test_weights_trained_with_other_settings_are_refused(transformer, tmp_path):
+def test_weights_with_other_settings_raise_an_error(transformer, tmp_path):
     transformer.save_pretrained(tmp_path)
     rewrite_config(tmp_path / "config.json", rope_theta=10.0, target_size=960)
     with pytest.raises(ValueError, match=r"rope_theta is 256.0 in the model and 10.0") as error:
@@ -246,7 +246,7 @@ def test_weights_trained_with_other_settings_are_refused(transformer, tmp_path):
     assert "target_size" not in str(error.value)
 
 
-def test_incomplete_weights_leave_the_model_as_it_was(root, transformer, tmp_path):
+def test_incomplete_weights_leave_the_model_unchanged(root, transformer, tmp_path):
     load_transformer(root, VERSION, random_weights_seed=1).save_pretrained(tmp_path)
     rewrite(tmp_path / FILE, lambda tensors: tensors.pop("proj_out.bias"))
     with pytest.raises(ValueError, match=r"proj_out\.bias"):
@@ -257,12 +257,12 @@ def test_incomplete_weights_leave_the_model_as_it_was(root, transformer, tmp_pat
 # --- VAE --------------------------------------------------------------------------------------
 
 
-def test_the_vae_gives_the_original_latents_and_frames(root, golden_clip):
+def test_vae_latents_and_frames_match_the_original(root, golden_video):
     golden = load_file(GOLDEN / "vae.safetensors")
-    mean, logvar, frames_0_8 = (golden[f"clip17/{what}"] for what in ("mean", "logvar", "decoded_frames_0_8"))
+    mean, logvar, frames_0_8 = (golden[f"clip17/{name}"] for name in ("mean", "logvar", "decoded_frames_0_8"))
     vae = load_vae(root)
     with torch.no_grad():
-        posterior = vae.encode(golden_clip).latent_dist
+        posterior = vae.encode(golden_video).latent_dist
         frames = vae.decode(posterior.mean).sample
     for actual, expected in (
         (posterior.mean, mean),
@@ -272,23 +272,23 @@ def test_the_vae_gives_the_original_latents_and_frames(root, golden_clip):
         assert (actual - expected).abs().max() <= 4e-6 * expected.abs().max()  # 2.1e-6 on some processors
 
 
-def test_the_vae_keeps_the_scaling_factor_of_its_config(own_root):
-    rewrite_config(own_root / "vae" / "config.json", scaling_factor=0.7)
-    assert load_vae(own_root).config.scaling_factor == 0.7
+def test_the_vae_uses_the_scaling_factor_of_its_config(root_copy):
+    rewrite_config(root_copy / "vae" / "config.json", scaling_factor=0.7)
+    assert load_vae(root_copy).config.scaling_factor == 0.7
 
 
-def test_a_batch_is_encoded_and_decoded_as_one_by_one(root):
+def test_encoding_and_decoding_a_batch_matches_single_videos(root):
     vae = load_vae(root)
-    clips = torch.randn(3, 3, 5, 32, 32, generator=torch.Generator().manual_seed(0))
+    videos = torch.randn(3, 3, 5, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        latents = vae.encode(clips).latent_dist.mode()
+        latents = vae.encode(videos).latent_dist.mode()
         frames = vae.decode(latents).sample
         for i in range(3):
-            torch.testing.assert_close(vae.encode(clips[i : i + 1]).latent_dist.mode(), latents[i : i + 1])
+            torch.testing.assert_close(vae.encode(videos[i : i + 1]).latent_dist.mode(), latents[i : i + 1])
             torch.testing.assert_close(vae.decode(latents[i : i + 1]).sample, frames[i : i + 1])
 
 
-def test_a_decoder_used_in_inference_mode_can_be_trained_after(root):
+def test_a_decoder_used_in_inference_mode_can_be_trained_afterwards(root):
     vae = load_vae(root)
     latents = torch.randn(2, 4, 2, 2, 3)
     with torch.inference_mode():
@@ -318,15 +318,15 @@ def memory(line):
     return int(re.search(line + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 torch.set_num_threads(1)
-load_transformer("assets/miniature", "miniature")  # imports what there is to import
-Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+load_transformer("assets/miniature", "miniature")  # triggers all imports
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
 before = memory("VmRSS")
 model = load_transformer(sys.argv[1], "big", dtype=torch.float16)
 print(memory("VmHWM") - before, sum(p.numel() * p.element_size() for p in model.parameters()))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's accounting")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's memory accounting")
 def test_loading_needs_little_more_memory_than_the_model(tmp_path):
     sizes = {"num_attention_heads": 4, "attention_head_dim": 128, "num_layers": 8, "text_embed_dim": 64}
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""LoRA files: every form gives the same change of the weights, exactly."""
+"""Tests that all formats of LoRA files give exactly the same change of the weights."""
 
 import copy
 import json
@@ -43,15 +43,15 @@ def draw(transformer, targets=TARGETS, ranks=(2, 3, 2, 2), alphas=(4.0, 4.0, 1.0
     return lora
 
 
-def assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name].a, other[name].a) and torch.equal(one[name].b, other[name].b)
-        assert one[name].alpha == other[name].alpha
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        assert torch.equal(actual[name].a, expected[name].a) and torch.equal(actual[name].b, expected[name].b)
+        assert actual[name].alpha == expected[name].alpha
 
 
 def changed_weights(transformer, lora, scale=1.0):
-    """The state dict with the changes added by hand."""
+    """Return the state dict with the LoRA's changes added explicitly."""
     state = {name: tensor.clone() for name, tensor in transformer.state_dict().items()}
     for name, pair in lora.items():
         state[f"{name}.weight"] += scale * pair.alpha / pair.rank * pair.b @ pair.a
@@ -68,14 +68,14 @@ def inputs():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_comes_back_bit_for_bit(transformer, tmp_path, form):
+def test_all_formats_round_trip_bit_for_bit(transformer, tmp_path, form):
     lora = draw(transformer)
     save_lora(lora, tmp_path, form=form)
     assert_same(read_lora(tmp_path), lora)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_an_adapter_is_the_change_of_the_weights_and_can_be_switched_off(transformer, inputs, scale):
+def test_an_adapter_equals_the_change_of_the_weights_and_can_be_disabled(transformer, inputs, scale):
     lora = draw(transformer)
     install(transformer)
     expected = copy.deepcopy(transformer)
@@ -89,7 +89,7 @@ def test_an_adapter_is_the_change_of_the_weights_and_can_be_switched_off(transfo
         assert torch.equal(transformer(**inputs), base)
 
 
-def test_merging_leaves_a_plain_model_with_changed_weights(transformer):
+def test_merging_gives_a_plain_model_with_changed_weights(transformer):
     lora = draw(transformer)
     expected = changed_weights(transformer, lora, 0.5)
     add_lora(transformer, lora, scale=0.5)
@@ -99,7 +99,7 @@ def test_merging_leaves_a_plain_model_with_changed_weights(transformer):
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_diffusers_reads_its_form(transformer, inputs, tmp_path):
+def test_diffusers_reads_the_diffusers_format(transformer, inputs, tmp_path):
     lora = draw(transformer)
     twin = copy.deepcopy(transformer)
     save_lora(lora, tmp_path, form="diffusers")
@@ -108,7 +108,7 @@ def test_diffusers_reads_its_form(transformer, inputs, tmp_path):
 
 
 def tree(state):
-    """A model of linear layers alone, with these weights, that reads LoRA files by diffusers' own code."""
+    """Return a model of linear layers with these weights that reads LoRA files by diffusers' code."""
 
     class Tree(nn.Module, PeftAdapterMixin):
         pass
@@ -132,8 +132,8 @@ REFINER = "context_embedder.token_refiner.refiner_blocks.0.attn"
 
 
 @pytest.mark.parametrize("ranks, alphas", [((2, 2, 2, 2), (4.0,) * 4), ((2, 3, 4, 2), (4.0, 4.0, 1.0, 2.5))])
-def test_what_diffusers_loader_makes_of_the_originals_form_is_what_we_make(transformer, tmp_path, ranks, alphas):
-    """Also where the original's modules are fused or turned: the loader is that of the original's programs."""
+def test_diffusers_loader_reads_the_original_format_with_the_same_result(transformer, tmp_path, ranks, alphas):
+    """Includes modules that the original fuses or reorders. The original's programs use the same loader."""
     lora = draw(transformer, ranks=ranks, alphas=alphas) | draw(transformer, ["norm_out.linear"], [3], [6.0])
     fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
     shared = fused[f"{REFINER}.to_q"].a
@@ -152,7 +152,7 @@ def test_what_diffusers_loader_makes_of_the_originals_form_is_what_we_make(trans
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_alpha_in_tensors_of_their_own_is_read_too(transformer, tmp_path):
+def test_alpha_in_separate_tensors_is_read(transformer, tmp_path):
     lora = draw(transformer)
     tensors = {f"{name}.alpha": torch.tensor(pair.alpha) for name, pair in lora.items()}
     save_lora(lora, tmp_path)
@@ -161,7 +161,7 @@ def test_alpha_in_tensors_of_their_own_is_read_too(transformer, tmp_path):
     assert_same(read_lora(tmp_path / "with_alphas.safetensors"), lora)
 
 
-def test_peft_reads_its_form(transformer, tmp_path):
+def test_peft_reads_the_peft_format(transformer, tmp_path):
     from peft import PeftModel
 
     lora = draw(transformer)
@@ -172,7 +172,7 @@ def test_peft_reads_its_form(transformer, tmp_path):
         torch.testing.assert_close(merged[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_what_diffusers_and_peft_write_can_be_read(transformer, tmp_path):
+def test_files_written_by_diffusers_and_peft_can_be_read(transformer, tmp_path):
     lora = draw(transformer)
     add_lora(transformer, lora)
     transformer.save_lora_adapter(tmp_path / "diffusers")
@@ -183,8 +183,8 @@ def test_what_diffusers_and_peft_write_can_be_read(transformer, tmp_path):
     assert read.keys() == lora.keys() and all(pair.alpha == pair.rank for pair in read.values())
 
 
-def test_the_originals_lora_changes_the_originals_weights(transformer, tmp_path):
-    """Also where the two implementations arrange rows differently."""
+def test_a_lora_for_the_original_changes_the_original_weights(transformer, tmp_path):
+    """Includes modules whose rows the two implementations order differently."""
     original = transformer_to_original(transformer.state_dict())
     modules = {
         "double_blocks.0.img_attn_q": 2,
@@ -203,12 +203,12 @@ def test_the_originals_lora_changes_the_originals_weights(transformer, tmp_path)
     merge(transformer)
     for name, tensor in transformer_to_diffusers(changed).items():
         torch.testing.assert_close(transformer.state_dict()[name], tensor, rtol=1e-5, atol=1e-5)
-    save_lora(lora, tmp_path / "again", form="original")
-    again = load_file(tmp_path / "again" / "pytorch_lora_weights.safetensors")
-    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+    save_lora(lora, tmp_path / "saved", form="original")
+    saved = load_file(tmp_path / "saved" / "pytorch_lora_weights.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_trainable_adapter_gets_every_gradient_and_the_base_none(transformer, inputs):
+def test_only_the_trainable_adapter_gets_gradients(transformer, inputs):
     install(transformer)
     transformer.requires_grad_(False)
     transformer.add_adapter(training_config(transformer, rank=2, alpha=4))
@@ -230,10 +230,10 @@ def test_a_trainable_adapter_gets_every_gradient_and_the_base_none(transformer, 
         (["img_attn_q", "img_mlp.fc2"], [f"{name}.{part}" for name in BLOCKS for part in ("attn.to_q", "ff.net.2")]),
         ([r"1\.(img|txt)_attn_v"], [f"{BLOCK}.attn.to_v", f"{BLOCK}.attn.add_v_proj"]),
         (["blocks.0.self_attn_qkv"], [f"{REFINER}.to_{part}" for part in "qkv"]),
-        (["txt_attn_proj"], [f"{name}.attn.to_add_out" for name in BLOCKS[:-1]]),  # the last block's is never read
+        (["txt_attn_proj"], [f"{name}.attn.to_add_out" for name in BLOCKS[:-1]]),  # the last block's is not used
     ],
 )
-def test_targets_are_names_here_or_in_the_original(transformer, targets, expected):
+def test_targets_are_names_in_diffusers_or_in_the_original(transformer, targets, expected):
     assert sorted(target_modules(transformer, targets)) == sorted(expected)
 
 
@@ -244,8 +244,8 @@ def test_an_adapter_of_a_frozen_layer_is_not_trained(transformer):
     assert trained == set(TARGETS[1:])
 
 
-def test_a_lora_read_with_the_weights_is_added_before_they_are_rounded(root, transformer):
-    """Of weights that are bf16 already it would change less."""
+def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
+    """Added to bf16 weights, a small LoRA would be lost in rounding."""
     lora = draw(transformer)
     lora = {name: Pair(pair.a, 1e-4 * pair.b, pair.alpha) for name, pair in lora.items()}
     expected = changed_weights(transformer, lora)
@@ -255,7 +255,7 @@ def test_a_lora_read_with_the_weights_is_added_before_they_are_rounded(root, tra
         torch.testing.assert_close(tensor, expected[name].bfloat16(), rtol=0, atol=0)
 
 
-def test_adding_a_lora_keeps_what_was_frozen_frozen(transformer):
+def test_adding_a_lora_keeps_frozen_parameters_frozen(transformer):
     before = {name: p.requires_grad for name, p in transformer.requires_grad_(False).named_parameters()}
     add_lora(transformer, draw(transformer))
     assert before and not any(p.requires_grad for p in transformer.parameters())
@@ -264,94 +264,94 @@ def test_adding_a_lora_keeps_what_was_frozen_frozen(transformer):
 # --- bad input ---------------------------------------------------------------------------------
 
 
-def test_no_lora_is_said_so(tmp_path):
+def test_a_missing_or_corrupted_lora_raises_an_error(tmp_path):
     with pytest.raises(ValueError, match="must be a safetensors file, or a folder with"):
         read_lora(tmp_path)
-    (tmp_path / "broken.safetensors").write_bytes(b"123456789")
-    with pytest.raises(ValueError, match="truncated or no safetensors"):
-        read_lora(tmp_path / "broken.safetensors")
+    (tmp_path / "corrupted.safetensors").write_bytes(b"123456789")
+    with pytest.raises(ValueError, match="truncated or not a safetensors file"):
+        read_lora(tmp_path / "corrupted.safetensors")
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda t: t.pop(f"{BLOCK}.attn.to_q.lora_B.weight"), "to_q needs lora_A .* and lora_B"),
         (lambda t: t.update({f"{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(64, 5)}), "to_q needs lora_A"),
-        (lambda t: t.update({f"{BLOCK}.attn.to_q.weight": torch.zeros(64, 64)}), "no lora_A or lora_B weight"),
-        (lambda t: t.clear(), "no lora_A and lora_B weights"),
+        (lambda t: t.update({f"{BLOCK}.attn.to_q.weight": torch.zeros(64, 64)}), "is not a lora_A or lora_B weight"),
+        (lambda t: t.clear(), "has no lora_A and lora_B weights"),
         (lambda t: t.update({"double_blocks.0.what.lora_A.weight": torch.zeros(2, 4)}), "what needs lora_A"),
     ],
 )
-def test_an_incomplete_file_names_the_tensor(transformer, tmp_path, change, said):
+def test_an_incomplete_lora_raises_an_error_with_the_tensor(transformer, tmp_path, change, message):
     save_lora(draw(transformer), tmp_path)
     file = tmp_path / "pytorch_lora_weights.safetensors"
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_lora(tmp_path)
 
 
-def test_a_lora_of_another_model_leaves_the_transformer_alone(transformer):
+def test_a_lora_for_another_model_leaves_the_transformer_unchanged(transformer):
     lora = draw(transformer) | {"transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)}
     lora[TARGETS[0]] = Pair(torch.zeros(1, 32), torch.zeros(32, 1), 1.0)
-    with pytest.raises(ValueError, match=r"(?s)to_q has shape \(64, 64\).*blocks.77.attn.to_q is no linear layer"):
+    with pytest.raises(ValueError, match=r"(?s)to_q has shape \(64, 64\).*blocks.77.attn.to_q is not a linear layer"):
         add_lora(transformer, lora)
     assert not hasattr(transformer, "peft_config")
 
 
-def test_a_lora_fits_its_transformer_where_another_family_names_its_modules_alike(transformer, monkeypatch):
-    own = family_of(transformer)
-    alike = replace(family_of("WanTransformer3DModel"), matrices=own.matrices)
-    monkeypatch.setattr("hyvideo.models.lora.families", lambda: [own, alike])
+def test_a_lora_fits_its_transformer_if_another_family_shares_the_module_names(transformer, monkeypatch):
+    family = family_of(transformer)
+    similar = replace(family_of("WanTransformer3DModel"), matrices=family.matrices)
+    monkeypatch.setattr("hyvideo.models.lora.families", lambda: [family, similar])
     check_lora(transformer, draw(transformer))
-    with pytest.raises(ValueError, match="of family hunyuan_video15, got one for wan"):
+    with pytest.raises(ValueError, match="of family hunyuan_video15, got wan"):
         check_lora(transformer, {"transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)})
 
 
-def test_what_is_more_than_lora_is_refused(transformer, tmp_path):
+def test_lora_variants_raise_an_error(transformer, tmp_path):
     save_lora(draw(transformer), tmp_path, form="peft")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
-    with pytest.raises(ValueError, match="use_dora is set"):
+    with pytest.raises(ValueError, match="only plain LoRA is supported, got use_dora"):
         read_lora(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "targets, said",
+    "targets, message",
     [
         (["nothing"], "no linear layer of the transformer matches 'nothing'$"),
         ([r".*\.to_q", "img_atn_q"], r"matches 'img_atn_q'; did you mean img_attn_q\?"),
         ([r".*to_add_out", f"{BLOCK}.attn.to_qq"], rf"did you mean {BLOCK}.attn.to_q\?"),
     ],
 )
-def test_targets_that_match_nothing_are_refused_with_a_near_one(transformer, targets, said):
-    with pytest.raises(ValueError, match=said):
+def test_targets_without_a_match_raise_an_error_with_a_suggestion(transformer, targets, message):
+    with pytest.raises(ValueError, match=message):
         training_config(transformer, rank=2, alpha=2, targets=targets)
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
-        ({"rank": 3}, "got 3 and 4, it has 2 and 4; take these"),
-        ({"alpha": 2.0}, "got 2 and 2, it has 2 and 4"),
-        ({"targets": [r".*\.attn\..*"]}, "is in one of them only"),
+        ({"rank": 3}, "got 3 and 4, need 2 and 4. Set these"),
+        ({"alpha": 2.0}, "got 2 and 2, need 2 and 4"),
+        ({"targets": [r".*\.attn\..*"]}, "is in only one of them"),
         ({"start": {"transformer_blocks.9.attn.to_q": Pair(torch.ones(2, 2), torch.ones(2, 2), 4.0)}}, "does not fit"),
     ],
 )
-def test_an_adapter_to_start_from_must_be_that_of_the_settings(transformer, change, said):
+def test_an_adapter_to_start_from_must_match_the_settings(transformer, change, message):
     lora = draw(transformer, ranks=(2,) * 4, alphas=(4.0,) * 4)
     settings = {"rank": 2, "alpha": 4.0, "start": lora}
     training_config(transformer, **settings, targets=[name.replace(".", r"\.") for name in TARGETS])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         training_config(transformer, **settings | change)
 
 
-def test_an_adapter_of_two_ranks_cannot_be_trained(transformer):
-    with pytest.raises(ValueError, match="got 2 and 4, it has 2 and 1, 2 and 4, 3 and 4"):
+def test_an_adapter_with_two_ranks_cannot_be_trained(transformer):
+    with pytest.raises(ValueError, match="got 2 and 4, need 2 and 1, 2 and 4, 3 and 4"):
         training_config(transformer, rank=2, alpha=4.0, start=draw(transformer))
 
 
-def test_unknown_forms_are_refused(transformer, tmp_path):
+def test_unknown_formats_raise_an_error(transformer, tmp_path):
     with pytest.raises(ValueError, match="one of diffusers, peft, original"):
         save_lora(draw(transformer), tmp_path, form="kohya")

@@ -14,7 +14,7 @@ from tests.models.checkpoint_files import (
 )
 
 
-def test_a_saved_transformer_is_the_file_it_was_loaded_from(root, transformer, original_transformer, tmp_path):
+def test_a_saved_transformer_equals_the_file_it_was_loaded_from(root, transformer, original_transformer, tmp_path):
     config, state = original_transformer
     save_original(transformer, tmp_path, dtype=torch.float32)
     saved = load_file(tmp_path / FILE)
@@ -24,33 +24,33 @@ def test_a_saved_transformer_is_the_file_it_was_loaded_from(root, transformer, o
     assert {key: written[key] for key in config} == config
 
 
-def test_a_model_can_be_saved_over_its_own_file(own_root):
-    transformer = load_transformer(own_root, VERSION)
-    save_original(transformer, own_root / "transformer" / VERSION, dtype=torch.float32)
-    assert_same_model(load_transformer(own_root, VERSION), transformer)
-    assert sorted(path.name for path in (own_root / "transformer" / VERSION).iterdir()) == [
+def test_a_model_can_overwrite_its_own_file(root_copy):
+    transformer = load_transformer(root_copy, VERSION)
+    save_original(transformer, root_copy / "transformer" / VERSION, dtype=torch.float32)
+    assert_same_model(load_transformer(root_copy, VERSION), transformer)
+    assert sorted(path.name for path in (root_copy / "transformer" / VERSION).iterdir()) == [
         "config.json",
         FILE,
     ]
 
 
-def test_a_saved_vae_comes_back_rounded_to_half_precision(root, tmp_path):
+def test_a_saved_vae_is_rounded_to_half_precision(root, tmp_path):
     vae = load_vae(root)
     save_original(vae, tmp_path / "vae")
-    back = load_vae(tmp_path)
+    reloaded = load_vae(tmp_path)
     assert {tensor.dtype for tensor in load_file(tmp_path / "vae" / FILE).values()} == {torch.float16}
-    assert_same_model(back, vae.half().float())
-    assert back.config.scaling_factor == 1.03682
+    assert_same_model(reloaded, vae.half().float())
+    assert reloaded.config.scaling_factor == 1.03682
 
 
-def test_a_weight_too_large_for_half_precision_is_refused(transformer, tmp_path):
+def test_a_weight_too_large_for_half_precision_raises_an_error(transformer, tmp_path):
     with torch.no_grad():
         transformer.proj_out.bias[0] = 1e5
     with pytest.raises(ValueError, match=r"final_layer\.linear\.bias"):
         save_original(transformer, tmp_path)
 
 
-def test_a_compact_checkpoint_draws_what_it_leaves_out(root, tmp_path):
+def test_omitted_tensors_of_a_compact_checkpoint_are_generated(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.5)
@@ -61,7 +61,7 @@ def test_a_compact_checkpoint_draws_what_it_leaves_out(root, tmp_path):
     assert_same_model(load_transformer(tmp_path, "small"), transformer)
 
 
-def test_a_tensor_missing_beside_the_drawn_ones_is_still_refused(root, tmp_path):
+def test_a_missing_tensor_in_a_compact_checkpoint_raises_an_error(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
     folder = tmp_path / "transformer" / "small"
     save_original(transformer, folder, drawn={"byt5_in.": 5})
@@ -72,7 +72,7 @@ def test_a_tensor_missing_beside_the_drawn_ones_is_still_refused(root, tmp_path)
         load_transformer(tmp_path, "small")
 
 
-def test_a_tensor_that_was_trained_cannot_be_left_out(root, tmp_path):
+def test_a_trained_tensor_cannot_be_omitted(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    with pytest.raises(ValueError, match="'byt5_in.fc1.weight' is not what seed 6 draws"):
+    with pytest.raises(ValueError, match="'byt5_in.fc1.weight' differs from the values of seed 6"):
         save_original(transformer, tmp_path, drawn={"byt5_in.": 6})

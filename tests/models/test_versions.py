@@ -21,34 +21,34 @@ def test_the_shift_grows_with_resolution_and_differs_by_task(name, shift):
 
 
 @pytest.mark.parametrize("name", [name for name in [*RELEASED, *ANNOUNCED] if name[0].isdigit()])
-def test_a_name_says_resolution_task_and_kind(name):
+def test_names_consist_of_resolution_task_and_kind(name):
     version = version_defaults(name)
     suffix = {"base": "", "cfg_distilled": "_distilled", "step_distilled": "_step_distilled"}[version.kind]
     assert name == version.name == f"{version.resolution}_{version.task}{suffix}"
 
 
 @pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
-def test_distilled_versions_run_one_branch(name):
+def test_distilled_versions_run_a_single_branch(name):
     version = version_defaults(name)
     assert (version.guidance_scale == 1.0) == (version.kind != "base")
     assert version.num_steps == (12 if version.kind == "step_distilled" else 50)
 
 
-def test_every_name_is_in_one_list():
+def test_each_name_is_in_only_one_list():
     assert not set(RELEASED) & set(UNSUPPORTED)
     assert not set(RELEASED) & ANNOUNCED
     assert all(reason for reason in UNSUPPORTED.values())
 
 
 @pytest.mark.parametrize("name", [None, "", "miniature", "720p_i2v_distilled_sparse"])
-def test_models_that_are_not_listed_have_the_defaults_of_the_first_family(name):
+def test_unlisted_models_have_the_defaults_of_the_first_family(name):
     version = version_defaults(name)
     assert version == Version(name or "", "hunyuan_video15", task=version.task)
     assert (version.guidance_scale, version.shift, version.num_steps, version.num_frames) == (6.0, 5.0, 40, 121)
     assert version.resolution is None and version.task == ("t2v" if name == "miniature" else None)
 
 
-def test_the_table_imports_nothing_heavy():
+def test_versions_imports_no_heavy_packages():
     heavy = "{'torch', 'diffusers', 'transformers', 'numpy'}"
     code = f"import sys, hyvideo.models.versions; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

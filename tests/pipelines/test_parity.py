@@ -154,5 +154,5 @@ def test_glyph_tokens_without_rows_are_refused(tmp_path):
     broken = write_original(tmp_path / "ckpts")
     colours = {str(number): number for number in range(99)}
     (broken / "text_encoder/Glyph-SDXL-v2/assets/color_idx.json").write_text(json.dumps(colours))
-    with pytest.raises(ValueError, match="more than the 390 rows"):
+    with pytest.raises(ValueError, match="390 embedding rows are too few"):
         load_glyph_encoder(broken)

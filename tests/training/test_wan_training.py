@@ -137,8 +137,8 @@ def test_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
     "settings, message",
     [
         ({"height": 40}, "multiples of 16, got 40 x 32"),
-        ({"transformer_version": "480p_t2v"}, "480p_t2v has the settings of hunyuan_video15.* of wan"),
-        ({"transformer_version": "wan2.1_t2v_1.3B"}, "1.3B has the settings of hunyuan_video15.* of wan"),
+        ({"transformer_version": "480p_t2v"}, "480p_t2v belongs to the family hunyuan_video15.* of wan"),
+        ({"transformer_version": "wan2.1_t2v_1.3B"}, "1.3B belongs to the family hunyuan_video15.* of wan"),
     ],
 )
 def test_sizes_and_versions_of_another_model_are_refused_before_loading(config, mesh, monkeypatch, settings, message):

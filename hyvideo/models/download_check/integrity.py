@@ -1,7 +1,7 @@
-"""Flaws of single files: truncated ones, git-lfs pointers, empty ones, and downloads that were broken off.
+"""Integrity checks of single files: truncated or empty files, git-lfs pointers and unfinished downloads.
 
-Looks at headers and sizes only, so it is as quick for 33 GB as for one kilobyte. Whether a whole file is also the
-right one for a model is another question.
+Only headers and sizes are read, so a check takes as long for 33 GB as for one kilobyte. Whether a complete file fits
+the model is checked elsewhere.
 """
 
 import zipfile
@@ -12,47 +12,47 @@ from safetensors import SafetensorError, safe_open
 from hyvideo.data.outside import parse_json
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-# Names that `hf download`, `modelscope download`, browsers and aria2 give to a file that is not finished.
+# Suffixes that `hf download`, `modelscope download`, browsers and aria2 give to unfinished files.
 _UNFINISHED = (".incomplete", ".part", ".aria2", ".crdownload")
-_TEMPORARY = "._____temp"  # ModelScope's folder, where files have their final names until they are complete
+_TEMPORARY = "._____temp"  # ModelScope's folder for unfinished files, which already have their final names
 
 
-def flaw_of(path: Path) -> str | None:
-    """Reason why a file is not whole, in words that go on after its name; None for a whole one."""
+def file_problem(path: Path) -> str | None:
+    """Return the problem of an incomplete file as a predicate, such as "is empty", or None for a complete one."""
     if path.stat().st_size == 0:
         return "is empty"
     with path.open("rb") as file:
         start = file.read(len(_POINTER))
     if start == _POINTER:
-        return "is a git-lfs pointer, not the file it stands for: download it, or run `git lfs pull`"
+        return "is a git-lfs pointer instead of the file: download the file, or run `git lfs pull`"
     try:
         if path.suffix == ".safetensors":
             safe_open(path, framework="np").__exit__(None, None, None)
         elif path.suffix == ".json":
             parse_json(path.read_text())
     except SafetensorError as error:
-        return f"is truncated or no safetensors file ({error})"
+        return f"is truncated or not a safetensors file ({error})"
     except ValueError as error:
-        return f"is not JSON ({error})"
-    # The directory of a zip archive is at its end: without it the archive was cut off.
-    is_cut = path.suffix in {".pt", ".pth", ".bin"} and start.startswith(b"PK") and not zipfile.is_zipfile(path)
-    return "is truncated" if is_cut else None
+        return f"is not valid JSON ({error})"
+    # A zip archive ends with its directory; a truncated one has none.
+    is_truncated = path.suffix in {".pt", ".pth", ".bin"} and start.startswith(b"PK") and not zipfile.is_zipfile(path)
+    return "is truncated" if is_truncated else None
 
 
 def unfinished_bytes(root: Path, folder: Path) -> int | None:
-    """Bytes of the downloads into `folder` that are not finished; None where there are none.
+    """Return the size in bytes of unfinished downloads into `folder`, or None if there are none.
 
-    The programs keep them in the folder or in a hidden one of `root`, the folder that they were given.
+    Download programs keep them in the folder itself or in a hidden folder of `root`, their target.
     """
     inside = folder.relative_to(root)
-    places = folder, root / ".cache/huggingface/download" / inside, root / _TEMPORARY / inside
-    files = {path for place in places for path in place.rglob("*") if path.is_file()}
+    folders = folder, root / ".cache/huggingface/download" / inside, root / _TEMPORARY / inside
+    files = {path for parent in folders for path in parent.rglob("*") if path.is_file()}
     sizes = [file.stat().st_size for file in files if file.suffix in _UNFINISHED or _TEMPORARY in file.parts]
     return sum(sizes) if sizes else None
 
 
 def size_of(folder: Path) -> int:
-    """Bytes in the folder that are there to stay: without hidden files and unfinished downloads."""
+    """Return the size of a folder in bytes, without hidden files and unfinished downloads."""
     return sum(
         path.stat().st_size
         for path in folder.rglob("*")

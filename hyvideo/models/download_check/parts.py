@@ -1,6 +1,6 @@
-"""The parts of a checkpoint folder: where each lies, which files it needs, what for, and how it is downloaded.
+"""Parts of a checkpoint folder: the folder, files, uses and download command of each.
 
-A family's ``parts.yaml`` lists them for each layout; the reward and the metrics, in the one here, serve all.
+A family's ``parts.yaml`` lists its parts for each layout; the one in this folder lists those of rewards and metrics.
 """
 
 import json
@@ -24,7 +24,7 @@ Use = Literal["t2v", "i2v", "quoted text", "reward", "metrics"]
 
 @dataclass(frozen=True)
 class Part:
-    """A thing to download; the fields are those of ``parts.yaml``."""
+    """A downloadable part; ``parts.yaml`` documents the fields."""
 
     name: str
     folder: str
@@ -40,9 +40,9 @@ class Part:
 
 
 def parts_of(root: Path) -> tuple[Family, list[Part]]:
-    """The family of models in a folder and its parts to look for, after the layout that is there.
+    """Return the model family of a folder and the parts to check, according to the folder's layout.
 
-    Where nothing tells, not the name of the folder either, they are those of the first family's original layout.
+    If neither the files nor the folder's name identify a family, return the first family and its original layout.
     """
     family = _family(root)
     table = _table(Path(__file__).parents[1] / family.name)
@@ -53,11 +53,11 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
         versions = [] if is_diffusers else sorted(path.parent.name for path in root.glob("transformer/*/config.json"))
         names = {"repository": repository, "transformer": "/".join(["transformer", *versions[:1]])}
         return family, _parts(root, table["diffusers"], task=_task(root, None), **names) + common
-    # Of some versions nothing is there but an unfinished download.
+    # Some versions may exist only as an unfinished download.
     folders = (root / "transformer", root / ".cache/huggingface/download/transformer")
     tasks = {p.name: _task(root, p.name) for folder in folders for p in sorted(folder.glob("*")) if p.is_dir()}
-    # One version of each task is named where there is none.
-    for version in (one for one in RELEASED.values() if one.family == family.name):
+    # For a task without a transformer, list one released version as missing.
+    for version in (version for version in RELEASED.values() if version.family == family.name):
         if version.task not in tasks.values():
             tasks[version.name] = version.task
     rows = table["original transformer"]
@@ -66,7 +66,7 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
 
 
 def _family(root: Path) -> Family:
-    """Family of the folder's transformer or VAE, or of the version that the folder is named after; else the first."""
+    """Return the family of the folder's transformer or VAE, else of the version that the folder is named after."""
     for folder in (root / "transformer", *sorted((root / "transformer").glob("*"))):
         with suppress(ValueError):
             return read_family(Folder(folder, "transformer"))
@@ -76,9 +76,9 @@ def _family(root: Path) -> Family:
 
 
 def _repository(root: Path, repositories: dict[str, str]) -> str:
-    """Repository of the version that the folder is named after, or whose transformer is as large; else the first one.
+    """Return the repository of the version whose transformer has as many heads or that the folder is named after.
 
-    Empty where the versions have none of their own.
+    The default is the first repository, or an empty string if the family lists none.
     """
     with suppress(ValueError):
         heads = read_num_heads(root, None)
@@ -93,7 +93,7 @@ def _table(folder: Path) -> Any:
 
 
 def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
-    """The parts of rows, with names for {version}, {task}, {repository} and {root}."""
+    """Return the parts of rows, with {version}, {task}, {repository} and {root} filled in."""
     text = json.dumps(rows)
     for name, value in (names | {"root": shlex.quote(str(root))}).items():
         text = text.replace(f"{{{name}}}", json.dumps(value)[1:-1])
@@ -101,10 +101,10 @@ def _parts(root: Path, rows: list[dict[str, Any]], **names: str) -> list[Part]:
 
 
 def _task(root: Path, version: str | None) -> str:
-    """Task of a transformer: as its files say, the table of versions, or its name."""
+    """Return the task of a transformer, from its files, the table of versions or its name."""
     try:
         task = read_task(root, version)
-    except ValueError:  # reported with its part
+    except ValueError:  # reported as a problem of the transformer
         task = None
     if task not in ("t2v", "i2v"):
         task = version_defaults(version).task

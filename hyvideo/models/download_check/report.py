@@ -1,6 +1,6 @@
-"""Report on a checkpoint folder, part by part, and on what can be run with it; nothing is loaded.
+"""Report on the parts of a checkpoint folder and on what can run with them; no weights are loaded.
 
-Every part is looked at by itself, so the report helps in the middle of a download. ``scripts/check_checkpoints.py``
+Each part is checked separately, so the report is also useful during a download. ``scripts/check_checkpoints.py``
 prints it.
 """
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from hyvideo.data.outside import align_columns
 from hyvideo.data.templates import fill
 from hyvideo.models import fit_checks, loading
-from hyvideo.models.download_check.integrity import flaw_of, size_of, unfinished_bytes
+from hyvideo.models.download_check.integrity import file_problem, size_of, unfinished_bytes
 from hyvideo.models.download_check.parts import Part, Use, parts_of
 from hyvideo.models.encoders import class_problems
 from hyvideo.models.family import Family
@@ -35,11 +35,11 @@ _NAMES: dict[Use, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """State of a part on the disk."""
+    """State of a part on disk."""
 
     part: Part
     state: State
-    size: int  # bytes that are there
+    size: int  # bytes on disk
     problems: tuple[str, ...]
 
     @property
@@ -53,20 +53,20 @@ class CheckpointReport:
 
     rows: tuple[Row, ...]
 
-    def lacking(self, use: Use) -> list[Row]:
-        """Parts that keep `use` from running; none when it can. Of the transformers one is enough."""
+    def missing_for(self, use: Use) -> list[Row]:
+        """Return the parts that are missing for `use`, empty if it can run. One transformer is enough."""
         rows = [row for row in self.rows if use in row.part.uses]
         transformers = [row for row in rows if row.part.is_transformer]
         if any(row.is_ok for row in transformers):
             transformers = []
         elif not transformers and use in ("t2v", "i2v"):
-            # The one of a diffusers pipeline is for the other task.
+            # The transformer of a diffusers pipeline is for the other task.
             transformers = [row for row in self.rows if row.part.is_transformer]
         return transformers + [row for row in rows if not row.part.is_transformer and not row.is_ok]
 
     @property
     def has_a_model(self) -> bool:
-        """Claims that a transformer of either task, the VAE and the text encoder are complete."""
+        """Whether a transformer for either task, the VAE and the text encoder are complete."""
         others = [row for row in self.rows if not row.part.is_transformer]
         tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in others if "t2v" in row.part.uses])
         core = [row for row in others if tasks <= set(row.part.uses)]
@@ -74,7 +74,7 @@ class CheckpointReport:
 
 
 def report(root: str | Path) -> CheckpointReport:
-    """The report of a folder, in the original layout or in diffusers'."""
+    """Return the report on a folder in the original layout or in diffusers' layout."""
     root = Path(root)
     family, parts = parts_of(root)
     return CheckpointReport(tuple(_examine(part, root, family, parts) for part in parts))
@@ -84,11 +84,11 @@ def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
     folder = root / part.folder
     size = size_of(folder)
     present, problems = _files(part, folder)
-    problems += [f"{path.relative_to(root)} {flaw}" for path in present if (flaw := flaw_of(path))]
+    problems += [f"{path.relative_to(root)} {problem}" for path in present if (problem := file_problem(path))]
     if problems:
         unfinished = unfinished_bytes(root, folder)
         if unfinished is not None:
-            problems.insert(0, f"a download is running or was broken off: {_bytes(unfinished)} so far")
+            problems.insert(0, f"the download is running or was interrupted: {_bytes(unfinished)} so far")
         state = "missing" if not present and unfinished is None else "incomplete"
         return Row(part, state, size, tuple(problems))
     check = CHECKS.get(part.check) or (lambda root, _: family_problems(root, family, part.check, parts))
@@ -97,8 +97,8 @@ def _examine(part: Part, root: Path, family: Family, parts: list[Part]) -> Row:
 
 
 def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
-    """The part's files that are there, and a sentence for each that is not."""
-    present: dict[Path, None] = {}  # a set in order
+    """Return the part's files that exist, and a problem for each missing file."""
+    present: dict[Path, None] = {}  # an ordered set
     problems = []
     for patterns in (alternatives.split("|") for alternatives in part.files):
         paths = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
@@ -114,7 +114,7 @@ def _files(part: Part, folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def transformer_problems(root: Path, folder: str) -> list[str]:
-    """Problems of ``transformer/<version>``, or of the one transformer of the diffusers layout."""
+    """Return the problems of ``transformer/<version>``, or of the single transformer of the diffusers layout."""
     version = folder.partition("/")[2] or None
     if version in UNSUPPORTED:
         return [f"this version is not supported: {UNSUPPORTED[version]}"]
@@ -123,9 +123,9 @@ def transformer_problems(root: Path, folder: str) -> list[str]:
 
 
 def videoalign_problems(root: Path, folder: str) -> list[str]:
-    """Problems of the newest VideoAlign checkpoint: its settings, the head, and the LoRA's rank.
+    """Return the problems of the newest VideoAlign checkpoint: its settings, reward head and LoRA rank.
 
-    The base model's config is not part of the download, so the other shapes are compared when it is loaded.
+    The base model's config is not part of the download, so the other shapes are checked when it is loaded.
     """
     checkpoint = find_checkpoint(root / folder)
     whole = checkpoint.folder / "model.pth"
@@ -133,11 +133,11 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
     shapes = shapes_of(read_pickle(weights, "VideoAlign", device="meta"))
     heads = {name: 1 for name in shapes if name.endswith("rm_head.weight")}
     if not heads:
-        return [f"{weights} has no tensor rm_head.weight among {len(shapes)}"]
+        return [f"{weights} has {len(shapes)} tensors, but no rm_head.weight"]
     rows = heads | {name: checkpoint.settings.lora_rank for name in shapes if ".lora_A." in name}
     return shortened(
         [
-            f"tensor {name!r} in {weights} has shape {shapes[name]}, model_config.json asks for {number} rows"
+            f"tensor {name!r} in {weights} has shape {shapes[name]}, but model_config.json requires {number} rows"
             for name, number in rows.items()
             if shapes[name][0] != number
         ]
@@ -145,17 +145,17 @@ def videoalign_problems(root: Path, folder: str) -> list[str]:
 
 
 def family_problems(root: Path, family: Family, kind: str, parts: list[Part]) -> list[str]:
-    """Problems of the VAE or of a condition's encoder, whose tokenizer, another download, may be missing."""
+    """Return the problems of the VAE or a condition's encoder. The encoder's tokenizer may be a separate download."""
     if kind == "vae":
         return fit_checks.model_problems(loading.vae_folder(root), "vae", family=family)
-    of_kind = next(part for part in family.parts if part.kind == kind)
-    tokenizers = [p.folder for p in parts if p.folder in of_kind.folders and "tokenizer_config.json" in p.files]
+    encoder = next(part for part in family.parts if part.kind == kind)
+    tokenizers = [p.folder for p in parts if p.folder in encoder.folders and "tokenizer_config.json" in p.files]
     has_tokenizer = any((root / folder / "tokenizer_config.json").is_file() for folder in tokenizers)
-    return of_kind.problems(root, True) if has_tokenizer or of_kind.is_file else []
+    return encoder.problems(root, True) if has_tokenizer or encoder.is_file else []
 
 
-# What keeps whole files from fitting the model they are for, from headers alone: the loaders' own checks where there
-# are some, so that this report and the start of a run agree. The others are the family's: `family_problems`.
+# Checks that complete files fit their model, from headers alone. They are the loaders' checks where possible, so that
+# this report agrees with the start of a run. `family_problems` checks the other parts.
 CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
     "transformer": transformer_problems,
     "videoalign": videoalign_problems,
@@ -164,21 +164,21 @@ CHECKS: dict[str | None, Callable[[Path, str], list[str]]] = {
 
 
 def lines(checkpoints: CheckpointReport) -> list[str]:
-    """The report to read: the table, what is wrong, the downloads that would help, and what can be run."""
+    """Return the text of the report: table, problems, download commands and what can run."""
     rows = checkpoints.rows
     cells = [
-        (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "nothing here")
+        (row.part.name, row.part.folder, row.state, _bytes(row.size), ", ".join(row.part.uses) or "not used")
         for row in rows
     ]
     uses = {use: name for use, name in _NAMES.items() if any(use in row.part.uses for row in rows)}
     return fill(
         Path(__file__).with_name("report.txt.jinja"),
         rows=rows,
-        table=align_columns([("part", "folder", "state", "size", "needed for"), *cells]),  # with the missing parts
-        lacking={name: ", ".join(row.part.name for row in checkpoints.lacking(use)) for use, name in uses.items()},
+        table=align_columns([("part", "folder", "state", "size", "needed for"), *cells]),
+        missing={name: ", ".join(row.part.name for row in checkpoints.missing_for(use)) for use, name in uses.items()},
     ).splitlines()
 
 
 def _bytes(size: int) -> str:
-    """A size as the hubs count, in powers of a thousand: ``33.3GB``."""
+    """Format a size in decimal units, as model hubs do: ``33.3GB``."""
     return tqdm.format_sizeof(size, "B") if size else "-"

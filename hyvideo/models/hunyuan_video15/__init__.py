@@ -1,4 +1,4 @@
-"""HunyuanVideo-1.5: text-to-video and image-to-video, 8.3 billion parameters."""
+"""HunyuanVideo-1.5: text-to-video and image-to-video models with 8.3 billion parameters."""
 
 CLASS_NAMES = (
     "HunyuanVideo15Transformer3DModel",

@@ -1,4 +1,4 @@
-"""The frozen encoders of a checkpoint folder: language model, ByT5 for glyphs, SigLIP for reference images.
+"""Frozen encoders of a checkpoint folder: language model, ByT5 for quoted text, SigLIP for reference images.
 
     original                                         diffusers
     text_encoder/llm/                                text_encoder/, tokenizer/
@@ -7,7 +7,7 @@
     vision_encoder/siglip/image_encoder/             image_encoder/
     vision_encoder/siglip/feature_extractor/         feature_extractor/
 
-They are classes of transformers, loaded by ``models.encoders``; ``how`` is its ``device`` and ``random_weights_seed``.
+They are transformers classes, loaded by ``models.encoders``; ``kwargs`` are ``device`` and ``random_weights_seed``.
 """
 
 import re
@@ -24,7 +24,7 @@ from hyvideo.models.weight_files import Folder, Weights, labelled, shapes_of
 
 _TEXT_MODEL, _GLYPH_MODEL, _IMAGE_MODEL = "Qwen2_5_VLTextModel", "T5EncoderModel", "SiglipVisionModel"
 _GLYPH_PREFIX = "module.text_tower.encoder."
-# Prefixes under which the language model of Qwen2.5-VL was published.
+# Tensor name prefixes in published checkpoints of Qwen2.5-VL's language model.
 _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|language_model|model)\.")
 
 
@@ -36,30 +36,29 @@ def _plain_image(name: str) -> str:
     return name.removeprefix("vision_model.")
 
 
-def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[Any, nn.Module]:
-    """The tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode.
+def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> tuple[Any, nn.Module]:
+    """Load the tokenizer and the language model of Qwen2.5-VL, frozen and in eval mode, without the vision tower.
 
-    The vision tower of a full checkpoint is left unread. Raises ValueError for a file or a tensor that is missing or
-    does not fit, as the others do.
+    Like the other loaders, raises ValueError if a file or a tensor is missing or does not fit.
     """
     folder, tokenizer = _text_encoder_folders(Path(root))
-    return load_tokenizer(tokenizer), frozen(_TEXT_MODEL, folder, dtype=dtype, plain=_plain_text, **how)
+    return load_tokenizer(tokenizer), frozen(_TEXT_MODEL, folder, dtype=dtype, plain=_plain_text, **kwargs)
 
 
 def load_glyph_encoder(
     root: str | Path, *, device: str | torch.device = "cpu", random_weights_seed: int | None = None
 ) -> tuple[Any, nn.Module]:
-    """ByT5's tokenizer and encoder as trained on glyphs, frozen, in float32 as in the original.
+    """Load ByT5's tokenizer and the glyph-trained encoder, frozen, in float32 as in the original.
 
-    ``byt5-small`` gives configuration and tokenizer only; the weights are those of Glyph-SDXL-v2, which also has
-    tokens for colours and fonts, reached by a prompt that spells one.
+    ``byt5-small`` provides only configuration and tokenizer. The weights are those of Glyph-SDXL-v2, which also has
+    tokens for colors and fonts; a prompt selects one by containing it.
     """
     folder, tokenizer_folder, weights = _glyph_folders(Path(root))
     tokenizer = load_tokenizer(tokenizer_folder)
     if random_weights_seed is not None or weights is None:
-        how = {"device": device, "random_weights_seed": random_weights_seed}
-        return tokenizer, frozen(_GLYPH_MODEL, folder, dtype=torch.float32, plain=plain_t5, **how)
-    weight_files.refuse(folder, glyph_encoder_problems(root))
+        kwargs = {"device": device, "random_weights_seed": random_weights_seed}
+        return tokenizer, frozen(_GLYPH_MODEL, folder, dtype=torch.float32, plain=plain_t5, **kwargs)
+    weight_files.raise_problems(folder, glyph_encoder_problems(root))
     tokenizer.add_tokens(_glyph_tokens(weights, folder.label), special_tokens=True)
     state = _glyph_state(weights, folder.label)
     with torch.random.fork_rng(devices=[]):
@@ -68,20 +67,22 @@ def load_glyph_encoder(
     return tokenizer, model.to(device).requires_grad_(False).eval()
 
 
-def load_vision_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[dict, nn.Module]:
-    """The values of SigLIP's preprocessor_config.json and its vision model, frozen."""
+def load_vision_encoder(
+    root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any
+) -> tuple[dict, nn.Module]:
+    """Load SigLIP's preprocessor_config.json and vision model, frozen."""
     folder, preprocessor = vision_folders(Path(root))
     values = weight_files.read_json(preprocessor, folder.label)
-    return values, frozen(_IMAGE_MODEL, folder, dtype=dtype, plain=_plain_image, **how)
+    return values, frozen(_IMAGE_MODEL, folder, dtype=dtype, plain=_plain_image, **kwargs)
 
 
 def text_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the language model from loading; the other parts of a full Qwen2.5-VL are none."""
+    """Return the problems that keep the language model from loading; other parts of Qwen2.5-VL are ignored."""
     return class_problems(_TEXT_MODEL, _text_encoder_folders(Path(root))[0], weights_needed, plain=_plain_text)
 
 
 def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the glyph encoder from loading."""
+    """Return the problems that keep the glyph encoder from loading."""
     folder, tokenizer, pickled = _glyph_folders(Path(root))
     if pickled is None or not weights_needed:
         return class_problems(_GLYPH_MODEL, folder, weights_needed, plain=plain_t5)
@@ -93,19 +94,19 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
     num_plain = len(load_tokenizer(tokenizer))
     num_added, rows = len(_glyph_tokens(pickled, folder.label)), model.config.vocab_size
     if num_plain + num_added > rows:
-        problems.append(f"{num_plain} tokens and {num_added} for colours and fonts are more than the {rows} rows")
+        problems.append(f"{rows} embedding rows are too few for {num_plain} tokens and {num_added} colors and fonts")
     return labelled(folder, problems)
 
 
 def vision_encoder_problems(root: str | Path, weights_needed: bool = True) -> list[str]:
-    """Problems that keep the vision encoder from loading; a text tower beside it is none."""
+    """Return the problems that keep the vision encoder from loading; a text tower in the file is ignored."""
     folder, preprocessor = vision_folders(Path(root))
     weight_files.read_json(preprocessor, folder.label)
     return class_problems(_IMAGE_MODEL, folder, weights_needed, plain=_plain_image)
 
 
 def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
-    """The model of a config, with a row for every token of the state."""
+    """Return the model of a config, with the vocabulary size of the state dict."""
     from transformers import T5EncoderModel
 
     config = read_config(_GLYPH_MODEL, folder)
@@ -114,15 +115,15 @@ def _glyph_model(folder: Folder, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _glyph_tokens(weights: Path, label: str) -> list[str]:
-    """The tokens of colours, then of fonts, in the order of their rows; a font's begins with its language."""
+    """Return the tokens of colors, then of fonts, in embedding order; font tokens begin with a language code."""
     assets = weights.parent.parent / "assets"
-    colours = weight_files.read_json(assets / "color_idx.json", label)
+    colors = weight_files.read_json(assets / "color_idx.json", label)
     fonts = weight_files.read_json(assets / "multilingual_10-lang_idx.json", label)
-    return [f"<color-{i}>" for i in range(len(colours))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
+    return [f"<color-{i}>" for i in range(len(colors))] + [f"<{code[:2]}-font-{i}>" for code, i in fonts.items()]
 
 
 def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tensor]:
-    """The encoder's tensors in the pickle of Glyph-SDXL-v2, under T5Stack's names."""
+    """Return the encoder's tensors in the pickle of Glyph-SDXL-v2, under T5Stack's names."""
     state = weight_files.read_pickle(path, label, device=device)
     encoder = {name.removeprefix(_GLYPH_PREFIX): t for name, t in state.items() if name.startswith(_GLYPH_PREFIX)}
     encoder = encoder or {name.removeprefix("encoder."): tensor for name, tensor in state.items()}
@@ -130,20 +131,21 @@ def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tenso
         encoder.setdefault("embed_tokens.weight", encoder.pop("shared.weight"))
     if "embed_tokens.weight" not in encoder:
         raise ValueError(
-            f"{label}: {path} holds no ByT5 encoder: no tensor {_GLYPH_PREFIX}embed_tokens.weight among {len(state)}"
+            f"{label}: {path} has no ByT5 encoder: {_GLYPH_PREFIX}embed_tokens.weight is not among its "
+            f"{len(state)} tensors"
         )
     return encoder
 
 
 def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
-    """Folders of the language model and of its tokenizer."""
+    """Return the folders of the language model and of its tokenizer."""
     llm = root / "text_encoder" / "llm"
     folder, tokenizer = (llm, llm) if llm.is_dir() else (root / "text_encoder", root / "tokenizer")
     return Folder(folder, "text encoder"), with_tokenizer(tokenizer, "text encoder")
 
 
 def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
-    """Folders of configuration and tokenizer, and the original's file of weights."""
+    """Return the folders of configuration and tokenizer, and the original's weight file."""
     label = "glyph encoder (ByT5, for text in quotes)"
     if (root / "text_encoder_2").is_dir():
         return Folder(root / "text_encoder_2", label), with_tokenizer(root / "tokenizer_2", label), None
@@ -153,7 +155,7 @@ def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
 
 
 def vision_folders(root: Path) -> tuple[Folder, Path]:
-    """Folder of the vision model, and SigLIP's preprocessor_config.json."""
+    """Return the folder of the vision model and the path of SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
     model, preprocessor = (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)
     label = "vision encoder (SigLIP, for reference images)"

@@ -1,4 +1,4 @@
-"""HunyuanVideo-1.5 as the rest of the program sees it."""
+"""`Family` of HunyuanVideo-1.5."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,18 +16,18 @@ from hyvideo.models.versions import version_defaults
 Encoder = Callable[..., list[dict[str, Tensor]]]
 
 
-def _load_text(root: Path, *, vae: nn.Module, **how: Any) -> Encoder:
-    encode = TextEncoder(*encoders.load_text_encoder(root, **how))
+def _load_text(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
+    encode = TextEncoder(*encoders.load_text_encoder(root, **kwargs))
     return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
 
 
-def _load_glyph(root: Path, *, vae: nn.Module, dtype: torch.dtype, **how: Any) -> Encoder:
-    encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **how))  # in float32, as the original
+def _load_glyph(root: Path, *, vae: nn.Module, dtype: torch.dtype, **kwargs: Any) -> Encoder:
+    encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **kwargs))  # float32, as in the original
     return lambda texts, *size: [{"states": encode(text)} for text in texts]
 
 
-def _load_image(root: Path, *, vae: nn.Module, **how: Any) -> Encoder:
-    encode = ImageEncoder(*encoders.load_vision_encoder(root, **how), vae)
+def _load_image(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
+    encode = ImageEncoder(*encoders.load_vision_encoder(root, **kwargs), vae)
     return lambda paths, height, width: [vars(encode(path, height, width)) for path in paths]
 
 
@@ -39,22 +39,22 @@ def _latents(config: Mapping[str, Any]) -> Latents:
 def _export_parts(
     root: Path, out: Path, *, version: str | None, task: str, dtype: torch.dtype, load_vae: Callable[..., nn.Module]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names and the parts of diffusers' pipeline but the transformer; a part is freed before the next."""
+    """Yield the names and parts of diffusers' pipeline except the transformer, keeping one part in memory at a time."""
     import diffusers
 
     defaults = version_defaults(version)
     yield "scheduler", diffusers.FlowMatchEulerDiscreteScheduler(shift=defaults.shift)
     yield "guider", diffusers.ClassifierFreeGuidance(guidance_scale=defaults.guidance_scale)
-    # In bf16 decoding is off by eight times as much as in fp16, in which runs decode, and the original.
+    # The decoding error in bf16 is eight times that in fp16, which this project's runs and the original use.
     yield "vae", load_vae(root, dtype=torch.float16 if dtype == torch.bfloat16 else dtype)
     yield from zip(("tokenizer", "text_encoder"), encoders.load_text_encoder(root, dtype=dtype))
     yield from zip(("tokenizer_2", "text_encoder_2"), encoders.load_glyph_encoder(root))
     if task == "i2v":
         yield "image_encoder", encoders.load_vision_encoder(root, dtype=dtype)[1]
-        # Copied, not loaded: transformers' processor of this name needs torchvision.
-        given, copied = encoders.vision_folders(root)[1], out / "feature_extractor"
-        copied.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(given, copied / given.name)
+        # Copied, not loaded, because transformers' processor of this name needs torchvision.
+        source, target = encoders.vision_folders(root)[1], out / "feature_extractor"
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target / source.name)
         yield "feature_extractor", ("transformers", "SiglipImageProcessor")
 
 
@@ -76,7 +76,7 @@ FAMILY = Family(
         settings.vae_config_to_original,
     ),
     blocks="transformer_blocks",
-    # Modulation, embedders and the output layer see few samples at a time: their gradients have a rank as low.
+    # Excludes modulation, embedders and output layer, which have few inputs per update and thus gradients of low rank.
     matrices=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
     forwards=transformer.forwards,

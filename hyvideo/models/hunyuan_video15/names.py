@@ -1,13 +1,12 @@
-"""The names of the original HunyuanVideo-1.5 checkpoints, mapped to diffusers' and back.
+"""Conversion of tensor names between original HunyuanVideo-1.5 checkpoints and diffusers.
 
-The two implementations hold the same numbers. Nearly every tensor only changes its name, and
-``names.yaml`` says how; two places also change their arrangement:
+Most tensors differ only in name, according to ``names.yaml``. Two also differ in layout:
 
-- the text refiner's fused ``self_attn_qkv`` is three matrices in diffusers, its rows in the order q, k, v;
-- the last modulation ``final_layer.adaLN_modulation.1`` gives (shift, scale), diffusers' ``norm_out.linear``
-  gives (scale, shift): the two halves of the rows change places.
+- the text refiner's fused ``self_attn_qkv`` is three matrices in diffusers, with rows in the order q, k, v;
+- the last modulation, ``final_layer.adaLN_modulation.1``, returns (shift, scale), but diffusers' ``norm_out.linear``
+  returns (scale, shift): the two halves of the rows are swapped.
 
-Both are exact, so a round trip gives back every bit. A name that no row knows is a ValueError, never skipped.
+Both conversions are exact and can be inverted bit for bit. An unknown name raises ValueError and is never skipped.
 """
 
 import re
@@ -24,14 +23,14 @@ vae_to_diffusers, vae_to_original = both_directions(NAMES, "vae", "VAE")
 
 
 def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of the original transformer under diffusers' names; ValueError for an unknown name."""
+    """Convert a state dict of the original transformer to diffusers' names. Raises ValueError for unknown names."""
     return _swap_final_modulation(_split_refiner_qkv(_to_diffusers(state_dict)), "norm_out.linear.")
 
 
 def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of diffusers' transformer under the original names, bit for bit what it was read from.
+    """Convert a state dict of diffusers' transformer to the original names, bit-identical to the original file.
 
-    Raises ValueError for a name that is none of diffusers', such as a LoRA adapter's: merge it first.
+    Raises ValueError for unknown names, such as those of a LoRA adapter, which must be merged first.
     """
     return _swap_final_modulation(_to_original(_fuse_refiner_qkv(state_dict)), "final_layer.adaLN_modulation.1.")
 
@@ -41,12 +40,12 @@ _SPLIT = re.compile(r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.att
 
 
 def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replaces every fused ``to_qkv`` (3 * dim, ...) by ``to_q``, ``to_k``, ``to_v`` of shape (dim, ...)."""
+    """Replace each fused ``to_qkv`` (3 * dim, ...) with ``to_q``, ``to_k`` and ``to_v`` of shape (dim, ...)."""
     split = {}
     for name, tensor in state_dict.items():
         if match := _FUSED.fullmatch(name):
             for part, rows in zip("qkv", _row_chunks(name, tensor, 3)):
-                # A copy, so that the three are parameters of their own and not views of one.
+                # Cloned, so that the three are separate parameters and not views of one.
                 split[f"{match[1]}.to_{part}.{match[2]}"] = rows.clone()
         else:
             split[name] = tensor
@@ -54,11 +53,11 @@ def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replaces ``to_q``, ``to_k``, ``to_v`` of every refiner block by one ``to_qkv`` (3 * dim, ...)."""
+    """Replace ``to_q``, ``to_k`` and ``to_v`` of each refiner block with one ``to_qkv`` (3 * dim, ...)."""
     fused = {}
     for name, tensor in state_dict.items():
         if _FUSED.fullmatch(name):
-            raise ValueError(f"tensor {name!r} is fused already; call unfuse_qkv_projections() on the model first")
+            raise ValueError(f"tensor {name!r} is already fused. Call unfuse_qkv_projections() on the model first")
         match = _SPLIT.fullmatch(name)
         if not match:
             fused[name] = tensor
@@ -71,7 +70,7 @@ def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Exchanges the halves of the last modulation's rows: (shift, scale) to (scale, shift), or back."""
+    """Swap the halves of the last modulation's rows: (shift, scale) to (scale, shift), or back."""
     return {
         name: torch.cat(_row_chunks(name, tensor, 2)[::-1]) if name.startswith(prefix) else tensor
         for name, tensor in state_dict.items()
@@ -80,5 +79,5 @@ def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dic
 
 def _row_chunks(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
     if tensor.ndim == 0 or tensor.shape[0] % count:
-        raise ValueError(f"tensor {name!r} has shape {tuple(tensor.shape)}; its rows must be a multiple of {count}")
+        raise ValueError(f"tensor {name!r} must have a multiple of {count} rows, got shape {tuple(tensor.shape)}")
     return tensor.chunk(count)

@@ -1,4 +1,4 @@
-"""The settings of the original HunyuanVideo-1.5 checkpoints (config.json), mapped to diffusers' arguments and back."""
+"""Conversion of settings between config.json of original HunyuanVideo-1.5 checkpoints and diffusers' arguments."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +15,13 @@ _BYT5_STATES_DIM = _TRANSFORMER["arguments"]["text_embed_2_dim"]
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``diffusers.HunyuanVideo15Transformer3DModel`` for the original's ``config.json``.
+    """Return the arguments of ``diffusers.HunyuanVideo15Transformer3DModel`` for the original's ``config.json``.
 
-    The number of refiner blocks is not in it; a key ``refiner_depth`` is honoured, otherwise it is 2. Raises ValueError
-    where a key is missing or of the wrong type, or asks for what diffusers' class does not have.
+    The original does not list the number of refiner blocks: ``refiner_depth`` is used if present, otherwise 2. Raises
+    ValueError if a key is missing, has the wrong type, or needs a feature that diffusers' class lacks.
     """
     if config.get("attn_mode") == "flex-block-attn":
-        raise ValueError("config key 'attn_mode' is 'flex-block-attn': take a version without sparse attention")
+        raise ValueError("config key 'attn_mode' must not be 'flex-block-attn'. Use a version without sparse attention")
     renamed = settings_to_diffusers(_TRANSFORMER, config)
     hidden_size, num_heads = setting(config, "hidden_size", "integers"), renamed["num_attention_heads"]
     rope_dims = renamed["rope_axes_dim"]
@@ -38,7 +38,7 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     if resolution not in RESOLUTIONS:
         raise ValueError(f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}")
     return renamed | {
-        # noisy latents, condition latents, and a mask that says which frames are given
+        # noisy latents, condition latents, and a mask of the frames that have condition latents
         "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
         "out_channels": setting(config, "out_channels", "integers") if config.get("out_channels") else channels,
         "attention_head_dim": hidden_size // num_heads,
@@ -50,13 +50,13 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The original's ``config.json`` for a diffusers transformer's; ValueError where it cannot say a value."""
+    """Return the original's ``config.json`` for a diffusers config. Raises ValueError if it cannot represent it."""
     resolution = {size: name for name, size in RESOLUTIONS.items()}.get(config["target_size"])
     if resolution is None:
         raise ValueError(f"target_size must be one of {sorted(RESOLUTIONS.values())}, got {config['target_size']}")
     if config["text_embed_2_dim"] != _BYT5_STATES_DIM:
         raise ValueError(
-            f"text_embed_2_dim must be {_BYT5_STATES_DIM} as in the releases, got {config['text_embed_2_dim']}"
+            f"text_embed_2_dim must be {_BYT5_STATES_DIM}, as in the released models, got {config['text_embed_2_dim']}"
         )
     conditioned = config["in_channels"] == 2 * config["out_channels"] + 1
     others = {
@@ -75,16 +75,16 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vae_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``diffusers.AutoencoderKLHunyuanVideo15`` for the original's ``config.json``.
+    """Return the arguments of ``diffusers.AutoencoderKLHunyuanVideo15`` for the original's ``config.json``.
 
-    ``sample_size`` and ``sample_tsize`` are the original's tile sizes, which are the decoder's business. Raises
-    ValueError where a key is missing or of the wrong type, or latents are to be shifted.
+    The original's tile sizes ``sample_size`` and ``sample_tsize`` are ignored. Raises ValueError if a key is missing
+    or has the wrong type, or if ``shift_factor`` is set.
     """
     if config.get("shift_factor"):
-        raise ValueError(f"config key 'shift_factor' must be null, got {config['shift_factor']!r}: not in diffusers")
+        raise ValueError(f"config key 'shift_factor' must be null, as in diffusers, got {config['shift_factor']!r}")
     return settings_to_diffusers(_VAE, config)
 
 
 def vae_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The original's ``config.json`` for the config of a diffusers VAE."""
+    """Return the original's ``config.json`` for the config of a diffusers VAE."""
     return settings_to_original(_VAE, config, _VAE["written"])

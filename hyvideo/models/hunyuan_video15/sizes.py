@@ -1,6 +1,6 @@
-"""Sizes of HunyuanVideo-1.5 for the planner: their base is in ``models/sizes.py``, what was measured in ``sizes.yaml``.
+"""Sizes of HunyuanVideo-1.5 for the planner; ``models/sizes.py`` has the base class, ``sizes.yaml`` measured values.
 
-The parameter count is the model's own, to the last one (tested against the class).
+The parameter count is exact (tested against diffusers' class).
 """
 
 import math
@@ -17,12 +17,12 @@ from hyvideo.models.versions import RELEASED
 
 _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _TIME_DIM = 256  # sinusoidal embedding of a timestep
-_GLYPH_HIDDEN = 2048  # of the ByT5 projection, whatever the width of the model
+_GLYPH_HIDDEN = 2048  # hidden width of the ByT5 projection, independent of the model's width
 
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model by diffusers' names; the defaults are those of the released 480p and 720p models."""
+    """Sizes of a model under diffusers' names; the defaults are those of the released 480p and 720p models."""
 
     num_layers: int = 54  # double blocks
     num_refiner_layers: int = 2
@@ -38,7 +38,7 @@ class Architecture(Sizes):
     image_embed_dim: int = 1152
     use_meanflow: bool = False
     is_released: bool = True
-    # of the VAE
+    # VAE
     spatial_compression_ratio: int = 16
     temporal_compression_ratio: int = 4
     block_out_channels: tuple[int, ...] = (128, 256, 512, 1024, 1024)
@@ -51,7 +51,7 @@ class Architecture(Sizes):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a double block: modulation, attention and MLP for image and text, and four norms of a head."""
+        """Parameters of a double block: modulation, attention and MLP of image and text, and four per-head norms."""
         d = self.width
         return 2 * (linear(d, 6 * d) + 4 * linear(d, d) + self._mlp) + 4 * self.attention_head_dim
 
@@ -76,12 +76,11 @@ class Architecture(Sizes):
 
     @property
     def _token_parameters(self) -> int:
-        """Parameters of a block that every token of a stream is multiplied with: no modulation, norms or biases."""
+        """Parameters of a block's matrices that process each token of a stream: no modulation, norms or biases."""
         return 4 * self.width**2 + 2 * self.hidden * self.width
 
     def lora_parameters(self, rank: int) -> int:
-        """Parameters of an adapter on attention and MLP of both streams, but for the dead end of the last block's
-        text (``lora.training_config``)."""
+        """Return the parameters of an adapter on all attention and MLP layers that have a gradient."""
         d = self.width
         mlp = 2 * (d + self.hidden)
         return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
@@ -90,7 +89,7 @@ class Architecture(Sizes):
         return text_tokens
 
     def forward(self, image_tokens: int, text_tokens: int) -> Forward:
-        """Modulation and embedders are run once per video and are left out: less than a thousandth."""
+        """Return the FLOPs without modulation and embedders, which are less than a thousandth."""
         per_token = 2 * self.num_layers * self._token_parameters
         attention = 4 * (image_tokens + text_tokens) ** 2 * self.width * self.num_layers
         return Forward(per_token * image_tokens, per_token * text_tokens, attention)
@@ -105,7 +104,7 @@ class Architecture(Sizes):
 
     @property
     def vae_parameters(self) -> float:
-        """A convolution grows with the product of its channels, so those of others are scaled by their squares."""
+        """Parameters of the VAE: those of the released one, scaled by the squares of the channels."""
         channels, released = (sum(c**2 for c in a.block_out_channels) for a in (self, Architecture))
         return _MEASURES["vae"]["parameters"] * channels / released
 
@@ -114,7 +113,7 @@ class Architecture(Sizes):
         return _MEASURES["vae"]["decode_flops"] * (self.block_out_channels[0] / Architecture.block_out_channels[0]) ** 2
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Feature maps of the tiles, and the mask of the attention layer."""
+        """Return the number of values in the feature maps of the tiles and in the mask of the attention layer."""
         feature_map = frames * height * width * self.block_out_channels[0]
         latent_frames = (frames - 1) // self.temporal_compression_ratio + 1
         tokens = latent_frames * height * width // self.spatial_compression_ratio**2
@@ -126,12 +125,12 @@ class Architecture(Sizes):
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
-    """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
+    """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be empty."""
     sizes = _named(transformer, "HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers)
-    of_vae = _named(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae else {}
-    ours, released = Architecture(**(of_vae | sizes)), Architecture()  # channels are the transformer's
-    is_released = (ours.text_width, ours.width) == (released.text_width, released.width)
-    return replace(ours, is_released=is_released)
+    vae_sizes = _named(vae, "AutoencoderKLHunyuanVideo15", vae_config_to_diffusers) if vae else {}
+    found, released = Architecture(**(vae_sizes | sizes)), Architecture()  # in_channels are the transformer's
+    is_released = (found.text_width, found.width) == (released.text_width, released.width)
+    return replace(found, is_released=is_released)
 
 
 def released(version: str) -> Architecture:

@@ -1,8 +1,8 @@
-"""The transformer's forward pass over trimmed conditions, of any length per sample, without a mask or a wait.
+"""Forward pass of the transformer over trimmed conditions of any length, without masks or GPU synchronization.
 
-diffusers' class has the layers. Its ``forward`` pads every text to 1,000 + 256 + 729 slots and asks the GPU, in
-every call, which of them are valid. In the forward pass below conditions come as one tensor of valid tokens per
-sample, so every length is known on the host. The numbers are the same (tested against the original's and diffusers').
+The layers are those of diffusers' class. Its ``forward`` pads each text to 1,000 + 256 + 729 slots and synchronizes
+with the GPU in every call to find the valid ones. Here, each condition is a tensor of its valid tokens, so all lengths
+are known on the host. The results are the same (tested against the original's and diffusers').
 """
 
 import functools
@@ -15,18 +15,18 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVid
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from hyvideo.models.attention import Layout, equal_runs, video_of
+from hyvideo.models.attention import Layout, equal_runs, unpatchify
 from hyvideo.models.conditions import Condition
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)
-TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # to which the original pads, and diffusers
+TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths in the original and in diffusers
 
 
 def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
-    """Yield the modules with a forward pass of this project, and that."""
+    """Yield each module whose forward pass this project replaces, with the new forward pass."""
     yield transformer, forward
     for block in transformer.transformer_blocks:
         yield block, block_forward
@@ -40,17 +40,17 @@ def forward(
 
     Args:
         latents: Noisy latents. Shape: (batch, channels, frames, height, width).
-        timestep: ``1000 sigma``, float32 whatever the precision of the model. Shape: (batch,).
+        timestep: ``1000 sigma``, float32 regardless of the model's dtype. Shape: (batch,).
         conditions: Text, quoted text and reference image of each sample, without padding.
-        ends: Timesteps where the steps end, for a MeanFlow model. Shape: (batch,).
+        ends: Timesteps at which the steps end, for a MeanFlow model. Shape: (batch,).
     """
     if timestep.dtype != torch.float32:
-        raise ValueError(f"timesteps must be float32, got {timestep.dtype}: bf16 rounds 991.7 to 992")
+        raise ValueError(f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to 992)")
     hidden_states = torch.cat([latents, _image_channels(latents, conditions)], dim=1)
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
     time = self.time_embed(timestep, timestep_r=ends)
-    image = self.x_embedder(hidden_states).contiguous()  # compiled, all blocks then share a graph
+    image = self.x_embedder(hidden_states).contiguous()  # so that all compiled blocks share a graph
     num_tokens = image.shape[1]
     context, lengths = _context(self, timestep, conditions)
     tables = rotary_tables(grid, tuple(self.rope.rope_dim), self.rope.theta, image.device)
@@ -61,17 +61,17 @@ def forward(
     for block in self.transformer_blocks:
         arguments = (image, context, time, layout)
         image, context = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
-    # After the projection: 32 numbers for each token travel, not 2048.
+    # Joined after the projection, so that 32 numbers per token are communicated instead of 2048.
     patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
-    return video_of(patches, grid, patch, "c pf ph pw")
+    return unpatchify(patches, grid, patch, "c pf ph pw")
 
 
 def stock_inputs(
     transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
 ) -> dict[str, Any]:
-    """Return arguments of diffusers' own forward for the same samples: padded conditions and their masks."""
+    """Return the arguments of diffusers' forward pass for the same samples: padded conditions and their masks."""
     slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
-    padded, masks = zip(*map(_padded, _tokens_of(transformer, conditions), slots))
+    padded, masks = zip(*map(_padded, _tokens(transformer, conditions), slots))
     return {
         "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
         "timestep": timestep,
@@ -85,41 +85,41 @@ def stock_inputs(
 
 
 def _padded(samples: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
-    """Return tokens padded with zeros to ``slots``, and a mask of the valid ones."""
+    """Return tokens padded with zeros to ``slots``, and a mask of the valid tokens."""
     lengths = torch.tensor([len(sample) for sample in samples], device=samples[0].device)
     padded = torch.stack([F.pad(sample, (0, 0, 0, slots - len(sample))) for sample in samples])
     return padded, (torch.arange(slots, device=lengths.device) < lengths[:, None]).long()
 
 
 def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
-    """Return the channels beside the noisy latents: the first frame's latents, then a mask that is 1 where they are.
+    """Return the channels that follow the noisy latents: the reference image's latents in the first frame, and a mask.
 
     Shape: (batch, channels + 1, frames, height, width).
     """
     batch, channels, *sizes = latents.shape
-    beside = latents.new_zeros(batch, channels + 1, *sizes)
+    image_channels = latents.new_zeros(batch, channels + 1, *sizes)
     for row, condition in enumerate(conditions):
         if condition.image is not None:
-            beside[row, :channels, 0] = condition.image.latents
-            beside[row, channels, 0] = 1.0
-    return beside
+            image_channels[row, :channels, 0] = condition.image.latents
+            image_channels[row, channels, 0] = 1.0
+    return image_channels
 
 
-def _tokens_of(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return text, quoted text and image features (tokens, width) of each sample; no tokens where it has none."""
-    texts = [one.text for one in conditions]
+def _tokens(model: nn.Module, conditions: Sequence[Condition]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return text, quoted text and image features (tokens, width) of each sample, empty tensors if it has none."""
+    texts = [condition.text for condition in conditions]
     zeros, config = texts[0].new_zeros, model.config
-    glyphs = [zeros(0, config.text_embed_2_dim) if one.glyph is None else one.glyph for one in conditions]
-    images = [zeros(0, config.image_embed_dim) if one.image is None else one.image.embeds for one in conditions]
+    glyphs = [zeros(0, config.text_embed_2_dim) if c.glyph is None else c.glyph for c in conditions]
+    images = [zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds for c in conditions]
     return texts, glyphs, images
 
 
 def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]) -> tuple[Tensor, tuple[int, ...]]:
-    """Tokens of all conditions beside the video, padded on the right, and how many each sample has.
+    """Return the embedded tokens of all conditions, padded on the right, and the number of each sample's tokens.
 
-    Image features come first, then glyphs, then text, as in the original. Shape: (batch, tokens, dim).
+    Image features come first, then quoted text, then text, as in the original. Shape: (batch, tokens, dim).
     """
-    texts, glyphs, images = _tokens_of(model, conditions)
+    texts, glyphs, images = _tokens(model, conditions)
     kinds = model.cond_type_embed.weight
     text = _embedded(texts, lambda states, rows: model.context_embedder(states, timestep[rows]) + kinds[_TEXT])
     glyph = _embedded(glyphs, lambda states, rows: model.context_embedder_2(states) + kinds[_GLYPH])
@@ -130,10 +130,10 @@ def _context(model: nn.Module, timestep: Tensor, conditions: Sequence[Condition]
 
 
 def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
-    """Samples after ``embed(states, rows)``, which gets neighbours of one length together.
+    """Return the samples after ``embed(states, rows)``, called once per run of consecutive samples of equal length.
 
-    No tokens go through it too: the layer's gradient is then 0 and not absent. FSDP reduces the gradients that a rank
-    has, so ranks with and without some would wait for each other, or add up what is not alike.
+    Empty inputs also pass through the layer, so that its gradient is zero instead of missing. FSDP reduces only the
+    gradients that a rank has: if they differed between ranks, the ranks would deadlock or add unrelated gradients.
     """
     embedded: list[Tensor] = []
     for rows, _ in equal_runs([len(sample) for sample in samples]):
@@ -141,21 +141,21 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
     return embedded
 
 
-# One video size for training, perhaps another for validation. A table is 44 MB at 480x848 and 81 frames.
+# Training and validation may use different video sizes. A table is 44 MB at 480x848 and 81 frames.
 @functools.lru_cache(maxsize=4)
 def rotary_tables(
     grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every image token's position, as a `Layout` has them. Shape of each: (image tokens, head dim)."""
+    """Return cos and sin of all image token positions for `Layout`. Shape of each: (image tokens, head dim)."""
     embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
-    # Never inference tensors: the cached tables may be wanted for a backward pass later.
+    # Not inference tensors, because a later backward pass may need the cached tables.
     with torch.inference_mode(False), torch.no_grad():
         cos, sin = embed(torch.empty(1, 1, *grid, device=device))
-        sin[:, ::2].neg_()  # the first of a pair is x cos - y sin
+        sin[:, ::2].neg_()  # the first element of a pair becomes x cos - y sin
         return cos, sin
 
 
 def dead_modules(transformer: nn.Module) -> tuple[str, ...]:
-    """Return the names of the layers without a gradient: they only make the text's last output, which nothing reads."""
+    """Return the names of the layers without a gradient: they only compute the text's last output, which is unused."""
     last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}"
     return f"{last}.attn.to_add_out", f"{last}.ff_context"

@@ -1,4 +1,4 @@
-"""diffusers' VAE with two layers of its own: attention that takes batches, and a norm that is fast on a CPU too."""
+"""diffusers' VAE with two replaced layers: attention that supports batches, and a norm that is also fast on a CPU."""
 
 import functools
 
@@ -10,11 +10,11 @@ from hyvideo.models.norms import channels_normalised
 
 
 def install_layers(vae: nn.Module) -> None:
-    """Gives the layers of this VAE the mask and the norm below. Names and shapes of its weights stay.
+    """Replace the attention mask and the norm of this VAE's layers, keeping the names and shapes of its weights.
 
-    diffusers 0.42.1 makes a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails beyond one sample, and
-    fills it row by row in Python on every call. Its norm asks torch for a vector norm over channels, which on a CPU
-    takes four to ten times as long as a sum of squares.
+    diffusers 0.42.1 builds a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails for more than one
+    sample, and fills it row by row in Python in every call. Its norm uses torch's vector norm over channels, which on a
+    CPU takes four to ten times as long as a sum of squares.
     """
     for module in vae.modules():
         if isinstance(module, HunyuanVideo15AttnBlock):
@@ -25,18 +25,17 @@ def install_layers(vae: nn.Module) -> None:
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
-    """Have videos larger than a tile of ``tile_size`` pixels decoded in tiles; smaller ones are not touched."""
+    """Decode videos larger than ``tile_size`` pixels in tiles of that size; smaller videos are decoded whole."""
     latent = tile_size // vae.config.spatial_compression_ratio
     vae.enable_tiling(tile_size, tile_size, latent, latent)
-    vae.tile_overlap_factor = overlap  # enable_tiling would take 0 for "as it was"
+    vae.tile_overlap_factor = overlap  # enable_tiling would ignore 0
 
 
-# A tiled decode has at most four shapes of tile: inner, right edge, bottom edge, corner. A mask is S^2 large,
-# so no more are kept.
+# Tiles have at most four shapes: inner, right edge, bottom edge and corner. A mask has S^2 values.
 @functools.lru_cache(maxsize=4)
 def causal_mask(num_frames: int, frame_tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """0 where a token may look, its own frame and earlier ones, -inf elsewhere. Shape: (tokens, tokens)."""
-    # Never an inference tensor: the cached mask may be wanted for a backward pass later.
+    """Return a mask that is 0 for tokens of the same or earlier frames and -inf for others. Shape: (tokens, tokens)."""
+    # Not an inference tensor, because a later backward pass may need the cached mask.
     with torch.inference_mode(False):
         frame = torch.arange(num_frames, device=device).repeat_interleave(frame_tokens)
         mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)

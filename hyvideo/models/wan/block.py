@@ -1,6 +1,6 @@
-"""The forward pass of a block of Wan's transformer; the layers and the numbers are diffusers'.
+"""Forward pass of a block of Wan's transformer, with diffusers' layers and the same results.
 
-Each norm is one kernel, which reads and writes the computing precision and is float32 within, its modulation included.
+Each norm, including its modulation, is a single kernel: inputs and outputs in the compute dtype, float32 internally.
 """
 
 import torch
@@ -16,32 +16,32 @@ def forward(self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor, layo
 
     Args:
         context: Embedded texts with their padding. Shape: (batch, 512, dim).
-        time: Shift, scale and gate of self-attention, then of the feed-forward network, which the block's table is
-            added to. Shape: (batch, 6, dim).
+        time: Shift, scale and gate of self-attention, then of the feed-forward network, before the block's table is
+            added. Shape: (batch, 6, dim).
     """
     modulation = (self.scale_shift_table + time).to(tokens.dtype).chunk(6, dim=1)
     attended = _self_attention(self, modulated(tokens, *modulation[:2], eps=self.norm1.eps), layout)
     tokens = torch.addcmul(tokens, attended, modulation[2])
-    del attended  # one tensor less beside the hidden layer
+    del attended  # lowers the peak, which is in the feed-forward network
     tokens = tokens + _cross_attention(self.attn2, layer_normalised(self.norm2, tokens), context)
     hidden = self.ffn(modulated(tokens, *modulation[3:5], eps=self.norm3.eps))
     return torch.addcmul(tokens, hidden, modulation[5])
 
 
 def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
-    """Attention among the tokens of the video, of all processes together. Shape: (batch, tokens, dim)."""
+    """Return self-attention among the video's tokens on all ranks. Shape: (batch, tokens, dim)."""
     attended, _ = block.sequence.attend(_projected(block.attn1, tokens, tokens), None, layout)
     return block.attn1.to_out[0](attended.flatten(2))
 
 
 def _cross_attention(attention: nn.Module, tokens: Tensor, context: Tensor) -> Tensor:
-    """Attention of this process's tokens to the text and its padding. Shape: (batch, tokens, dim)."""
+    """Return cross-attention of this rank's tokens to the text, including its padding. Shape: (batch, tokens, dim)."""
     by_head = (tensor.transpose(1, 2) for tensor in _projected(attention, tokens, context))
     return attention.to_out[0](F.scaled_dot_product_attention(*by_head).transpose(1, 2).flatten(2))
 
 
-def _projected(attention: nn.Module, queried: Tensor, read: Tensor) -> QueryKeyValue:
-    """Return query, key and value; the norms of the first two are over all heads together."""
-    query = rms_normalised(attention.norm_q, attention.to_q(queried))
-    key = rms_normalised(attention.norm_k, attention.to_k(read))
-    return QueryKeyValue(*(part.unflatten(2, (attention.heads, -1)) for part in (query, key, attention.to_v(read))))
+def _projected(attention: nn.Module, tokens: Tensor, context: Tensor) -> QueryKeyValue:
+    """Return query, key and value; query and key are normalized over all heads together."""
+    query = rms_normalised(attention.norm_q, attention.to_q(tokens))
+    key = rms_normalised(attention.norm_k, attention.to_k(context))
+    return QueryKeyValue(*(part.unflatten(2, (attention.heads, -1)) for part in (query, key, attention.to_v(context))))

@@ -1,4 +1,4 @@
-"""The text encoder of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout."""
+"""Text encoder of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout."""
 
 import re
 from pathlib import Path
@@ -15,18 +15,18 @@ from hyvideo.models.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
 _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1.3B-Diffusers)"
-_OUTSIDE_PLAIN_TEXT = re.compile(r"[^\t\n\r -%'-~]")  # "&" begins an HTML entity
+_OUTSIDE_PLAIN_TEXT = re.compile(r"[^\t\n\r -%'-~]")  # includes "&", which begins an HTML entity
 
 
 class TextEncoder(PromptEncoder):
-    """Hidden states of UMT5 as Wan reads them: of the cleaned prompt and the end token, without padding."""
+    """Encoder of prompts by UMT5: states of the cleaned prompt and the end token, without padding."""
 
     def _token_ids(self, prompt: str) -> list[int]:
         text = clean(prompt)
         ids = self.tokenizer(text, verbose=False).input_ids
         if len(ids) <= TEXT_SLOTS:
             return ids
-        self._warn_of_cut(len(ids), TEXT_SLOTS, ids[TEXT_SLOTS - 1 :])
+        self._warn_of_truncation(len(ids), TEXT_SLOTS, ids[TEXT_SLOTS - 1 :])
         return self.tokenizer(text, truncation=True, max_length=TEXT_SLOTS).input_ids
 
     def _states(self, ids: Tensor) -> Tensor:
@@ -34,35 +34,36 @@ class TextEncoder(PromptEncoder):
 
 
 def clean(prompt: str) -> str:
-    """Return the prompt as the original cleans it: repaired by ftfy, without HTML entities and repeated whitespace.
+    """Return the prompt cleaned as in the original: repaired by ftfy, without HTML entities and repeated whitespace.
 
-    Raises ValueError where ftfy is missing and would be needed: diffusers then leaves its step out.
+    Raises ValueError if the prompt needs ftfy and it is not installed, because diffusers would silently skip this step.
     """
     from diffusers.pipelines.wan import pipeline_wan
 
     if _OUTSIDE_PLAIN_TEXT.search(prompt) and not pipeline_wan.is_ftfy_available():
         raise ValueError(
-            "Wan was trained on prompts that ftfy has repaired, and this one has characters that ftfy may change: "
+            "Wan was trained on prompts cleaned by ftfy, which may change characters of this prompt: "
             f"{shown(prompt)}. Run: pip install ftfy"
         )
     return pipeline_wan.prompt_clean(prompt)
 
 
-def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[Any, nn.Module]:
-    """Return the tokenizer and UMT5's encoder, frozen and in eval mode.
+def load_text_encoder(root: str | Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> tuple[Any, nn.Module]:
+    """Load the tokenizer and UMT5's encoder, frozen and in eval mode.
 
-    Float16 gives bfloat16, the precision of the original: products within T5's gated layers can overflow in float16.
-    Raises ValueError for a file or a tensor that is missing or does not fit.
+    float16 is replaced with bfloat16, the original's dtype, because T5's gated layers can overflow in float16. Raises
+    ValueError if a file or a tensor is missing or does not fit.
     """
-    # tokenizer.json as it is: T5Tokenizer of transformers 5 would rebuild it without byte fallback, and with the
-    # unknown token of T5.
+    # tokenizer.json is used unchanged: T5Tokenizer of transformers 5 would rebuild it without byte fallback and with
+    # T5's unknown token.
     tokenizer = load_tokenizer(_tokenizer_folder(Path(root)), "PreTrainedTokenizerFast")
     dtype = torch.bfloat16 if dtype == torch.float16 else dtype
-    return tokenizer, frozen(_MODEL, Folder(Path(root) / "text_encoder", _LABEL), dtype=dtype, plain=plain_t5, **how)
+    folder = Folder(Path(root) / "text_encoder", _LABEL)
+    return tokenizer, frozen(_MODEL, folder, dtype=dtype, plain=plain_t5, **kwargs)
 
 
-def _load(root: Path, *, vae: nn.Module, **how: Any):
-    encode = TextEncoder(*load_text_encoder(root, **how))
+def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
+    encode = TextEncoder(*load_text_encoder(root, **kwargs))
     return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
 
 

@@ -1,4 +1,4 @@
-"""Wan as the rest of the program sees it."""
+"""`Family` of Wan."""
 
 from hyvideo.models.family import Component, Family
 from hyvideo.models.wan import encoders, settings, transformer, vae
@@ -13,10 +13,10 @@ FAMILY = Family(
         settings.transformer_config_to_original,
         finish=transformer.finish,
     ),
-    # Read and written in diffusers' layout only.
+    # Only diffusers' layout is supported.
     vae=Component("AutoencoderKLWan", dict, dict, vae.only_diffusers, vae.only_diffusers),
     blocks="blocks",
-    # Modulation, embedders and the output layer see few samples at a time: their gradients have a rank as low.
+    # Excludes modulation, embedders and output layer, which have few inputs per update and thus gradients of low rank.
     matrices=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
     original_modules=r"blocks\.\d+\.((self|cross)_attn\.|ffn\.\d)|text_embedding\.|time_embedding\.|time_projection\.|head\.",
     lora_prefix="diffusion_model.",

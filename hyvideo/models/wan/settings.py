@@ -1,4 +1,4 @@
-"""Names of tensors and settings (config.json) of the original Wan transformer, mapped to diffusers' and back."""
+"""Conversion of tensor names and config.json settings between the original Wan transformer and diffusers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,16 +9,16 @@ import yaml
 from hyvideo.models.names import both_directions, setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
-TEXT_SLOTS = 512  # most tokens of a text, with the end token, and to how many it is padded
+TEXT_SLOTS = 512  # maximum and padded length of a text in tokens, including the end token
 _TABLE = NAMES["transformer"]
 
 transformer_to_diffusers, transformer_to_original = both_directions(NAMES, "transformer", "Wan transformer")
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of ``diffusers.WanTransformer3DModel`` for the original's ``config.json``.
+    """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's ``config.json``.
 
-    Raises ValueError where a key is missing or of the wrong type, or the model is not a text-to-video model.
+    Raises ValueError if a key is missing or has the wrong type, or the model is not a text-to-video model.
     """
     if config.get("model_type") not in ("t2v", "ti2v"):
         raise ValueError(f"config key 'model_type' must be 't2v' or 'ti2v', got {config.get('model_type')!r}")
@@ -32,7 +32,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
     others = {
         "_class_name": "WanModel",
-        "model_type": "ti2v" if config["in_channels"] == 48 else "t2v",  # 48 channels are those of TI2V-5B's VAE
+        "model_type": "ti2v" if config["in_channels"] == 48 else "t2v",  # TI2V-5B's VAE has 48 channels
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }

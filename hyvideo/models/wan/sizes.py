@@ -1,4 +1,4 @@
-"""Sizes of Wan for the planner: their base is in ``models/sizes.py``, what was measured in ``sizes.yaml``."""
+"""Sizes of Wan for the planner; ``models/sizes.py`` has the base class, ``sizes.yaml`` measured values."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encodin
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model by diffusers' names; the defaults are diffusers', which are those of the 14B model."""
+    """Sizes of a model under diffusers' names; the defaults are diffusers', those of the 14B model."""
 
     num_layers: int = 40
     num_attention_heads: int = 40
@@ -27,7 +27,7 @@ class Architecture(Sizes):
     out_channels: int = 16
     text_width: int = 4096
     freq_dim: int = 256
-    # of the VAE
+    # VAE
     base_dim: int = 96
     decoder_base_dim: int | None = None
     is_residual: bool = False  # the VAE of Wan2.2
@@ -42,7 +42,7 @@ class Architecture(Sizes):
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of a block: matrices, their biases, four norms of queries and keys, a layer norm, and a table."""
+        """Parameters of a block: matrices, their biases, four norms of queries and keys, a layer norm and a table."""
         return self._matrices + (9 + 4 + 2 + 6) * self.width + self.ffn_dim
 
     @property
@@ -65,11 +65,11 @@ class Architecture(Sizes):
         return rank * self.num_layers * (8 * 2 * self.width + 2 * (self.width + self.ffn_dim))
 
     def block_text_tokens(self, text_tokens: int) -> int:
-        """Return 0: cross-attention reads the text, which does not go through the blocks."""
+        """Return 0: the text is an input of cross-attention and does not pass through the blocks."""
         return 0
 
     def forward(self, image_tokens: int, text_tokens: int) -> Forward:
-        """Texts of any length are padded to 512 tokens; each block makes keys and values of them."""
+        """Return the FLOPs; texts are padded to 512 tokens, of which each block computes keys and values."""
         d, layers = self.width, self.num_layers
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
@@ -94,7 +94,7 @@ class Architecture(Sizes):
 
     @property
     def _vae(self) -> dict[str, float]:
-        """Measures of the released VAE of this kind."""
+        """Measured values of the released VAE of this kind."""
         return _MEASURES["vae"][self.is_residual]
 
     @property
@@ -103,7 +103,7 @@ class Architecture(Sizes):
 
     @property
     def _vae_scale(self) -> float:
-        """A convolution grows with the product of its channels."""
+        """Factor for the size of convolutions, which grows with the product of their channels."""
         return (self._vae_channels / self._vae["channels"]) ** 2
 
     @property
@@ -115,20 +115,20 @@ class Architecture(Sizes):
         return self._vae["decode_flops"] * self._vae_scale
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Feature maps of the frames of one latent frame: they are decoded one after another."""
+        """Return the number of values in the feature maps of one latent frame; latent frames are decoded one by one."""
         pixels = min(frames, self.temporal_compression_ratio) * height * width
         return videos * pixels * self._vae["maps"] * self._vae_channels
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:
-    """Return the sizes that config.json files give, in diffusers' names or the original's; ``vae`` may be empty."""
+    """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be empty."""
     if transformer.get("_class_name") != "WanTransformer3DModel":
         transformer = transformer_config_to_diffusers(transformer)
     vae = {name: value for name, value in vae.items() if name not in ("in_channels", "out_channels", "patch_size")}
     names = _MEASURES["names"]
     by_channels = _MEASURES["vae_of_channels"].get(transformer.get("out_channels"), {})
-    of_vae = fields_of(Architecture, vae, names) or by_channels
-    return Architecture(**(of_vae | fields_of(Architecture, transformer, names)))
+    vae_fields = fields_of(Architecture, vae, names) or by_channels
+    return Architecture(**(vae_fields | fields_of(Architecture, transformer, names)))
 
 
 def released(version: str) -> Architecture:

@@ -1,8 +1,8 @@
-"""The forward pass of Wan's transformer on the layers of diffusers' class, whole or over a split sequence.
+"""Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence parallelism.
 
-Texts come without padding and are padded with zeros to 512 tokens, which attention does not mask: the model was
-trained so. Tables of rotary positions are computed when they are needed, because a model's buffers would be lost
-when it is built without memory and rounded when it is cast.
+Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the model's training. Rotary
+tables are computed on demand, because buffers would be lost when the model is built on the meta device, and rounded
+when it is cast.
 """
 
 import functools
@@ -15,18 +15,18 @@ from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyvideo.models.attention import Layout, Size, video_of
+from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, to_device
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
 
 
 def finish(transformer: nn.Module) -> None:
-    """Delete the buffers of a new WanTransformer3DModel. Raises ValueError for a model that needs an image."""
+    """Delete the buffers of a new WanTransformer3DModel. Raises ValueError for an unsupported model."""
     config = transformer.config
     if config.image_dim or config.added_kv_proj_dim or config.in_channels != config.out_channels:
         raise ValueError(
-            "an image-to-video model of Wan cannot be used, got "
+            "image-to-video models of Wan are not supported, got "
             f"image_dim={config.image_dim}, in_channels={config.in_channels} and out_channels={config.out_channels}. "
             "Use a text-to-video model"
         )
@@ -36,7 +36,7 @@ def finish(transformer: nn.Module) -> None:
 
 
 def forwards(transformer: nn.Module) -> list[tuple[nn.Module, Callable]]:
-    """Return the modules with a forward pass of this project, and that."""
+    """Return each module whose forward pass this project replaces, with the new forward pass."""
     return [(transformer, forward), *((block, block_forward) for block in transformer.blocks)]
 
 
@@ -47,16 +47,16 @@ def forward(
 
     Args:
         latents: Noisy latents. Shape: (batch, channels, frames, height, width).
-        timestep: ``1000 sigma``, float32 whatever the precision of the model. Shape: (batch,).
+        timestep: ``1000 sigma``, float32 regardless of the model's dtype. Shape: (batch,).
         conditions: Text of each sample, without padding.
-        ends: Ignored; no version of Wan reads where a step ends.
+        ends: Ignored; no version of Wan uses the end of a step.
     """
     if timestep.dtype != torch.float32:
-        raise ValueError(f"timesteps must be float32, got {timestep.dtype}: bf16 rounds 991.7 to 992")
+        raise ValueError(f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to 992)")
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
-    time, of_blocks = _time_embedding(self.condition_embedder, timestep)
+    time, block_time = _time_embedding(self.condition_embedder, timestep)
     tables = rotary_tables(grid, self.config.attention_head_dim, self.config.rope_max_seq_len, latents.device)
     tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()  # (batch, tokens, dim)
     num_tokens = tokens.shape[1]
@@ -65,51 +65,51 @@ def forward(
     tokens = self.sequence.split(tokens, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.blocks:
-        arguments = (tokens, context, of_blocks, layout)
+        arguments = (tokens, context, block_time, layout)
         tokens = self._gradient_checkpointing_func(block, *arguments) if recompute else block(*arguments)
-    # In float32, as in diffusers: a scale in bf16 would add 3 to 6 % to the error of the velocity in bf16.
+    # In float32, as in diffusers: a bf16 scale would increase the error of the bf16 velocity by 3 to 6 %.
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
-    return video_of(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c")
+    return unpatchify(self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c")
 
 
 def stock_inputs(
     transformer: nn.Module, latents: Tensor, timestep: Tensor, conditions: Sequence[Condition]
 ) -> dict[str, Any]:
-    """Return arguments of diffusers' own forward for the same samples."""
+    """Return the arguments of diffusers' forward pass for the same samples."""
     texts = padded_texts(conditions)
     return {"hidden_states": latents, "timestep": timestep, "encoder_hidden_states": texts, "return_dict": False}
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
-    """Return the texts padded with zeros (batch, 512, dim). ValueError for a longer text or a reference image."""
-    if any(one.image is not None for one in conditions):
-        raise ValueError("Wan's text-to-video models take no reference image, got one. Leave the images out")
-    if (longest := max(len(one.text) for one in conditions)) > TEXT_SLOTS:
+    """Return the texts padded with zeros (batch, 512, dim). Raises ValueError for longer texts and reference images."""
+    if any(sample.image is not None for sample in conditions):
+        raise ValueError("Wan's text-to-video models do not accept a reference image. Remove the images")
+    if (longest := max(len(sample.text) for sample in conditions)) > TEXT_SLOTS:
         raise ValueError(f"a text must have at most {TEXT_SLOTS} tokens, got {longest}")
-    return torch.stack([F.pad(one.text, (0, 0, 0, TEXT_SLOTS - len(one.text))) for one in conditions])
+    return torch.stack([F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions])
 
 
 def _time_embedding(embedder: nn.Module, timestep: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the timesteps embedded in float32. Shapes: (batch, dim) and, for the blocks, (batch, 6, dim)."""
+    """Return the float32 embedding of timesteps (batch, dim), and its projection for the blocks (batch, 6, dim)."""
     with torch.autocast(timestep.device.type, enabled=False):
         time = _in_float32(embedder.time_embedder, embedder.timesteps_proj(timestep))
         return time, _in_float32(embedder.time_proj, F.silu(time)).unflatten(1, (6, -1))
 
 
 def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
-    """Call a module, and an adapter in it, on its parameters in float32."""
+    """Call a module, including its adapters, with float32 copies of its parameters."""
     return functional_call(module, {name: value.float() for name, value in module.named_parameters()}, values)
 
 
-@functools.lru_cache(maxsize=4)  # one video size for training, perhaps another for validation
+@functools.lru_cache(maxsize=4)  # training and validation may use different video sizes
 def rotary_tables(grid: Size, head_dim: int, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the positions, as a `Layout` has them. Shape of each: (tokens, head dim)."""
+    """Return cos and sin of all token positions for `Layout`. Shape of each: (tokens, head dim)."""
     if max(grid) > num_positions:
-        raise ValueError(f"a side of the latents must have at most {num_positions} tokens, got {grid}")
-    # Never inference tensors: the cached tables may be needed for a backward pass later.
+        raise ValueError(f"each dimension of the latents must have at most {num_positions} tokens, got {grid}")
+    # Not inference tensors, because a later backward pass may need the cached tables.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         cos, sin = WanRotaryPosEmbed(head_dim, (1, 1, 1), num_positions)(torch.empty(1, 1, *grid))
         cos, sin = cos[0, :, 0], sin[0, :, 0]
-        sin[:, ::2].neg_()  # the first of a pair is x cos - y sin
+        sin[:, ::2].neg_()  # the first element of a pair becomes x cos - y sin
         return to_device(cos, device), to_device(sin, device)

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hyvideo.data.prompts import Request
-from hyvideo.models.download_check.integrity import flaw_of
+from hyvideo.models.download_check.integrity import file_problem
 from hyvideo.models.download_check.report import lines, report
 from hyvideo.models.fit_checks import check_checkpoint
 from scripts import check_checkpoints
@@ -22,7 +22,7 @@ GLYPHS = "text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt"
 
 
 def write_original(root):
-    """The miniature under a released name, with small random encoders for glyphs and images."""
+    """Write the miniature under a released name, with small random encoders for glyphs and images."""
     from transformers import ByT5Tokenizer, SiglipVisionConfig, SiglipVisionModel, T5Config, T5EncoderModel
 
     shutil.copytree(ROOT / "assets" / "miniature", root, ignore=shutil.ignore_patterns("prompts", "VideoReward"))
@@ -46,7 +46,7 @@ def write_original(root):
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """A small checkpoint folder in the original layout. Not to be written to."""
+    """A small checkpoint folder in the original layout. Read-only."""
     root = tmp_path_factory.mktemp("complete") / "ckpts"
     write_original(root)
     return root
@@ -54,7 +54,7 @@ def complete(tmp_path_factory):
 
 @pytest.fixture
 def ckpts(complete, tmp_path):
-    """A copy of it for tests that break it."""
+    """A copy of the folder for tests that modify it."""
     return shutil.copytree(complete, tmp_path / "ckpts")
 
 
@@ -66,11 +66,11 @@ def states(checkpoints):
     return {row.part.folder: row.state for row in checkpoints.rows}
 
 
-def lacks(checkpoints, use):
-    return [row.part.folder for row in checkpoints.lacking(use)]
+def missing_for(checkpoints, use):
+    return [row.part.folder for row in checkpoints.missing_for(use)]
 
 
-def cut(path, num_bytes=100):
+def truncate(path, num_bytes=100):
     path.write_bytes(path.read_bytes()[:-num_bytes])
 
 
@@ -96,16 +96,16 @@ def write_reward(root, output_dim=1, lora_r=4):
     torch.save(tensors, checkpoint / "model.pth")
 
 
-def test_a_complete_folder_can_do_what_it_has(complete):
+def test_a_complete_folder_can_run_everything_it_has_parts_for(complete):
     checkpoints = report(complete)
     for folder in ("transformer/480p_t2v", "vae", "text_encoder/llm"):
         assert states(checkpoints)[folder] == "ok", row_of(checkpoints, folder).problems
     assert checkpoints.has_a_model
-    assert not checkpoints.lacking("t2v")
-    assert not checkpoints.lacking("quoted text")
+    assert not checkpoints.missing_for("t2v")
+    assert not checkpoints.missing_for("quoted text")
     assert states(checkpoints)["vision_encoder/siglip"] == "ok"
-    assert lacks(checkpoints, "i2v") == ["transformer/480p_i2v"]
-    assert lacks(checkpoints, "reward") == ["VideoReward"]
+    assert missing_for(checkpoints, "i2v") == ["transformer/480p_i2v"]
+    assert missing_for(checkpoints, "reward") == ["VideoReward"]
     assert row_of(checkpoints, "vae").size >= (complete / "vae/diffusion_pytorch_model.safetensors").stat().st_size
 
 
@@ -113,29 +113,30 @@ def test_the_miniature_is_a_complete_model():
     checkpoints = report(ROOT / "assets" / "miniature")
     assert checkpoints.has_a_model
     assert states(checkpoints)["transformer/miniature"] == "ok"
-    assert lines(checkpoints)[-1].startswith("Can be run: text-to-video")
+    assert lines(checkpoints)[-1].startswith("Can run: text-to-video")
 
 
-def test_an_empty_folder_names_every_download(tmp_path):
+def test_an_empty_folder_lists_all_downloads(tmp_path):
     checkpoints = report(tmp_path / "ckpts")
     assert set(states(checkpoints).values()) == {"missing"}
-    told = "\n".join(lines(checkpoints))
+    text = "\n".join(lines(checkpoints))
     target = tmp_path / "ckpts"
-    assert f'hf download tencent/HunyuanVideo-1.5 --include "transformer/480p_t2v/*" --local-dir {target}' in told
-    assert f"hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {target}/text_encoder/llm" in told
-    assert told.splitlines()[-1].startswith("Can be run: nothing. Not: text-to-video (lacks transformer 480p_t2v, VAE")
+    assert f'hf download tencent/HunyuanVideo-1.5 --include "transformer/480p_t2v/*" --local-dir {target}' in text
+    assert f"hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {target}/text_encoder/llm" in text
+    expected = "Can run: nothing. Cannot run: text-to-video (missing: transformer 480p_t2v, VAE"
+    assert text.splitlines()[-1].startswith(expected)
 
 
 @pytest.mark.parametrize("folder", ["transformer/480p_t2v", "vae", "text_encoder/llm"])
-def test_without_one_of_three_parts_there_is_no_model(ckpts, folder):
+def test_a_model_needs_transformer_vae_and_text_encoder(ckpts, folder):
     shutil.rmtree(ckpts / folder)
     checkpoints = report(ckpts)
     assert states(checkpoints)[folder] == "missing"
     assert not checkpoints.has_a_model
-    assert lacks(checkpoints, "t2v") == [folder]
+    assert missing_for(checkpoints, "t2v") == [folder]
 
 
-def test_every_part_is_looked_at_by_itself(ckpts):
+def test_parts_are_checked_separately(ckpts):
     shutil.rmtree(ckpts / "text_encoder" / "byt5-small")
     (ckpts / "vae" / "config.json").unlink()
     checkpoints = report(ckpts)
@@ -147,13 +148,13 @@ def test_every_part_is_looked_at_by_itself(ckpts):
 
 
 def test_a_truncated_file_is_incomplete(ckpts):
-    cut(ckpts / TRANSFORMER)
+    truncate(ckpts / TRANSFORMER)
     row = row_of(report(ckpts), "transformer/480p_t2v")
     assert row.state == "incomplete"
     assert f"{TRANSFORMER} is truncated" in row.problems[0]
 
 
-def test_a_git_lfs_pointer_is_not_taken_for_weights(ckpts):
+def test_a_git_lfs_pointer_is_incomplete(ckpts):
     for file in (TRANSFORMER, GLYPHS):
         (ckpts / file).write_text(POINTER)
         row = row_of(report(ckpts), file.rsplit("/", 1)[0].removesuffix("/checkpoints"))
@@ -163,7 +164,7 @@ def test_a_git_lfs_pointer_is_not_taken_for_weights(ckpts):
 
 def test_a_wrong_shape_does_not_fit(ckpts):
     with safe_open(ckpts / TRANSFORMER, framework="pt") as file:
-        metadata = file.metadata()  # which tensors the compact file leaves to be drawn
+        metadata = file.metadata()  # lists the random tensors that the compact file omits
     tensors = load_file(ckpts / TRANSFORMER)
     tensors["img_in.proj.bias"] = torch.zeros(3)
     save_file(tensors, ckpts / TRANSFORMER, metadata=metadata)
@@ -197,7 +198,7 @@ def test_a_missing_shard_is_named(ckpts):
         "._____temp/transformer/480p_i2v/diffusion_pytorch_model.safetensors",
     ],
 )
-def test_a_download_that_was_broken_off_is_incomplete(ckpts, file):
+def test_an_interrupted_download_is_incomplete(ckpts, file):
     (ckpts / file).parent.mkdir(parents=True)
     (ckpts / file).write_bytes(bytes(5000))
     row = row_of(report(ckpts), "transformer/480p_i2v")
@@ -205,12 +206,12 @@ def test_a_download_that_was_broken_off_is_incomplete(ckpts, file):
     assert "5.00kB so far" in row.problems[0]
 
 
-def test_rests_of_a_download_do_not_spoil_a_complete_part(ckpts):
+def test_leftovers_of_a_download_do_not_affect_a_complete_part(ckpts):
     (ckpts / "vae" / "old.incomplete").write_bytes(bytes(10))
     assert states(report(ckpts))["vae"] == "ok"
 
 
-def test_an_unsupported_version_says_why(ckpts):
+def test_an_unsupported_version_is_reported_with_the_reason(ckpts):
     shutil.copytree(ckpts / "transformer/480p_t2v", ckpts / "transformer/720p_i2v_distilled_sparse")
     row = row_of(report(ckpts), "transformer/720p_i2v_distilled_sparse")
     assert row.state == "does not fit"
@@ -222,22 +223,22 @@ def test_a_glyph_file_of_another_model_does_not_fit(ckpts):
     assert states(report(ckpts))["text_encoder/Glyph-SDXL-v2"] == "does not fit"
 
 
-def test_the_reward_is_compared_with_its_config(ckpts):
+def test_a_truncated_reward_model_is_incomplete(ckpts):
     write_reward(ckpts)
     checkpoints = report(ckpts)
-    assert not checkpoints.lacking("reward"), row_of(checkpoints, "VideoReward").problems
+    assert not checkpoints.missing_for("reward"), row_of(checkpoints, "VideoReward").problems
     weights = ckpts / "VideoReward/checkpoint-11352/model.pth"
-    cut(weights)
+    truncate(weights)
     assert states(report(ckpts))["VideoReward"] == "incomplete"
 
 
 @pytest.mark.parametrize("wrong", [{"output_dim": 3}, {"lora_r": 8}])
-def test_a_reward_of_other_shapes_does_not_fit(tmp_path, wrong):
+def test_a_reward_model_with_wrong_shapes_does_not_fit(tmp_path, wrong):
     write_reward(tmp_path, **wrong)
     assert states(report(tmp_path))["VideoReward"] == "does not fit"
 
 
-def test_a_reward_with_incomplete_settings_does_not_fit(tmp_path):
+def test_a_reward_model_with_incomplete_settings_does_not_fit(tmp_path):
     write_reward(tmp_path)
     path = tmp_path / "VideoReward" / "model_config.json"
     config = json.loads(path.read_text())
@@ -247,7 +248,7 @@ def test_a_reward_with_incomplete_settings_does_not_fit(tmp_path):
     assert row.state == "does not fit" and "max_frame_pixels" in row.problems[0]
 
 
-def test_the_diffusers_layout_is_told_by_its_folders(complete, tmp_path):
+def test_the_diffusers_layout_is_recognized_by_its_folders(complete, tmp_path):
     from hyvideo.models.loading import load_transformer, load_vae
 
     load_transformer(complete, "480p_t2v").save_pretrained(tmp_path / "transformer")
@@ -255,35 +256,34 @@ def test_the_diffusers_layout_is_told_by_its_folders(complete, tmp_path):
     shutil.copytree(complete / "text_encoder/llm", tmp_path / "text_encoder")
     checkpoints = report(tmp_path)
     assert states(checkpoints)["transformer"] == states(checkpoints)["vae"] == "ok"
-    assert lacks(checkpoints, "t2v") == ["tokenizer"]
+    assert missing_for(checkpoints, "t2v") == ["tokenizer"]
     shutil.copytree(complete / "text_encoder/llm", tmp_path / "tokenizer")
     assert report(tmp_path).has_a_model
 
 
-def test_a_folder_of_wan_is_complete_and_what_is_lost_is_named(tmp_path):
+def test_missing_files_of_a_wan_folder_are_reported(tmp_path):
     root = write_wan(tmp_path / "wan")
     checkpoints = report(root)
     assert checkpoints.has_a_model
-    own = [row.part.folder for row in checkpoints.rows if row.is_ok]
-    assert own == ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"]
-    told = lines(checkpoints)
-    assert told[-1] == (
-        "Can be run: text-to-video. Not: VideoAlign reward (lacks VideoAlign); "
-        "CLIPScore and PickScore (lacks CLIP, PickScore)."
+    complete_parts = [row.part.folder for row in checkpoints.rows if row.is_ok]
+    assert complete_parts == ["transformer", "vae", "text_encoder", "tokenizer", "scheduler"]
+    assert lines(checkpoints)[-1] == (
+        "Can run: text-to-video. Cannot run: VideoAlign reward (missing: VideoAlign); "
+        "CLIPScore and PickScore (missing: CLIP, PickScore)."
     )
-    for folder, lost in [
+    for folder, file in [
         ("tokenizer", "tokenizer.json"),
         ("vae", "config.json"),
         ("text_encoder", "model.safetensors"),
     ]:
-        (root / folder / lost).unlink()
+        (root / folder / file).unlink()
         checkpoints = report(root)
         assert not checkpoints.has_a_model
-        assert folder in lacks(checkpoints, "t2v")
-        assert any(f"{folder} has no {lost}" in line for line in lines(checkpoints))
+        assert folder in missing_for(checkpoints, "t2v")
+        assert any(f"{folder} has no {file}" in line for line in lines(checkpoints))
 
 
-def test_a_transformer_of_wan_in_a_folder_of_its_version_is_found(tmp_path):
+def test_a_wan_transformer_in_a_folder_with_its_version_name_is_found(tmp_path):
     root = write_wan(tmp_path)
     (root / "model_index.json").unlink()
     (root / "transformer").rename(root / "wan2.1_t2v_1.3b")
@@ -295,28 +295,28 @@ def test_a_transformer_of_wan_in_a_folder_of_its_version_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["WanVAE_", "AutoencoderKLHunyuanVideo15"])
-def test_a_vae_that_is_not_diffusers_wan_names_the_repository_to_download(tmp_path, name):
+def test_a_wan_vae_in_another_layout_is_reported_with_the_repository_to_download(tmp_path, name):
     root = write_wan(tmp_path)
     (root / "vae" / "config.json").write_text(json.dumps({"_class_name": name, "z_dim": 16}))
     row = row_of(report(root), "vae")
     assert row.state == "does not fit"
-    assert f"got _class_name '{name}'; download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in row.problems[0]
+    assert f"got _class_name '{name}'. Download it from Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in row.problems[0]
     assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
 
 
-def test_the_name_of_a_folder_of_wan_decides_the_repository_where_nothing_is_there(tmp_path):
-    told = "\n".join(lines(report(tmp_path / "wan2.1_t2v_14b")))
-    assert "hf download Wan-AI/Wan2.1-T2V-14B-Diffusers" in told
-    assert "tencent" not in told and "quoted text" not in told
+def test_the_name_of_an_empty_wan_folder_selects_the_repository(tmp_path):
+    text = "\n".join(lines(report(tmp_path / "wan2.1_t2v_14b")))
+    assert "hf download Wan-AI/Wan2.1-T2V-14B-Diffusers" in text
+    assert "tencent" not in text and "quoted text" not in text
 
 
-def test_the_size_of_the_transformer_decides_the_repository(tmp_path):
+def test_the_size_of_the_transformer_selects_the_repository(tmp_path):
     write_wan(tmp_path, heads=24, head_dim=6)
     (tmp_path / "vae" / "config.json").unlink()
     assert 'hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --include "vae/*"' in "\n".join(lines(report(tmp_path)))
 
 
-def test_a_pipeline_of_two_transformers_cannot_be_used(tmp_path):
+def test_a_pipeline_with_two_transformers_is_not_supported(tmp_path):
     root = write_wan(tmp_path)
     index = json.loads((root / "model_index.json").read_text())
     for absent in (None, [None, None]):
@@ -326,33 +326,33 @@ def test_a_pipeline_of_two_transformers_cannot_be_used(tmp_path):
     (root / "model_index.json").write_text(json.dumps(experts))
     row = row_of(report(root), "transformer")
     assert row.state == "does not fit"
-    assert "has transformer_2 beside the transformer" in row.problems[0]
+    assert "also has transformer_2: models with two transformers are not supported" in row.problems[0]
     assert check_checkpoint(root, None, [Request("a")]) == list(row.problems)
 
 
-def test_flaws_of_single_files(tmp_path):
-    def flaw(name, content):
+def test_problems_of_single_files(tmp_path):
+    def problem(name, content):
         (tmp_path / name).write_bytes(content)
-        return flaw_of(tmp_path / name)
+        return file_problem(tmp_path / name)
 
-    save_file({"a": torch.zeros(4)}, tmp_path / "whole.safetensors")
-    whole = (tmp_path / "whole.safetensors").read_bytes()
-    assert flaw_of(tmp_path / "whole.safetensors") is None
-    assert flaw("empty.pt", b"") == "is empty"
-    for content in (whole[:-1], whole[:20], whole + b"x", b"<!DOCTYPE html><html>not found</html>"):
-        assert flaw("damaged.safetensors", content).startswith("is truncated or no safetensors file")
-    assert flaw("cut.pt", b"PK\x03\x04") == "is truncated"
-    assert flaw("cut.json", b'{"a": ').startswith("is not JSON")
+    save_file({"a": torch.zeros(4)}, tmp_path / "complete.safetensors")
+    complete = (tmp_path / "complete.safetensors").read_bytes()
+    assert file_problem(tmp_path / "complete.safetensors") is None
+    assert problem("empty.pt", b"") == "is empty"
+    for content in (complete[:-1], complete[:20], complete + b"x", b"<!DOCTYPE html><html>not found</html>"):
+        assert problem("corrupted.safetensors", content).startswith("is truncated or not a safetensors file")
+    assert problem("truncated.pt", b"PK\x03\x04") == "is truncated"
+    assert problem("truncated.json", b'{"a": ').startswith("is not valid JSON")
 
 
-def test_the_program_is_run_by_its_path_and_ends_with_0_for_a_complete_model():
+def test_the_program_runs_by_its_path_and_exits_with_0_for_a_complete_model():
     command = [sys.executable, "scripts/check_checkpoints.py", "assets/miniature"]
-    whole = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
-    assert "Can be run: text-to-video" in whole.stdout
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "Can run: text-to-video" in result.stdout
 
 
-def test_the_program_ends_with_1_for_no_model_and_2_for_a_wrong_call(tmp_path, monkeypatch, capsys):
+def test_the_program_exits_with_1_without_a_model_and_with_2_for_invalid_arguments(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(tmp_path / "nothing")])
     assert check_checkpoints.main() == 1
     monkeypatch.setattr(sys, "argv", ["check_checkpoints", str(ROOT / "README.md")])
@@ -361,8 +361,8 @@ def test_the_program_ends_with_1_for_no_model_and_2_for_a_wrong_call(tmp_path, m
     assert stopped.value.code == 2 and "root must be the folder that contains transformer/" in capsys.readouterr().err
 
 
-def test_a_pipeline_is_for_what_its_index_says(tmp_path):
-    """The hub's 480p_t2v has i2v in the config.json of its transformer: diffusers' script wrote it there."""
+def test_model_index_json_determines_the_task(tmp_path):
+    """On the hub, the transformer of 480p_t2v has i2v in its config.json, written by diffusers' conversion script."""
     from hyvideo.models.loading import read_task
 
     (tmp_path / "transformer").mkdir()
@@ -375,4 +375,4 @@ def test_a_pipeline_is_for_what_its_index_says(tmp_path):
     assert row_of(checkpoints, "transformer").part.uses == ["t2v"]
     downloads = [row.part.download for row in checkpoints.rows if "community" in row.part.download]
     assert downloads and all("480p_t2v" in download for download in downloads)
-    assert "transformer" in lacks(checkpoints, "i2v"), "the one that is there is for the other task"
+    assert "transformer" in missing_for(checkpoints, "i2v"), "the transformer is for the other task"

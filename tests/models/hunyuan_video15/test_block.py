@@ -16,7 +16,7 @@ GRID, HEADS, WIDTH, TEXT = (2, 3, 4), 2, 32, 5
 
 
 def blocks():
-    """diffusers' block and ours, on the same weights."""
+    """Return diffusers' block and this project's, with the same weights."""
     torch.manual_seed(0)
     stock = HunyuanVideo15TransformerBlock(HEADS, WIDTH // HEADS, mlp_ratio=2.0)
     for parameter in stock.parameters():
@@ -29,13 +29,13 @@ def blocks():
 
 
 def tables():
-    """cos and sin, as diffusers has them and as ours are."""
+    """Return cos and sin in diffusers' convention and in that of `Layout`."""
     cos, sin = rotary_tables(GRID, (4, 6, 6), 256.0, torch.device("cpu"))
     return (cos, sin.where(torch.arange(len(cos[0])) % 2 > 0, -sin)), (cos, sin)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_block_gives_the_numbers_and_the_gradients_of_diffusers(batch):
+def test_block_outputs_and_gradients_match_diffusers(batch):
     stock, ours = blocks()
     theirs, signed = tables()
     tokens = len(theirs[0])
@@ -43,22 +43,22 @@ def test_a_block_gives_the_numbers_and_the_gradients_of_diffusers(batch):
     layout = Layout(*signed, (TEXT,) * batch, tokens)
     found = []
     for each, last in ((stock, (torch.ones(batch, TEXT), theirs)), (ours, (layout,))):
-        given = [tensor.clone().requires_grad_() for tensor in inputs]
-        out = each(*given, *last)
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        out = each(*leaves, *last)
         loss = sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in out)
         keys = [name for name, _ in each.named_parameters()]
-        wanted = [*given, *each.parameters()]
-        found.append((out, dict(zip(["image", "text", "time", *keys], torch.autograd.grad(loss, wanted)))))
-    (expected, gradients), (out, own) = found
+        variables = [*leaves, *each.parameters()]
+        found.append((out, dict(zip(["image", "text", "time", *keys], torch.autograd.grad(loss, variables)))))
+    (expected, gradients), (out, actual) = found
     for ours_part, part in zip(out, expected):
         assert (ours_part - part).abs().max() <= 2e-6 * part.abs().max()
     scale = max(gradient.abs().max() for gradient in gradients.values())
     for name, gradient in gradients.items():
-        assert (own[name] - gradient).abs().max() <= 2e-6 * scale, name
+        assert (actual[name] - gradient).abs().max() <= 2e-6 * scale, name
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_in_bf16_a_block_is_as_near_to_float32_as_that_of_diffusers(batch):
+def test_a_bf16_block_is_as_accurate_as_diffusers(batch):
     stock, ours = blocks()
     theirs, signed = tables()
     tokens = len(theirs[0])
@@ -68,24 +68,24 @@ def test_in_bf16_a_block_is_as_near_to_float32_as_that_of_diffusers(batch):
         exact = stock(*inputs, mask, theirs)[0]
         rounded = [tensor.bfloat16() for tensor in inputs]
         with torch.autocast("cpu", torch.bfloat16):
-            far, near = stock(*rounded, mask, theirs)[0], ours(*rounded, layout)[0]
-    assert near.dtype == torch.bfloat16
-    assert (near - exact).square().mean() <= 1.5 * (far - exact).square().mean()
+            expected, actual = stock(*rounded, mask, theirs)[0], ours(*rounded, layout)[0]
+    assert actual.dtype == torch.bfloat16
+    assert (actual - exact).square().mean() <= 1.5 * (expected - exact).square().mean()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tokens_are_rotated_as_by_diffusers_and_back_in_the_backward_pass(dtype):
+def test_rotary_embeddings_match_diffusers_and_the_backward_pass_inverts_them(dtype):
     theirs, signed = tables()
     image = torch.randn(2, len(theirs[0]), HEADS, 16, dtype=dtype, requires_grad=True)
     text = torch.randn(2, TEXT, HEADS, 16, dtype=dtype, requires_grad=True)
     joint = _Rotated.apply(image, text, *signed)
     expected = torch.cat((apply_rotary_emb(image, theirs, sequence_dim=1), text), dim=1)
     torch.testing.assert_close(joint, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.02)
-    (turned_back,) = torch.autograd.grad(joint[:, : len(theirs[0])], image, joint[:, : len(theirs[0])])
-    torch.testing.assert_close(turned_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05)
+    (rotated_back,) = torch.autograd.grad(joint[:, : len(theirs[0])], image, joint[:, : len(theirs[0])])
+    torch.testing.assert_close(rotated_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05)
 
 
-def test_under_autocast_queries_and_keys_are_rounded_before_attention(transformer, monkeypatch):
+def test_queries_and_keys_are_bf16_under_autocast(transformer, monkeypatch):
     seen, attend = [], attention.attend
     monkeypatch.setattr(attention, "attend", lambda joint, lengths: seen.extend(joint) or attend(joint, lengths))
     install(transformer)

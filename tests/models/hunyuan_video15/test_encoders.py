@@ -24,20 +24,20 @@ def test_the_text_encoder_is_loaded_frozen_with_its_tokenizer(root):
     assert tokenizer("ab")["input_ids"] == [tokenizer.convert_tokens_to_ids(letter) for letter in "ab"]
 
 
-def test_the_published_names_of_a_full_checkpoint_are_understood(own_root):
-    _, before = load_text_encoder(own_root)
-    path = own_root / "text_encoder" / "llm" / "model.safetensors"
+def test_tensor_names_of_a_full_published_checkpoint_are_supported(root_copy):
+    _, before = load_text_encoder(root_copy)
+    path = root_copy / "text_encoder" / "llm" / "model.safetensors"
     tensors = {f"model.{name}": tensor for name, tensor in load_file(path).items()}
     save_file(
         tensors | {"visual.patch_embed.proj.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)},
         path,
         metadata={"format": "pt"},
     )
-    assert check_checkpoint(own_root, VERSION, [Request("a cat")]) == []
-    assert_same_model(load_text_encoder(own_root)[1], before)
+    assert check_checkpoint(root_copy, VERSION, [Request("a cat")]) == []
+    assert_same_model(load_text_encoder(root_copy)[1], before)
 
 
-def test_the_diffusers_layout_has_its_tokenizer_beside_the_text_encoder(root, tmp_path):
+def test_the_text_encoder_is_loaded_from_the_diffusers_layout(root, tmp_path):
     shutil.copytree(root / "text_encoder" / "llm", tmp_path / "text_encoder")
     (tmp_path / "tokenizer").mkdir()
     for path in (tmp_path / "text_encoder").glob("token*"):
@@ -47,11 +47,11 @@ def test_the_diffusers_layout_has_its_tokenizer_beside_the_text_encoder(root, tm
     assert_same_model(model, load_text_encoder(root)[1])
 
 
-def test_a_random_text_encoder_needs_no_weights_and_repeats_itself(own_root):
-    (own_root / "text_encoder" / "llm" / "model.safetensors").unlink()
-    _, model = load_text_encoder(own_root, random_weights_seed=3, dtype=torch.bfloat16)
-    _, again = load_text_encoder(own_root, random_weights_seed=3, dtype=torch.bfloat16)
-    assert_same_model(again, model)
+def test_a_random_text_encoder_needs_no_weights_and_is_reproducible(root_copy):
+    (root_copy / "text_encoder" / "llm" / "model.safetensors").unlink()
+    _, model = load_text_encoder(root_copy, random_weights_seed=3, dtype=torch.bfloat16)
+    _, repeated = load_text_encoder(root_copy, random_weights_seed=3, dtype=torch.bfloat16)
+    assert_same_model(repeated, model)
     assert model.embed_tokens.weight.float().std() == pytest.approx(1, rel=0.05)
     assert model.rotary_emb.inv_freq.dtype == torch.float32
     with torch.no_grad():
@@ -69,8 +69,8 @@ def test_a_random_text_encoder_needs_no_weights_and_repeats_itself(own_root):
     ],
     ids=["missing", "misshapen"],
 )
-def test_a_text_encoder_that_does_not_fit_is_refused(own_root, change, message):
-    rewrite(own_root / "text_encoder" / "llm" / "model.safetensors", change)
+def test_a_text_encoder_that_does_not_fit_raises_an_error(root_copy, change, message):
+    rewrite(root_copy / "text_encoder" / "llm" / "model.safetensors", change)
     with pytest.raises(ValueError, match=message):
-        load_text_encoder(own_root)
-    assert len(check_checkpoint(own_root, VERSION, [Request("a cat")])) == 1
+        load_text_encoder(root_copy)
+    assert len(check_checkpoint(root_copy, VERSION, [Request("a cat")])) == 1

@@ -24,17 +24,17 @@ def meta_state(class_name, arguments):
         return getattr(diffusers, class_name)(**arguments).state_dict()
 
 
-def test_an_original_transformer_comes_back_bit_for_bit(original_transformer):
+def test_an_original_transformer_round_trips_bit_for_bit(original_transformer):
     _, state = original_transformer
     assert_same_bits(transformer_to_original(transformer_to_diffusers(state)), state)
 
 
-def test_an_original_vae_comes_back_bit_for_bit(original_vae):
+def test_an_original_vae_round_trips_bit_for_bit(original_vae):
     _, state = original_vae
     assert_same_bits(vae_to_original(vae_to_diffusers(state)), state)
 
 
-def test_a_diffusers_transformer_with_meanflow_comes_back_bit_for_bit(original_transformer):
+def test_a_diffusers_transformer_with_meanflow_round_trips_bit_for_bit(original_transformer):
     config, _ = original_transformer
     shapes = meta_state(
         "HunyuanVideo15Transformer3DModel",
@@ -46,7 +46,7 @@ def test_a_diffusers_transformer_with_meanflow_comes_back_bit_for_bit(original_t
     assert_same_bits(transformer_to_diffusers(original), state)
 
 
-def test_a_vae_with_shortcut_convolutions_comes_back_bit_for_bit():
+def test_a_vae_with_shortcut_convolutions_round_trips_bit_for_bit():
     state = {
         "encoder.down_blocks.1.resnets.0.conv_shortcut.weight": torch.randn(2, 2),
         "decoder.up_blocks.10.resnets.2.conv_shortcut.bias": torch.randn(2),
@@ -59,7 +59,7 @@ def test_a_vae_with_shortcut_convolutions_comes_back_bit_for_bit():
     assert_same_bits(vae_to_diffusers(original), state)
 
 
-def test_the_released_transformer_has_the_known_size_and_all_its_names_map():
+def test_all_names_of_the_released_transformer_are_mapped():
     state = meta_state("HunyuanVideo15Transformer3DModel", transformer_config_to_diffusers(RELEASED_TRANSFORMER))
     original = transformer_to_original(state)
     assert (len(original), len(state)) == (1793, 1801)
@@ -68,14 +68,14 @@ def test_the_released_transformer_has_the_known_size_and_all_its_names_map():
     assert transformer_to_diffusers(original).keys() == state.keys()
 
 
-def test_the_released_vae_has_the_known_size_and_all_its_names_map():
+def test_all_names_of_the_released_vae_are_mapped():
     state = meta_state("AutoencoderKLHunyuanVideo15", vae_config_to_diffusers(RELEASED_VAE))
     assert len(vae_to_original(state)) == 218
     assert sum(tensor.numel() for tensor in state.values()) == 1_260_634_115
     assert vae_to_diffusers(vae_to_original(state)).keys() == state.keys()
 
 
-def test_fused_rows_of_the_refiner_are_query_key_value_in_this_order():
+def test_fused_refiner_rows_are_in_the_order_query_key_value():
     fused = torch.arange(6.0)
     split = transformer_to_diffusers({"txt_in.individual_token_refiner.blocks.1.self_attn_qkv.bias": fused})
     prefix = "context_embedder.token_refiner.refiner_blocks.1.attn"
@@ -86,7 +86,7 @@ def test_fused_rows_of_the_refiner_are_query_key_value_in_this_order():
     }
 
 
-def test_halves_of_the_last_modulation_change_places():
+def test_the_halves_of_the_last_modulation_are_swapped():
     converted = transformer_to_diffusers({"final_layer.adaLN_modulation.1.bias": torch.arange(4.0)})
     assert converted["norm_out.linear.bias"].tolist() == [2, 3, 0, 1]
 
@@ -102,20 +102,20 @@ def test_halves_of_the_last_modulation_change_places():
         (vae_to_original, "decoder.mid_block.resnets.2.conv1.conv.weight"),
     ],
 )
-def test_an_unknown_name_is_refused_and_named(convert, name):
+def test_an_unknown_name_raises_an_error_that_names_it(convert, name):
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
         convert({name: torch.zeros(2)})
 
 
-def test_a_refiner_without_keys_cannot_be_fused():
+def test_a_refiner_without_key_weights_cannot_be_fused():
     prefix = "context_embedder.token_refiner.refiner_blocks.0.attn"
     with pytest.raises(ValueError, match=r"to_k\.bias'\] is missing"):
         transformer_to_original({f"{prefix}.to_q.bias": torch.zeros(2), f"{prefix}.to_v.bias": torch.zeros(2)})
 
 
-def test_a_model_with_fused_projections_is_refused():
+def test_a_model_with_fused_projections_raises_an_error():
     name = "context_embedder.token_refiner.refiner_blocks.0.attn.to_qkv.bias"
-    with pytest.raises(ValueError, match="fused already"):
+    with pytest.raises(ValueError, match="already fused"):
         transformer_to_original({name: torch.zeros(6)})
 
 
@@ -123,6 +123,6 @@ def test_a_model_with_fused_projections_is_refused():
     "name",
     ["txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias", "final_layer.adaLN_modulation.1.bias"],
 )
-def test_rows_that_cannot_be_split_are_refused(name):
+def test_rows_that_cannot_be_split_raise_an_error(name):
     with pytest.raises(ValueError, match="multiple of"):
         transformer_to_diffusers({name: torch.zeros(5)})

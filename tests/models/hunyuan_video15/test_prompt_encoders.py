@@ -1,4 +1,4 @@
-"""Hidden states of prompts against diffusers' own pipeline, and the pixels that SigLIP reads against their formula."""
+"""Hidden states of prompts compared with diffusers' pipeline, and SigLIP's input pixels compared with their formula."""
 
 import re
 
@@ -32,7 +32,7 @@ def text_encoder():
     return TextEncoder(*load_text_encoder("assets/miniature"))
 
 
-def test_hidden_states_are_those_of_diffusers_without_the_padding(text_encoder):
+def test_hidden_states_match_diffusers_without_padding(text_encoder):
     tokenizer, model = load_text_encoder("assets/miniature")
     expected, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(
         model, tokenizer, PROMPTS, "cpu", crop_start=text_encoder.crop_start
@@ -42,8 +42,8 @@ def test_hidden_states_are_those_of_diffusers_without_the_padding(text_encoder):
         torch.testing.assert_close(states, row[:valid], rtol=1e-5, atol=1e-5)
 
 
-def test_a_prompt_too_long_is_cut_with_a_warning_that_shows_what_is_lost(text_encoder):
-    with pytest.warns(UserWarning, match="the model reads 1000; left out from the end: '.*words'"):
+def test_a_long_prompt_is_truncated_with_a_warning_that_shows_the_rest(text_encoder):
+    with pytest.warns(UserWarning, match="the model reads at most 1000; truncated text: '.*words'"):
         (states,) = text_encoder(["up " * 994 + "very last words"])
     assert len(states) == 1000
 
@@ -56,7 +56,7 @@ def test_a_prompt_too_long_is_cut_with_a_warning_that_shows_what_is_lost(text_en
         ('“左” and "right" and “左”', 'Text "左". Text "right". '),
     ],
 )
-def test_text_in_quotes_is_found_as_diffusers_finds_it(prompt, expected):
+def test_quoted_text_is_extracted_as_in_diffusers(prompt, expected):
     assert glyph_text(prompt) == expected
 
 
@@ -73,7 +73,7 @@ def test_text_in_quotes_is_found_as_diffusers_finds_it(prompt, expected):
         {"do_normalize": False, "rescale_factor": 0.01},
     ],
 )
-def test_siglip_pixels_are_the_formula_to_the_bit(changes):
+def test_siglip_pixels_match_the_formula_exactly(changes):
     preprocessor = PREPROCESSOR | changes
     image = noise(96, 170)
     size = preprocessor["size"]
@@ -90,7 +90,7 @@ def test_siglip_pixels_are_the_formula_to_the_bit(changes):
     assert torch.equal(pixels, expected)
 
 
-def test_siglip_pixels_of_one_colour_are_the_formula():
+def test_siglip_pixels_of_a_uniform_image_match_the_formula():
     pixels = siglip_pixels(Image.new("RGB", (9, 5), (0, 51, 255)), PREPROCESSOR | {"do_resize": False})
     torch.testing.assert_close(pixels, torch.tensor([-1, -0.6, 1]).view(3, 1, 1).expand(3, 384, 384))
 
@@ -98,13 +98,13 @@ def test_siglip_pixels_of_one_colour_are_the_formula():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"image_mean": None}, "missing image_mean"),
+        ({"image_mean": None}, "missing: image_mean"),
         ({"size": {"shortest_edge": 384}}, "got size {'shortest_edge': 384}"),
         ({"size": 384}, "got size 384"),
-        ({"do_center_crop": True}, "got do_center_crop"),
-        ({"do_pad": True}, "got do_pad"),
+        ({"do_center_crop": True}, "unsupported: do_center_crop"),
+        ({"do_pad": True}, "unsupported: do_pad"),
     ],
 )
-def test_preprocessors_that_are_not_siglips_are_refused(changes, message):
+def test_unsupported_preprocessors_raise_an_error(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         siglip_pixels(noise(4, 4), PREPROCESSOR | changes)

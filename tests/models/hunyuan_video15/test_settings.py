@@ -59,7 +59,7 @@ RELEASED_VAE = {
 }
 
 
-def test_the_released_transformer_config_gives_diffusers_released_arguments():
+def test_the_released_transformer_config_maps_to_diffusers_arguments():
     assert transformer_config_to_diffusers(RELEASED_TRANSFORMER) == {
         "in_channels": 65,
         "out_channels": 32,
@@ -82,7 +82,7 @@ def test_the_released_transformer_config_gives_diffusers_released_arguments():
     }
 
 
-def test_variants_of_the_transformer_config_are_read():
+def test_variants_of_the_transformer_config_are_supported():
     variant = {"ideal_resolution": "720p", "ideal_task": "i2v", "refiner_depth": 3, "use_meanflow": True}
     arguments = transformer_config_to_diffusers(RELEASED_TRANSFORMER | variant | {"patch_size": [2, 4, 4]})
     assert arguments["target_size"] == 960
@@ -102,12 +102,12 @@ def test_variants_of_the_transformer_config_are_read():
         {"concat_condition": False, "use_meanflow": True, "patch_size": [1, 2, 2]},
     ],
 )
-def test_a_transformer_config_says_the_same_after_the_way_back(variant):
+def test_a_transformer_config_round_trips(variant):
     arguments = transformer_config_to_diffusers(RELEASED_TRANSFORMER | variant)
     assert transformer_config_to_diffusers(transformer_config_to_original(arguments)) == arguments
 
 
-def test_a_released_config_is_written_as_it_was_released():
+def test_released_configs_round_trip_unchanged():
     back = transformer_config_to_original(transformer_config_to_diffusers(RELEASED_TRANSFORMER))
     assert back == RELEASED_TRANSFORMER
     assert vae_config_to_original(vae_config_to_diffusers(RELEASED_VAE)) == RELEASED_VAE
@@ -148,7 +148,7 @@ def test_the_vae_config_keeps_its_scaling_factor():
         ("mlp_width_ratio", True),
     ],
 )
-def test_a_transformer_that_diffusers_cannot_express_is_refused_by_key(key, value):
+def test_a_transformer_config_that_diffusers_cannot_represent_raises_an_error(key, value):
     with pytest.raises(ValueError, match=key):
         transformer_config_to_diffusers(RELEASED_TRANSFORMER | {key: value})
 
@@ -157,13 +157,13 @@ def test_a_transformer_that_diffusers_cannot_express_is_refused_by_key(key, valu
     "key, value",
     [("shift_factor", 0.1), ("scaling_factor", None), ("layers_per_block", 2.5), ("block_out_channels", [])],
 )
-def test_a_vae_that_diffusers_cannot_express_is_refused_by_key(key, value):
+def test_a_vae_config_that_diffusers_cannot_represent_raises_an_error(key, value):
     with pytest.raises(ValueError, match=key):
         vae_config_to_diffusers(RELEASED_VAE | {key: value})
 
 
 @pytest.mark.parametrize("setting, value", [("target_size", 64), ("text_embed_2_dim", 32)])
-def test_a_transformer_that_the_original_cannot_express_is_refused(setting, value):
+def test_a_transformer_config_that_the_original_cannot_represent_raises_an_error(setting, value):
     arguments = transformer_config_to_diffusers(RELEASED_TRANSFORMER) | {setting: value}
     with pytest.raises(ValueError, match=setting):
         transformer_config_to_original(arguments)

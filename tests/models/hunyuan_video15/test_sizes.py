@@ -1,4 +1,4 @@
-"""Parameters are counted as the classes have them, and configurations of both layouts are read."""
+"""Tests that parameter counts match the classes and that configs of both layouts are read."""
 
 import json
 import subprocess
@@ -49,21 +49,21 @@ def test_the_released_models_have_the_published_number_of_parameters():
     assert read_architecture("nowhere", "720p_t2v") == Architecture()
 
 
-def test_a_diffusers_configuration_has_the_parameters_of_its_class(small, tmp_path):
+def test_parameters_of_a_diffusers_config_match_its_class(small, tmp_path):
     small.save_config(write(tmp_path / "transformer", {}))
     architecture = read_architecture(tmp_path, "anything")
     assert architecture.parameters == sum(p.numel() for p in small.parameters())
     assert (architecture.patch_size_t, architecture.patch_size) == (1, 2) and architecture.num_layers == 3
 
 
-def test_an_original_configuration_has_the_parameters_of_its_model():
+def test_parameters_of_an_original_config_match_its_model():
     architecture = read_architecture(MINIATURE, "miniature")
     model = load_transformer(MINIATURE, "miniature", random_weights_seed=0)
     assert architecture.parameters == sum(p.numel() for p in model.parameters())
     assert (architecture.spatial_compression_ratio, architecture.block_out_channels) == (4, (16, 32, 32))
 
 
-def test_an_adapter_has_the_parameters_of_the_projects_own(small, tmp_path):
+def test_lora_parameters_match_the_default_targets(small, tmp_path):
     small.save_config(write(tmp_path / "transformer", {}))
     targets = training_config(small, rank=5, alpha=5).target_modules
     linears = [module for name, module in small.named_modules() if name in targets.replace("\\", "").split("|")]
@@ -74,31 +74,31 @@ def test_an_adapter_has_the_parameters_of_the_projects_own(small, tmp_path):
 @pytest.mark.parametrize(
     "frames, height, width, tokens", [(121, 480, 848, 49_290), (121, 720, 1280, 111_600), (81, 480, 848, 33_390)]
 )
-def test_tokens_of_a_video(frames, height, width, tokens):
+def test_number_of_tokens_of_a_video(frames, height, width, tokens):
     assert Architecture().image_tokens(frames, height, width) == tokens
 
 
-def test_a_size_that_cannot_be_made_is_refused():
+def test_an_unsupported_video_size_raises_an_error():
     with pytest.raises(ValueError, match="width must be a multiple of 16, got 850"):
         Architecture().image_tokens(121, 480, 850)
 
 
 @pytest.mark.parametrize(
-    "version, said",
+    "version, message",
     [("beauty", "must be one of 480p_t2v, .*, got 'beauty'"), ("720p_sr_distilled", "super-resolution")],
 )
-def test_a_version_that_is_not_known_is_refused(tmp_path, version, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_unknown_version_raises_an_error(tmp_path, version, message):
+    with pytest.raises(ValueError, match=message):
         read_architecture(tmp_path, version)
 
 
 @pytest.mark.parametrize(
-    "content, said",
+    "content, message",
     [("{", "is not the conf"), ("[]", "JSON object, got list"), ("{}", "is not the configuration of a known model")],
 )
-def test_a_damaged_configuration_is_refused(tmp_path, content, said):
+def test_a_corrupted_config_raises_an_error(tmp_path, content, message):
     (write(tmp_path / "transformer" / "480p_t2v", {}) / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_architecture(tmp_path, "480p_t2v")
 
 

@@ -21,8 +21,8 @@ CASES = {
     "t2v_quoted": ((9, 17), (5, 12)),
     "i2v_mixed": ((20, 11), (0, 7)),
 }
-# All relative to the largest value. The golden outputs come from another machine: at timestep 992 the
-# rounding of the embedding's float32 frequencies is an angle of 6e-5; alone it moves the output by 4.5e-6.
+# Tolerances are relative to the largest value. The golden outputs come from another machine: at timestep 992 the
+# rounding of the embedding's float32 frequencies is an angle of 6e-5, which alone changes the output by 4.5e-6.
 GOLDEN_TOLERANCE = 8e-6
 OUTPUT_TOLERANCE = 2e-6
 GRADIENT_TOLERANCE = 1e-5
@@ -36,15 +36,15 @@ def ours(transformer):
 
 
 def trimmed(inputs):
-    """The inputs of diffusers' forward as ours takes them: latents alone, and valid tokens of each sample."""
+    """Convert inputs of diffusers' forward pass to this project's: latents alone, and each sample's valid tokens."""
 
     def valid(states, mask):
         return [states[row, : int(mask[row].sum())] for row in range(len(states))]
 
-    image, latents, of_image = inputs["image_embeds"], *inputs["hidden_states"][:, :8].split(4, dim=1)
+    image, latents, frame = inputs["image_embeds"], *inputs["hidden_states"][:, :8].split(4, dim=1)
     texts = valid(inputs["encoder_hidden_states"], inputs["encoder_attention_mask"])
     glyphs = valid(inputs["encoder_hidden_states_2"], inputs["encoder_attention_mask_2"])
-    images = [ImageCondition(*pair) for pair in zip(image, of_image[:, :, 0])] if image.any() else [None] * len(texts)
+    images = [ImageCondition(*pair) for pair in zip(image, frame[:, :, 0])] if image.any() else [None] * len(texts)
     rows = zip(texts, glyphs, images)
     conditions = [Condition(text, glyph if len(glyph) else None, picture) for text, glyph, picture in rows]
     return {"latents": latents, "timestep": inputs["timestep"], "conditions": conditions}
@@ -55,7 +55,7 @@ def stock_forward(transformer, inputs):
 
 
 def gradients(transformer, out):
-    """Gradients of a projection of the output, by parameter."""
+    """Return the gradients of a projection of the output, by parameter."""
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
     (out * weights).sum().backward()
     return {name: p.grad for name, p in transformer.named_parameters() if p.grad is not None}
@@ -66,21 +66,21 @@ def assert_close_relative(actual, expected, tolerance):
 
 
 def assert_same_gradients(actual, expected):
-    """Equal where diffusers has a gradient that is not zero; where a part was not run, ours has none."""
+    """Compare with diffusers' gradients, which are zero for modules that this project's forward pass does not run."""
     for name, gradient in expected.items():
         if name not in actual:
             assert not gradient.any(), name
-        # A softmax does not feel its keys shifted: this gradient is zero, and what is there is rounding.
+        # A softmax is invariant to shifts of its keys: this gradient is zero up to rounding.
         elif not name.endswith(REFINER_KEY_BIAS):
             assert (actual[name] - gradient).abs().max() <= GRADIENT_TOLERANCE * gradient.abs().max(), name
     assert actual.keys() <= expected.keys()
 
 
-# --- against the original program and diffusers' class -----------------------------------------
+# --- comparison with the original program and diffusers' class ---------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_of_unequal_texts_gives_the_original_output(transformer, golden_inputs, case):
+def test_a_batch_with_texts_of_different_lengths_matches_the_original(transformer, golden_inputs, case):
     expected = load_file(GOLDEN / "transformer.safetensors")[case]
     with torch.no_grad():
         out = ours(transformer)(**trimmed(golden_inputs(case, *CASES[case])))
@@ -89,7 +89,7 @@ def test_a_batch_of_unequal_texts_gives_the_original_output(transformer, golden_
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
-def test_output_and_gradients_are_those_of_diffusers(transformer, golden_inputs, case, recomputed):
+def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs, case, recomputed):
     inputs = golden_inputs(case, *CASES[case])
     model = ours(transformer)
     if recomputed:
@@ -99,7 +99,7 @@ def test_output_and_gradients_are_those_of_diffusers(transformer, golden_inputs,
     assert_same_gradients(gradients(model, out), gradients(transformer, expected))
 
 
-def test_a_text_to_video_sample_beside_an_image_to_video_sample_stays_what_it_is_alone(transformer, golden_inputs):
+def test_text_to_video_and_image_to_video_samples_can_share_a_batch(transformer, golden_inputs):
     t2v, i2v = (trimmed(golden_inputs(case, *CASES[case])) for case in ("t2v_quoted", "i2v_mixed"))
     model = ours(transformer)
 
@@ -111,7 +111,7 @@ def test_a_text_to_video_sample_beside_an_image_to_video_sample_stays_what_it_is
         assert_close_relative(both, torch.cat([model(**t2v), model(**i2v)]), OUTPUT_TOLERANCE)
 
 
-def test_no_attention_has_a_mask_and_no_padding_is_attended_to(transformer, golden_inputs, monkeypatch):
+def test_attention_uses_no_mask_and_no_padding(transformer, golden_inputs, monkeypatch):
     seen = []
     attend = torch.nn.functional.scaled_dot_product_attention
 
@@ -122,22 +122,22 @@ def test_no_attention_has_a_mask_and_no_padding_is_attended_to(transformer, gold
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recorded)
     with torch.no_grad():
         ours(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
-    in_blocks = [call for call in seen if call[0][1] >= 60]  # the others are the text refiner's
+    in_blocks = [call for call in seen if call[0][1] >= 60]  # the other calls are in the text refiner
     assert in_blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
 
 
 @pytest.mark.parametrize("patch", [(1, 1, 1), (1, 2, 2)])
-def test_the_output_is_no_view_and_each_token_lies_in_its_place(patch):
+def test_unpatchify_puts_each_token_in_its_place_and_returns_no_view(patch):
     grid, channels = (2, 3, 4), 5
     tokens = torch.arange(2.0 * math.prod(grid) * channels * math.prod(patch)).view(2, math.prod(grid), -1)
-    video = attention.video_of(tokens.requires_grad_(), grid, patch, "c pf ph pw")
+    video = attention.unpatchify(tokens.requires_grad_(), grid, patch, "c pf ph pw")
     assert not video._is_view() and video.shape == (2, channels, *(n * p for n, p in zip(grid, patch)))
     for index, (frame, row, column) in enumerate(itertools.product(*map(range, grid))):
-        spots = (slice(n * p, (n + 1) * p) for n, p in zip((frame, row, column), patch))
-        assert torch.equal(video[(slice(None), slice(None), *spots)].flatten(1), tokens[:, index])
+        region = (slice(n * p, (n + 1) * p) for n, p in zip((frame, row, column), patch))
+        assert torch.equal(video[(slice(None), slice(None), *region)].flatten(1), tokens[:, index])
 
 
-def test_a_meanflow_model_is_told_where_its_step_ends(original_transformer, golden_inputs, tmp_path):
+def test_a_meanflow_model_uses_the_end_of_the_step(original_transformer, golden_inputs, tmp_path):
     config, state = original_transformer
     extra = {
         name.replace("time_in", "time_r_in"): transformer_weight(name.replace("time_in", "time_r_in"), tensor.shape)
@@ -155,36 +155,36 @@ def test_a_meanflow_model_is_told_where_its_step_ends(original_transformer, gold
         assert not torch.allclose(out, model(**trimmed(inputs)))
 
 
-def test_the_first_frame_stands_beside_the_latents_with_its_mask():
+def test_image_channels_contain_the_first_frame_and_its_mask():
     t2v = Condition(torch.randn(5, 8))
     i2v = Condition(torch.randn(3, 8), image=ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4)))
     latents = torch.randn(2, 2, 5, 3, 4)
-    beside = _image_channels(latents, (t2v, i2v))
-    assert beside.shape == (2, 3, 5, 3, 4)
-    assert not beside[0].any()
-    assert torch.equal(beside[1, :2, 0], i2v.image.latents)
-    assert torch.equal(beside[1, 2, 0], torch.ones(3, 4))
-    assert not beside[1, :, 1:].any()
+    channels = _image_channels(latents, (t2v, i2v))
+    assert channels.shape == (2, 3, 5, 3, 4)
+    assert not channels[0].any()
+    assert torch.equal(channels[1, :2, 0], i2v.image.latents)
+    assert torch.equal(channels[1, 2, 0], torch.ones(3, 4))
+    assert not channels[1, :, 1:].any()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_inputs_for_diffusers_have_the_slots_of_the_original_and_give_the_same(transformer, golden_inputs, case):
+def test_stock_inputs_are_padded_and_give_the_same_output(transformer, golden_inputs, case):
     inputs = trimmed(golden_inputs(case, *CASES[case]))
     padded = stock_inputs(transformer, inputs["latents"], inputs["timestep"], inputs["conditions"])
     assert [padded[f"encoder_hidden_states{i}"].shape[:2] for i in ("", "_2")] == [(2, 1000), (2, 256)]
     assert padded["image_embeds"].shape[:2] == (2, 729)
     assert padded["encoder_attention_mask"].sum(1).tolist() == list(CASES[case][0])
     assert padded["encoder_attention_mask_2"].sum(1).tolist() == list(CASES[case][1])
-    if case.startswith("i2v"):  # diffusers takes slots of an image without values for tokens, but for all of them
+    if case.startswith("i2v"):  # diffusers treats empty image slots as tokens unless all of them are empty
         padded["image_embeds"] = padded["image_embeds"][:, :6]
     with torch.no_grad():
         assert_close_relative(ours(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE)
 
 
-# --- the installed forward ---------------------------------------------------------------------
+# --- the installed forward pass ----------------------------------------------------------------
 
 
-def test_installing_twice_is_installing_once(transformer, golden_inputs):
+def test_installing_twice_has_no_further_effect(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
     install(transformer)
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_installing_twice_is_installing_once(transformer, golden_inputs):
         assert torch.equal(transformer(**inputs), once)
 
 
-def test_a_copy_of_the_model_runs_on_its_own_weights(transformer, golden_inputs):
+def test_a_copy_of_the_model_uses_its_own_weights(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
     install(transformer)
     twin = copy.deepcopy(transformer)
@@ -205,13 +205,13 @@ def test_a_copy_of_the_model_runs_on_its_own_weights(transformer, golden_inputs)
         assert not transformer(**inputs).any()
 
 
-def test_timesteps_that_were_rounded_are_refused(transformer, golden_inputs):
+def test_timesteps_in_bf16_raise_an_error(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
     with pytest.raises(ValueError, match="float32"):
         ours(transformer)(**inputs | {"timestep": inputs["timestep"].bfloat16()})
 
 
-def test_the_refiner_keeps_its_own_attention(transformer):
+def test_the_refiner_keeps_diffusers_attention(transformer):
     refiner = transformer.context_embedder.token_refiner.refiner_blocks[0].attn
     before = refiner.processor
     install(transformer)
@@ -219,9 +219,9 @@ def test_the_refiner_keeps_its_own_attention(transformer):
     assert transformer.transformer_blocks[0].attn.forward.__func__ is block.attention
 
 
-def test_under_autocast_the_output_stays_near_float32(transformer, golden_inputs):
+def test_the_output_under_autocast_is_close_to_float32(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12)))
-    rounded = [Condition(one.text.bfloat16(), one.glyph.bfloat16()) for one in inputs["conditions"]]
+    rounded = [Condition(c.text.bfloat16(), c.glyph.bfloat16()) for c in inputs["conditions"]]
     model = ours(transformer)
     with torch.no_grad():
         reference = model(**inputs)
@@ -231,33 +231,33 @@ def test_under_autocast_the_output_stays_near_float32(transformer, golden_inputs
     assert_close_relative(out.float(), reference, 0.05)
 
 
-def test_rotary_tables_are_those_of_diffusers_and_made_once(transformer):
+def test_rotary_tables_match_diffusers_and_are_cached(transformer):
     grid = (3, 4, 5)
     expected = transformer.rope(torch.zeros(1, 9, *grid))
     tables = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
     assert all(torch.equal(ours.abs(), theirs.abs()) for ours, theirs in zip(tables, expected))
-    again = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
-    assert again[0] is tables[0]
+    repeated = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
+    assert repeated[0] is tables[0]
 
 
-def test_rotary_tables_made_in_inference_mode_serve_a_backward_pass():
+def test_rotary_tables_from_inference_mode_support_a_backward_pass():
     rotary_tables.cache_clear()
     with torch.inference_mode():
         cos, _ = rotary_tables((1, 2, 2), (4, 6, 6), 256.0, torch.device("cpu"))
     assert not cos.is_inference()
 
 
-def test_a_compiled_block_of_equal_texts_is_one_graph_and_gives_the_same(transformer, golden_inputs):
+def test_a_compiled_block_is_a_single_graph_with_the_same_output(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_quoted", (9, 9), (5, 5)))
     model = ours(transformer)
     with torch.no_grad():
         expected = model(**inputs)
-        for one in model.transformer_blocks:
-            one.compile(fullgraph=True, backend="eager")
+        for module in model.transformer_blocks:
+            module.compile(fullgraph=True, backend="eager")
         assert_close_relative(model(**inputs), expected, OUTPUT_TOLERANCE)
 
 
-# --- parameters that nothing reads -------------------------------------------------------------
+# --- unused parameters -------------------------------------------------------------------------
 
 
 def test_exactly_the_parameters_without_gradient_are_frozen(transformer, golden_inputs):

@@ -1,7 +1,7 @@
-"""A block of each size on a GPU that does not exist, as JSON: ``python -m tests.models.wan.counted_block``.
+"""Memory of a block of each size on a simulated GPU, as JSON: ``python -m tests.models.wan.counted_block``.
 
-Of one sample and branch of 81 frames of 480 x 832: bytes that its forward holds and keeps, and that its backward holds.
-And how often a forward and backward pass of a whole transformer with one block would wait for the GPU.
+Reports the peak and saved bytes of the forward pass and the peak of the backward pass, for one sample and branch of 81
+frames of 480 x 832, and how often a transformer with one block would synchronize with the GPU in a training step.
 """
 
 import tests.fake_cuda.device as fake  # isort: skip - before torch looks for CUDA
@@ -36,7 +36,7 @@ def block_of(version: str, lora_rank: int) -> nn.Module:
 
 
 def counted(version: str, lora_rank: int, *, with_gradient: bool, recompute: bool = False) -> dict[str, int]:
-    """Bytes that operators allocate: most in the forward, left after it, and most in the backward."""
+    """Return the bytes that operators allocate: peak of the forward pass, saved after it, peak of the backward pass."""
     block = block_of(version, lora_rank)
     width = WIDTHS[version][0] * 128
     with fake.fake_mode():
@@ -61,8 +61,8 @@ def counted(version: str, lora_rank: int, *, with_gradient: bool, recompute: boo
 
 
 def waits() -> dict[str, int]:
-    """Operators of a training step that wait for the GPU, by name, but for the tables that are made once."""
-    transformer.rotary_tables = lambda *_given: (torch.empty(TOKENS, 128, device="cuda"),) * 2
+    """Count the operators of a training step that synchronize with the GPU, by name, without the cached tables."""
+    transformer.rotary_tables = lambda *_: (torch.empty(TOKENS, 128, device="cuda"),) * 2
     with torch.device("meta"):
         model = new_model(FAMILY.transformer, {"num_layers": 1, "num_attention_heads": 12, "ffn_dim": 8960})
         install(model)
@@ -76,17 +76,17 @@ def waits() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    ways = {
+    modes = {
         "sampled": {"with_gradient": False},
         "trained": {"with_gradient": True},
         "recomputed": {"with_gradient": True, "recompute": True},
     }
     found = {
-        f"{version} {kind} {way}": counted(version, rank, **how)
+        f"{version} {kind} {mode}": counted(version, rank, **options)
         for version in WIDTHS
         for kind, rank in {"all": 0, "lora": 32}.items()
-        for way, how in ways.items()
+        for mode, options in modes.items()
     }
     print(json.dumps(found | {"waits": waits()}))
     sys.stdout.flush()
-    os._exit(0)  # torch's threads would look for the device's end
+    os._exit(0)  # a normal exit would run torch's cleanup of the simulated device

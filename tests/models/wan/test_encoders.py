@@ -1,4 +1,4 @@
-"""Wan's prompts and their states, against diffusers' pipeline."""
+"""Tests of Wan's text encoder, compared with diffusers' pipeline."""
 
 import json
 
@@ -37,23 +37,23 @@ def encode(root):
 
 @pytest.fixture(scope="module")
 def expect(root):
-    """Gives diffusers' states of a prompt, padded to 512 tokens."""
+    """A function that returns diffusers' states of a prompt, padded to 512 tokens."""
     pipeline = wan_pipeline(root)
 
     @torch.no_grad()
-    def states_of(prompt):
+    def encode_prompt(prompt):
         return pipeline.encode_prompt(prompt, None, False, max_sequence_length=512)[0][0]
 
-    return states_of
+    return encode_prompt
 
 
 @pytest.fixture
-def own_root(tmp_path):
+def root_copy(tmp_path):
     return write_wan(tmp_path)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
-def test_the_states_are_those_of_diffusers_padded_to_512(encode, expect, prompt):
+def test_states_match_diffusers_padded_to_512_tokens(encode, expect, prompt):
     (states,) = encode([prompt])
     expected = expect(prompt)
     padded = torch.nn.functional.pad(states, (0, 0, 0, 512 - len(states)))
@@ -61,34 +61,34 @@ def test_the_states_are_those_of_diffusers_padded_to_512(encode, expect, prompt)
     torch.testing.assert_close(padded, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
 
-def test_a_prompt_of_600_tokens_is_cut_with_a_warning_that_shows_what_is_left_out(encode, expect):
+def test_a_prompt_of_600_tokens_is_truncated_with_a_warning_that_shows_the_rest(encode, expect):
     prompt = "a " * 589 + "red car turns left 12345 (0)"
-    with pytest.warns(UserWarning, match=r"has 6\d\d tokens, the model reads 512; left out .* turns left 12345 \(0\)"):
+    with pytest.warns(UserWarning, match=r"has 6\d\d tokens, but .* 512; truncated text: .* turns left 12345 \(0\)"):
         (states,) = encode([prompt])
     expected = expect(prompt)
     assert states.shape == (512, TEXT_WIDTH)
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
 
-def test_prompts_of_512_tokens_are_whole_and_those_of_513_are_cut(encode, recwarn):
+def test_prompts_of_513_tokens_are_truncated_but_not_those_of_512(encode, recwarn):
     assert len(encode(["a " * 511])[0]) == 512
     assert not recwarn
     with pytest.warns(UserWarning, match="has 513 tokens"):
         assert len(encode(["a " * 512])[0]) == 512
 
 
-def test_the_length_of_the_prompt_is_that_of_its_states(encode):
+def test_states_are_as_long_as_the_prompt(encode):
     states = encode(["", "a", "a a", "a red car"])
     assert [part.shape for part in states] == [(n, TEXT_WIDTH) for n in (1, 2, 3, 4)]
 
 
-def test_prompts_of_many_lengths_come_back_in_their_order_as_one_by_one(encode):
+def test_encoding_a_batch_of_different_lengths_matches_single_prompts(encode):
     prompts = [f"a {'red ' * (i % 3)}car {i}" for i in range(30)]
     for prompt, states in zip(prompts, encode(prompts)):
         torch.testing.assert_close(states, encode([prompt])[0], rtol=0, atol=3e-6)
 
 
-def test_the_part_gives_one_tensor_for_each_prompt(root):
+def test_the_part_returns_one_tensor_per_prompt(root):
     load = TEXT.load(root, vae=None, dtype=torch.float32, device="cpu", random_weights_seed=None)
     assert [part["states"].shape for part in load(["a", "a red car"], 32, 48)] == [(2, TEXT_WIDTH), (4, TEXT_WIDTH)]
     assert TEXT.content(Request("a")) == "a"
@@ -98,7 +98,7 @@ def test_a_prompt_is_repaired_unescaped_twice_and_stripped():
     assert clean("\n “a”  red，&amp;lt;car&gt;’s &amp;amp;amp; â€“ \u3000left ") == '"a" red,<car>\'s & – left'
 
 
-def test_a_prompt_that_ftfy_may_change_is_refused_without_it(monkeypatch):
+def test_a_prompt_that_ftfy_may_change_raises_an_error_without_ftfy(monkeypatch):
     monkeypatch.setattr(pipeline_wan, "is_ftfy_available", lambda: False)
     assert clean("A red car, (50%) 'left'\n") == "A red car, (50%) 'left'"
     for prompt in ("“left”", "a &amp; b", "red，left", "a\x1b[31m red", "ﬁve"):
@@ -107,7 +107,7 @@ def test_a_prompt_that_ftfy_may_change_is_refused_without_it(monkeypatch):
         assert repr(prompt) in str(error.value)
 
 
-def test_ftfy_changes_no_prompt_that_is_cleaned_without_it(monkeypatch):
+def test_ftfy_does_not_change_prompts_that_are_cleaned_without_it(monkeypatch):
     kept = "".join(letter for letter in map(chr, range(256)) if not encoders._OUTSIDE_PLAIN_TEXT.search(letter))
     assert len(kept) == 97  # printable ASCII without "&", tab, line feed and carriage return
     with_ftfy = [clean(text) for text in (kept, kept[::-1])]
@@ -115,36 +115,36 @@ def test_ftfy_changes_no_prompt_that_is_cleaned_without_it(monkeypatch):
     assert [clean(text) for text in (kept, kept[::-1])] == with_ftfy
 
 
-def test_the_text_encoder_is_frozen_in_the_precision_asked_for_and_fp16_means_bf16(root):
-    for asked, given in [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]:
-        _, model = load_text_encoder(root, dtype=getattr(torch, asked))
-        assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, given)}
+def test_the_text_encoder_is_frozen_in_the_requested_dtype_with_bf16_for_fp16(root):
+    for requested, expected in [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]:
+        _, model = load_text_encoder(root, dtype=getattr(torch, requested))
+        assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, expected)}
         assert not model.training
         assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_tokenizer_is_the_file_as_it_is(own_root):
-    """transformers' T5Tokenizer drops the byte fallback of tokenizer.json and makes every unknown letter <unk>."""
-    path = own_root / "tokenizer" / "tokenizer.json"
+def test_the_tokenizer_file_is_used_unchanged(root_copy):
+    """transformers' T5Tokenizer drops the byte fallback of tokenizer.json and maps unknown letters to <unk>."""
+    path = root_copy / "tokenizer" / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["byte_fallback"] = True
     content["model"]["vocab"] += [[f"<0x{byte:02X}>", -20.0] for byte in range(256)]
     path.write_text(json.dumps(content))
-    tokenizer, _ = load_text_encoder(own_root)
+    tokenizer, _ = load_text_encoder(root_copy)
     assert tokenizer.convert_ids_to_tokens(tokenizer("a 中").input_ids)[-4:] == ["<0xE4>", "<0xB8>", "<0xAD>", "</s>"]
 
 
-def test_a_random_text_encoder_needs_no_weights_and_repeats_itself(own_root):
-    (own_root / "text_encoder" / "model.safetensors").unlink()
-    first, again = (TextEncoder(*load_text_encoder(own_root, random_weights_seed=3)) for _ in range(2))
+def test_a_random_text_encoder_needs_no_weights_and_is_reproducible(root_copy):
+    (root_copy / "text_encoder" / "model.safetensors").unlink()
+    first, second = (TextEncoder(*load_text_encoder(root_copy, random_weights_seed=3)) for _ in range(2))
     (states,) = first(["a red car"])
     assert states.isfinite().all() and states.std() > 0.1
-    assert torch.equal(states, again(["a red car"])[0])
-    assert TEXT.problems(own_root, False) == []
+    assert torch.equal(states, second(["a red car"])[0])
+    assert TEXT.problems(root_copy, False) == []
 
 
 @pytest.mark.parametrize(
-    "lost, message",
+    "file, message",
     [
         ("tokenizer/tokenizer_config.json", "no tokenizer_config.json"),
         ("tokenizer/tokenizer.json", "no tokenizer.json"),
@@ -152,10 +152,10 @@ def test_a_random_text_encoder_needs_no_weights_and_repeats_itself(own_root):
         ("text_encoder/model.safetensors", "-Diffusers.*model.safetensors"),
     ],
 )
-def test_a_missing_file_is_named(own_root, lost, message):
-    assert TEXT.problems(own_root, True) == []
-    (own_root / lost).unlink()
+def test_a_missing_file_raises_an_error_that_names_it(root_copy, file, message):
+    assert TEXT.problems(root_copy, True) == []
+    (root_copy / file).unlink()
     with pytest.raises(ValueError, match=message):
-        TEXT.problems(own_root, True)
+        TEXT.problems(root_copy, True)
     with pytest.raises(ValueError, match=message):
-        load_text_encoder(own_root)
+        load_text_encoder(root_copy)

@@ -1,4 +1,4 @@
-"""Whichever way a Wan transformer is loaded, none of its tensors is left without a value or rounded unasked."""
+"""Tests that all functions that load a Wan transformer set all tensors and round none unintentionally."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def saved(root):
 
 
 def described(root):
-    """As a checkpoint's policy: built from a file that describes it, and given memory."""
+    """Build the model from its description file, as for a checkpoint's policy, and fill it."""
     saved_policy.write_model_file(loaded(root), root)
     model = loading.transformer_of(root / saved_policy.MODEL_FILE)
     model.type(torch.float32).to_empty(device="cpu")
@@ -52,9 +52,9 @@ def described(root):
     return model.eval()
 
 
-@pytest.mark.parametrize("way", [loaded, streamed, overwritten, saved, described])
-def test_every_way_of_loading_gives_the_same_velocity(root, way):
-    model, expected = way(root), tiny()
+@pytest.mark.parametrize("load", [loaded, streamed, overwritten, saved, described])
+def test_all_loading_functions_give_the_same_velocity(root, load):
+    model, expected = load(root), tiny()
     assert not list(model.named_buffers())
     assert not any(tensor.is_meta for tensor in model.state_dict().values())
     for each in (model, expected):
@@ -63,21 +63,21 @@ def test_every_way_of_loading_gives_the_same_velocity(root, way):
         assert torch.equal(model(**inputs()), expected(**inputs()))
 
 
-def test_a_model_of_lower_precision_has_tables_of_full_precision(root):
+def test_a_bf16_model_has_float32_rotary_tables(root):
     model = loading.load_transformer(root, None).type(torch.bfloat16)
     twin = stock_twin(loading.load_transformer(root, None))
     install(model)
     tables = []
-    model.blocks[0].register_forward_pre_hook(lambda block, given: tables.extend(given[3][:2]))
+    model.blocks[0].register_forward_pre_hook(lambda block, args: tables.extend(args[3][:2]))
     arguments = inputs(1)
-    texts = [replace(one, text=one.text.bfloat16()) for one in arguments["conditions"]]
+    texts = [replace(condition, text=condition.text.bfloat16()) for condition in arguments["conditions"]]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(**arguments | {"conditions": texts})
     expected = twin.rope(arguments["latents"])
     assert all(torch.equal(ours.abs(), theirs[0, :, 0].abs()) for ours, theirs in zip(tables, expected))
 
 
-def test_an_image_to_video_model_is_a_problem_of_its_folder(root):
+def test_an_image_to_video_model_raises_an_error(root):
     config = root / "transformer" / "config.json"
     config.write_text(config.read_text().replace('"image_dim": null', '"image_dim": 1280'))
     with pytest.raises(ValueError, match="image-to-video"):
@@ -103,8 +103,8 @@ def test_an_image_to_video_model_is_a_problem_of_its_folder(root):
         ("model_index.json", {"transformer_2": 5}),
     ],
 )
-def test_a_setting_of_another_type_is_refused_by_the_check(tmp_path, file, change):
-    """None leaves a key of tokenizer.json out."""
+def test_a_setting_of_the_wrong_type_raises_value_error(tmp_path, file, change):
+    """None removes a key from tokenizer.json."""
     path = write_wan(tmp_path) / file
     settings = json.loads(path.read_text()) | change
     if path.parent.name == "tokenizer":
@@ -117,9 +117,9 @@ def test_a_setting_of_another_type_is_refused_by_the_check(tmp_path, file, chang
         raise ValueError(*problems) if problems else AssertionError("was accepted")
 
 
-def test_a_vae_of_other_channels_is_refused(tmp_path):
+def test_a_vae_with_other_channels_is_reported(tmp_path):
     path = write_wan(tmp_path) / "vae" / "config.json"
     settings = json.loads(path.read_text()) | {"z_dim": 6, "latents_mean": [0.0] * 6, "latents_std": [1.0] * 6}
     path.write_text(json.dumps(settings))
     (problem,) = size_problems(tmp_path, None, num_frames=5, height=48, width=32)
-    assert "has latents of 6 channels" in problem and "makes 4" in problem
+    assert "needs 6 latent channels" in problem and "has 4" in problem

@@ -1,4 +1,4 @@
-"""LoRA on Wan: ten layers of a block, every form of its files, and no mixing with another family's."""
+"""Tests of LoRA on Wan: ten layers per block, all file formats, and no mixing with other families."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def draw(model, alpha=4.0, rank=2, names=None):
     return lora
 
 
-def test_a_new_adapter_is_on_ten_layers_of_each_block_and_changes_nothing():
+def test_a_new_adapter_has_ten_layers_per_block_and_no_effect():
     model, plain = installed(num_layers=3), installed(num_layers=3)
     start_lora(model, training_config(model, rank=2, alpha=2.0))
     with torch.no_grad():
@@ -47,11 +47,11 @@ def test_a_new_adapter_is_on_ten_layers_of_each_block_and_changes_nothing():
         assert torch.equal(model(**inputs()), plain(**inputs()))
     assert len(lora_of(model)) == 10 * 3
     model(**inputs()).sum().backward()
-    of_adapter = [p for name, p in model.named_parameters() if ".lora_B." in name]
-    assert len(of_adapter) == 30 and all(p.grad.any() for p in of_adapter)
+    parameters = [p for name, p in model.named_parameters() if ".lora_B." in name]
+    assert len(parameters) == 30 and all(p.grad.any() for p in parameters)
 
 
-def test_targets_may_be_named_as_by_the_original():
+def test_targets_may_use_the_original_names():
     assert target_modules(tiny(), [r"self_attn\.q", "text_embedding.0"]) == [
         "condition_embedder.text_embedder.linear_1",
         "blocks.0.attn1.to_q",
@@ -61,13 +61,13 @@ def test_targets_may_be_named_as_by_the_original():
 
 @pytest.mark.parametrize("alpha", [2.0, 0.3])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_comes_back_bit_for_bit(tmp_path, form, alpha):
+def test_all_formats_round_trip_bit_for_bit(tmp_path, form, alpha):
     lora = draw(tiny(), alpha)
     save_lora(lora, tmp_path, form=form)
     assert_same(read_lora(tmp_path), lora)
 
 
-def test_the_original_form_is_what_diffusers_reads_of_its_programs(tmp_path):
+def test_diffusers_reads_the_original_format(tmp_path):
     lora = draw(tiny(), alpha=1.0)
     save_lora(lora, tmp_path, form="original")
     file = load_file(tmp_path / FILE)
@@ -91,7 +91,7 @@ def test_files_of_comfyui_and_diffsynth_are_read(tmp_path, sides, alpha):
     assert_same(read_lora(tmp_path / "any_name.safetensors"), lora)
 
 
-def test_an_added_adapter_and_a_merged_one_give_the_same_velocity():
+def test_added_and_merged_adapters_give_the_same_velocity():
     model = installed()
     add_lora(model, draw(model))
     with torch.no_grad():
@@ -100,15 +100,15 @@ def test_an_added_adapter_and_a_merged_one_give_the_same_velocity():
         torch.testing.assert_close(model(**inputs()), added, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_of_another_family_is_refused(transformer):
-    of_other = draw(transformer, names=["transformer_blocks.0.attn.to_q"])
-    with pytest.raises(ValueError, match="of family wan, got one for hunyuan_video15"):
-        add_lora(tiny(), of_other)
-    with pytest.raises(ValueError, match="of family hunyuan_video15, got one for wan"):
+def test_an_adapter_of_another_family_raises_an_error(transformer):
+    lora = draw(transformer, names=["transformer_blocks.0.attn.to_q"])
+    with pytest.raises(ValueError, match="of family wan, got hunyuan_video15"):
+        add_lora(tiny(), lora)
+    with pytest.raises(ValueError, match="of family hunyuan_video15, got wan"):
         add_lora(transformer, draw(tiny()))
 
 
-def test_muon_has_the_matrices_of_the_blocks_and_adam_the_rest():
+def test_muon_trains_the_matrices_of_the_blocks_and_adam_the_rest():
     model = tiny()
     settings = Config().with_settings(use_muon=True, muon_scope="hidden").optimizer
     adam, muon = make_optimizers(
@@ -116,20 +116,22 @@ def test_muon_has_the_matrices_of_the_blocks_and_adam_the_rest():
     ).optimizers
     assert isinstance(muon, Muon)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    of_muon, of_adam = ([names[id(p)] for p in each.param_groups[0]["params"]] for each in (muon, adam))
-    assert len(of_muon) == 10 * 2 and all(name.endswith(".weight") for name in of_muon)
+    muon_names, adam_names = ([names[id(p)] for p in each.param_groups[0]["params"]] for each in (muon, adam))
+    assert len(muon_names) == 10 * 2 and all(name.endswith(".weight") for name in muon_names)
     assert {"blocks.0.scale_shift_table", "scale_shift_table", "patch_embedding.weight", "proj_out.weight"} < set(
-        of_adam
+        adam_names
     )
-    assert len(of_muon) + len(of_adam) == len(names)
+    assert len(muon_names) + len(adam_names) == len(names)
 
 
-@pytest.mark.parametrize("metadata, said", [("[1]", "no JSON object"), ('{"lora_alpha": "x"}', "finite number, got x")])
-def test_metadata_that_are_no_settings_are_refused(tmp_path, metadata, said):
+@pytest.mark.parametrize(
+    "metadata, message", [("[1]", "must be a JSON object"), ('{"lora_alpha": "x"}', "finite number, got x")]
+)
+def test_invalid_metadata_raise_an_error(tmp_path, metadata, message):
     weights = {
         "blocks.0.attn1.to_q.lora_A.weight": torch.zeros(2, 8),
         "blocks.0.attn1.to_q.lora_B.weight": torch.ones(8, 2),
     }
     save_file(weights, tmp_path / "lora.safetensors", metadata={"lora_adapter_metadata": metadata})
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_lora(tmp_path / "lora.safetensors")

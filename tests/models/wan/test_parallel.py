@@ -1,4 +1,4 @@
-"""Wan over several gloo processes gives what one process gives: split sequences, and shards."""
+"""Tests that Wan on several gloo processes, with sequence parallelism or sharding, matches a single process."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ GRIDS = {"36 tokens": (3, 6, 8), "45 tokens": (3, 6, 10), "fewer tokens than ran
 
 
 def compare_split(num_processes):
-    """Largest deviation of the velocity, relative to its largest value, and of the mean gradient, by case."""
+    """Return the largest deviation of the velocity, relative to its maximum, and of the mean gradient, by case."""
     import torch.distributed as dist
 
     from hyvideo.distributed import mesh as ranks
@@ -26,32 +26,32 @@ def compare_split(num_processes):
         with torch.no_grad():
             expected = plain(**arguments)
             deviation = (split(**arguments) - expected).abs().max() / expected.abs().max()
-        own = gradients(split, **arguments)
-        for gradient in own.values():
+        reduced = gradients(split, **arguments)
+        for gradient in reduced.values():
             dist.all_reduce(gradient.div_(num_processes))
-        found[case] = (deviation.item(), distance(own, gradients(plain, **arguments)))
+        found[case] = (deviation.item(), distance(reduced, gradients(plain, **arguments)))
     return found
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_three_heads_on_two_and_three_ranks_give_velocity_and_gradient_of_one_process(num_processes):
+def test_velocity_and_gradients_on_two_and_three_ranks_match_one_process(num_processes):
     for found in launch(f"{MODULE}:compare_split", num_processes, num_processes):
         assert found.keys() == GRIDS.keys()
         for case, (velocity, gradient) in found.items():
             assert velocity <= 2e-6 and gradient <= 2e-6, (case, velocity, gradient)
 
 
-def compare_sharded(sp_size=1, **ways):
-    """Rows of this rank's shard of the table of one row, and the deviation of the gradient of both ranks' samples."""
+def compare_sharded(sp_size=1, **options):
+    """Return this rank's number of rows of a one-row table, and the deviation of the gradient of both samples."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import local, whole
 
     mesh = ranks.start(sp_size, torch.device("cpu"), timeout=300)
     plain, sharded = installed(), installed()
-    parallelize(sharded, mesh, shard=True, **ways)
+    parallelize(sharded, mesh, shard=True, **options)
     rows = len(local(sharded.blocks[0].scale_shift_table))
-    seeds = [rank // sp_size for rank in range(2)]  # ranks of a sequence-parallel group share their sample
+    seeds = [rank // sp_size for rank in range(2)]  # ranks of a sequence-parallel group share a sample
     for seed in seeds:
         plain(**inputs(1, seed=seed)).square().mean().div(2).backward()
     sharded(**inputs(1, seed=seeds[mesh.rank])).square().mean().backward()
@@ -59,7 +59,7 @@ def compare_sharded(sp_size=1, **ways):
     return rows, distance(found, {name: parameter.grad for name, parameter in plain.named_parameters()})
 
 
-def test_shards_of_two_ranks_of_which_one_has_no_row_of_the_tables_give_the_gradient_of_one():
+def test_sharded_gradients_match_one_process_if_a_rank_has_no_rows_of_the_tables():
     results = launch(f"{MODULE}:compare_sharded", 2)
     assert [rows for rows, _ in results] == [1, 0]
     assert all(deviation <= 2e-6 for _, deviation in results)
@@ -71,20 +71,20 @@ def compare_all_together(sp_size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sp_size", [1, 2])
-def test_compiled_and_recomputed_blocks_in_shards_give_the_gradient_of_one(sp_size):
+def test_gradients_of_sharded_compiled_and_checkpointed_blocks_match_one_process(sp_size):
     for _, deviation in launch(f"{MODULE}:compare_all_together", 2, sp_size, timeout=600):
         assert deviation <= 2e-6
 
 
 def bf16_time():
-    """Whether the time embedding in shards is that of one process on weights that were rounded to bf16."""
+    """Return whether the time embedding of a sharded model equals that of one process with bf16 weights."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=60)
     plain, sharded, found = installed().bfloat16().float(), installed(), []
     for model in (plain, sharded):
-        model.blocks[0].register_forward_pre_hook(lambda block, given: found.append(given[2]))
+        model.blocks[0].register_forward_pre_hook(lambda block, args: found.append(args[2]))
     parallelize(sharded, mesh, shard=True, compute_dtype=torch.bfloat16)
     for model in (plain, sharded):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -92,5 +92,5 @@ def bf16_time():
     return found[1].dtype == torch.float32 and torch.equal(*found)
 
 
-def test_in_shards_of_bf16_the_time_embedding_is_float32():
+def test_the_time_embedding_of_a_sharded_bf16_model_is_float32():
     assert launch(f"{MODULE}:bf16_time", 2) == [True, True]

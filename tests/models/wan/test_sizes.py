@@ -1,4 +1,4 @@
-"""Parameters and operations are counted as the classes have them, and a block holds what the planner says."""
+"""Tests that counts of parameters and FLOPs match the classes, and that the planner predicts a block's memory."""
 
 import json
 from dataclasses import replace
@@ -39,19 +39,19 @@ def test_the_released_models_have_the_published_number_of_parameters(version, pa
 
 
 @pytest.mark.parametrize("sizes", [{}, {"patch_size": (1, 1, 1), "num_layers": 3}])
-def test_a_small_model_has_the_parameters_and_operations_of_its_class(sizes):
+def test_parameters_and_flops_of_a_small_model_match_its_class(sizes):
     model, ours = tiny(**sizes), read(SIZES | sizes | {"_class_name": "WanTransformer3DModel"}, {})
     assert ours.parameters == sum(p.numel() for p in model.parameters())
     assert ours.num_layers * ours.block_parameters == sum(p.numel() for p in model.blocks.parameters())
     assert ours.root_parameters == ours.parameters - ours.num_layers * ours.block_parameters
     arguments = inputs(1, (3, 6, 4))
-    # torch counts no operations of the CPU's attention kernel.
+    # torch does not count the FLOPs of the CPU's attention kernel.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         stock_twin(model)(**stock_inputs(model, **arguments))
     assert ours.forward(ours.image_tokens(9, 48, 32), 7).total == counter.get_total_flops()
 
 
-def test_an_adapter_and_muons_matrices_have_the_parameters_of_the_projects_own(tmp_path):
+def test_lora_and_matrix_parameters_match_the_default_targets(tmp_path):
     model = tiny()
     names = training_config(model, rank=5, alpha=5).target_modules.replace("\\", "").split("|")
     linears = [model.get_submodule(name) for name in names]
@@ -69,11 +69,11 @@ def test_an_adapter_and_muons_matrices_have_the_parameters_of_the_projects_own(t
         ("wan2.2_ti2v_5b", (121, 704, 1280), 27_280),
     ],
 )
-def test_tokens_of_a_video(version, size, tokens):
+def test_number_of_tokens_of_a_video(version, size, tokens):
     assert released(version).image_tokens(*size) == tokens
 
 
-def test_operations_of_the_released_model_and_what_text_costs():
+def test_flops_of_the_released_model_and_of_its_text():
     forward = released("wan2.1_t2v_1.3b").forward(32_760, 7)
     assert forward.total == pytest.approx(0.283e15, rel=1e-3)
     assert forward == released("wan2.1_t2v_1.3b").forward(32_760, 500)  # texts are padded
@@ -81,21 +81,21 @@ def test_operations_of_the_released_model_and_what_text_costs():
     assert released("wan2.1_t2v_1.3b").block_text_tokens(300) == 0
 
 
-def test_a_size_that_cannot_be_made_is_refused():
+def test_an_unsupported_video_size_raises_an_error():
     with pytest.raises(ValueError, match="width must be a multiple of 16, got 848.5"):
         Architecture().image_tokens(81, 480, 848.5)
     with pytest.raises(ValueError, match="height must be a multiple of 32, got 720"):
         released("wan2.2_ti2v_5b").image_tokens(121, 720, 1280)
 
 
-def test_an_image_to_video_version_is_refused_with_its_reason():
-    with pytest.raises(ValueError, match="wan2.1_i2v_14b_480p cannot be used: .*image-to-video"):
+def test_an_unsupported_version_raises_an_error_with_the_reason():
+    with pytest.raises(ValueError, match="wan2.1_i2v_14b_480p is not supported: .*image-to-video"):
         read_architecture("nowhere", "wan2.1_i2v_14b_480p")
     with pytest.raises(ValueError, match="two transformers"):
         read_architecture("nowhere", "wan2.2_t2v_a14b")
 
 
-def test_the_vae_of_a_folder_gives_its_measures(tmp_path):
+def test_vae_sizes_are_read_from_the_folder(tmp_path):
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", "base_dim": 48}))
     tiny().save_config(tmp_path / "transformer")
@@ -108,7 +108,7 @@ def test_the_vae_of_a_folder_gives_its_measures(tmp_path):
         assert described == released(version)
 
 
-def test_a_configuration_of_the_original_is_read(tmp_path):
+def test_an_original_config_is_read(tmp_path):
     folder = tmp_path / "transformer" / "mine"
     folder.mkdir(parents=True)
     sizes = {"dim": 1536, "ffn_dim": 8960, "freq_dim": 256, "num_heads": 12, "num_layers": 30, "eps": 1e-6}
@@ -119,12 +119,12 @@ def test_a_configuration_of_the_original_is_read(tmp_path):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Bytes by version, what is trained and what is recomputed: of the forward, kept after it, and of the backward."""
+    """Counted bytes of the forward pass, saved after it, and of the backward pass, by version and kind of training."""
     return counted_by("tests.models.wan.counted_block")
 
 
 def one_block(version, kind, **settings):
-    """A run on one GPU of 81 frames of 480 x 832 with one block, all versions with the VAE of Wan2.1."""
+    """Plan a run with one block on one GPU, 81 frames of 480 x 832, with the VAE of Wan2.1 for all versions."""
     sizes = {"sample_n_frames": 81, "height": 480, "width": 832, "reward_model": [], "cfg_scale": 1.0, "shift": 5.0}
     counts = {"batch_size": 1, "num_generations": 1, "enable_gradient_checkpointing": True}
     recompute = {"activation_checkpointing": "full", "lora_rank": 32 if kind == "lora" else 0}
@@ -137,32 +137,32 @@ def bytes_of_input(version):
 
 
 @VERSION
-def test_a_block_keeps_what_its_forward_pass_keeps(counted, version):
+def test_predicted_activation_memory_matches_the_counted_bytes(counted, version):
     kept = activations.kept_bytes(one_block(version, "all", enable_gradient_checkpointing=False))
     assert kept == pytest.approx(counted[f"{version} all trained"]["kept"], rel=0.01)
 
 
 @VERSION
 @KIND
-def test_a_forward_without_gradient_holds_its_input_and_what_operators_allocate(counted, version, kind):
+def test_predicted_inference_memory_matches_the_counted_bytes(counted, version, kind):
     held = counted[f"{version} {kind} sampled"]["forward"] + bytes_of_input(version)
     assert activations.inference_bytes(one_block(version, kind), 1) == pytest.approx(held, rel=0.06)
 
 
 @VERSION
 @KIND
-def test_a_backward_holds_what_is_recomputed_and_gradients_of_activations(counted, version, kind):
+def test_predicted_backward_memory_matches_the_counted_bytes(counted, version, kind):
     run = one_block(version, kind)
     weights = 2 * (run.architecture.lora_parameters(32) if kind == "lora" else run.architecture.block_parameters)
     held = counted[f"{version} {kind} recomputed"]["backward"] + bytes_of_input(version) - weights
     assert activations.block_bytes(run) == pytest.approx(held, rel=0.04)
 
 
-def test_a_training_step_waits_for_nothing(counted):
+def test_a_training_step_does_not_synchronize_with_the_gpu(counted):
     assert counted["waits"] == {}
 
 
-def test_selective_recomputation_keeps_the_results_of_both_attentions():
+def test_selective_checkpointing_saves_the_outputs_of_both_attentions():
     full, selective = (
         one_block("wan2.1_t2v_1.3b", "all", activation_checkpointing=kind) for kind in ("full", "selective")
     )

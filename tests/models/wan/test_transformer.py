@@ -1,4 +1,4 @@
-"""Our forward pass of Wan gives the numbers of diffusers', and refuses what the model was not trained for."""
+"""Tests that Wan's forward pass matches diffusers' and rejects inputs that the model was not trained for."""
 
 import copy
 from dataclasses import replace
@@ -21,37 +21,37 @@ def relative(found, expected):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("patch_size", [(1, 2, 2), (1, 1, 1)])
-def test_velocity_and_gradient_are_those_of_diffusers(batch, patch_size):
+def test_velocity_and_gradients_match_diffusers(batch, patch_size):
     ours = installed(patch_size=patch_size)
     stock = copy.deepcopy(stock_twin(ours))
     arguments = inputs(batch)
     expected = stock(**stock_inputs(ours, **arguments))[0]
     assert relative(ours(**arguments), expected) <= 2e-6
     loss_of(expected).backward()
-    of_stock = {name: parameter.grad for name, parameter in stock.named_parameters()}
-    assert distance(gradients(ours, **arguments), of_stock) <= 2e-6
+    stock_gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    assert distance(gradients(ours, **arguments), stock_gradients) <= 2e-6
 
 
-def test_the_gradient_reaches_every_parameter():
+def test_all_parameters_have_a_gradient():
     assert all(gradient.any() for name, gradient in gradients(installed(), **inputs()).items())
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_in_bf16_the_velocity_is_as_near_to_float32_as_that_of_diffusers(batch):
-    far = near = 0.0
+def test_the_bf16_velocity_is_as_accurate_as_diffusers(batch):
+    stock_error = error = 0.0
     for seed in range(6):
         ours = installed(seed, num_layers=4, attention_head_dim=48, ffn_dim=512)
         arguments = inputs(batch, seed=seed)
-        of_stock = stock_inputs(ours, **arguments)
+        stock_arguments = stock_inputs(ours, **arguments)
         with torch.no_grad():
             exact = ours(**arguments)
             with torch.autocast("cpu", torch.bfloat16):
-                far += (stock_twin(ours)(**of_stock)[0] - exact).square().mean()
-                near += (ours(**arguments) - exact).square().mean()
-    assert near <= 1.05 * far
+                stock_error += (stock_twin(ours)(**stock_arguments)[0] - exact).square().mean()
+                error += (ours(**arguments) - exact).square().mean()
+    assert error <= 1.05 * stock_error
 
 
-def test_a_text_may_fill_all_slots_and_no_more():
+def test_a_text_may_have_at_most_512_tokens():
     ours, arguments = installed(), inputs(1)
     full = arguments | {"conditions": [Condition(torch.randn(512, 32))]}
     with torch.no_grad():
@@ -60,21 +60,21 @@ def test_a_text_may_fill_all_slots_and_no_more():
         ours(**arguments | {"conditions": [Condition(torch.randn(513, 32))]})
 
 
-def test_a_reference_image_is_refused():
+def test_a_reference_image_raises_an_error():
     arguments = inputs(2)
     image = ImageCondition(torch.zeros(2, 8), torch.zeros(4, 6, 4))
     arguments["conditions"][1] = replace(arguments["conditions"][1], image=image)
-    with pytest.raises(ValueError, match="no reference image"):
+    with pytest.raises(ValueError, match="do not accept a reference image"):
         installed()(**arguments)
 
 
-def test_timesteps_that_were_rounded_are_refused():
+def test_timesteps_in_bf16_raise_an_error():
     arguments = inputs(1)
     with pytest.raises(ValueError, match="float32"):
         installed()(**arguments | {"timestep": arguments["timestep"].bfloat16()})
 
 
-def test_a_fraction_of_a_timestep_counts():
+def test_fractional_timesteps_are_not_rounded():
     model, arguments = installed(), inputs(1)
     with torch.no_grad():
         velocities = [model(**arguments | {"timestep": torch.tensor([time])}) for time in (937.0, 937.5)]
@@ -84,10 +84,10 @@ def test_a_fraction_of_a_timestep_counts():
 def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():
     model, arguments = installed().bfloat16(), inputs(1)
     exact = copy.deepcopy(model).float()
-    texts = [Condition(one.text.bfloat16()) for one in arguments["conditions"]]
+    texts = [Condition(condition.text.bfloat16()) for condition in arguments["conditions"]]
     found = []
     for each in (model, exact):
-        each.blocks[0].register_forward_pre_hook(lambda block, given: found.append(given[2]))
+        each.blocks[0].register_forward_pre_hook(lambda block, args: found.append(args[2]))
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             each(**arguments | {"conditions": texts})
     assert found[0].dtype == torch.float32 and torch.equal(*found)
@@ -107,7 +107,7 @@ def test_an_adapter_of_the_time_embedder_has_an_effect():
     assert all(p.grad is not None for name, p in model.named_parameters() if ".lora_" in name)
 
 
-def test_rotary_tables_are_those_of_diffusers_and_made_once():
+def test_rotary_tables_match_diffusers_and_are_cached():
     grid, device = (3, 4, 5), torch.device("cpu")
     expected = stock_twin(tiny()).rope(torch.zeros(1, 4, 3, 8, 10))
     tables = rotary_tables(grid, 24, 1024, device)
@@ -120,20 +120,20 @@ def test_rotary_tables_are_those_of_diffusers_and_made_once():
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         ({"image_dim": 8, "added_kv_proj_dim": 72}, "image-to-video"),
         ({"in_channels": 9}, "image-to-video.*in_channels=9 and out_channels=4"),
         ({"cross_attn_norm": False}, "cross_attn_norm must be true"),
     ],
 )
-def test_another_kind_of_model_is_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_unsupported_model_raises_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
         new_model(FAMILY.transformer, SIZES | settings)
 
 
 @pytest.mark.parametrize("kind", ["full", "selective"])
-def test_recomputation_changes_no_bit(mesh, kind):
+def test_activation_checkpointing_gives_bit_identical_gradients(mesh, kind):
     plain, model = installed(), installed()
     parallelize(model, mesh, recompute=kind)
     expected, found = (gradients(each, **inputs()) for each in (plain, model))
@@ -141,7 +141,7 @@ def test_recomputation_changes_no_bit(mesh, kind):
 
 
 @pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "selective"])
-def test_all_compiled_blocks_share_a_graph_without_a_break(mesh, recompute):
+def test_all_compiled_blocks_share_one_graph_without_breaks(mesh, recompute):
     torch._dynamo.reset()
     counters.clear()
     plain, model = installed(num_layers=3), installed(num_layers=3)
@@ -152,11 +152,11 @@ def test_all_compiled_blocks_share_a_graph_without_a_break(mesh, recompute):
             torch.testing.assert_close(model(**arguments), plain(**arguments))
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     assert distance(gradients(model, **arguments), gradients(plain, **arguments)) <= 2e-6
-    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]  # with gradient and without
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]  # with and without gradients
     torch._dynamo.reset()
 
 
-def test_installing_again_changes_the_sequence_alone():
+def test_installing_again_only_replaces_the_sequence():
     model = installed()
     forward = model.blocks[0].forward
     install(model, sequence := object())

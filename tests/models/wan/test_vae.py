@@ -1,4 +1,4 @@
-"""Wan's VAE with its own norm and tiles, against diffusers' class as it is."""
+"""Tests of Wan's VAE with the replaced norm and tiling, compared with diffusers' unmodified class."""
 
 import copy
 
@@ -34,7 +34,7 @@ def assert_same(actual, expected, tolerance=1e-5):
 
 
 @CONFIGS
-def test_frames_and_latents_are_those_of_diffusers(config):
+def test_frames_and_latents_match_diffusers(config):
     stock, ours = stock_and_ours(config)
     frames = stock.decode(noise(1, 4, 3, 4, 6)).sample
     side = 8 * (config.get("patch_size") or 1)
@@ -45,7 +45,7 @@ def test_frames_and_latents_are_those_of_diffusers(config):
 
 @CONFIGS
 @pytest.mark.parametrize(("tile", "overlap"), [(32, 0.25), (32, 0.0), (44, 0.3), (24, 0.9)])
-def test_tiled_frames_are_those_of_diffusers_and_have_the_whole_size(config, tile, overlap):
+def test_tiled_frames_match_diffusers_and_have_the_full_size(config, tile, overlap):
     stock, ours = stock_and_ours(config)
     side = 8 * (config.get("patch_size") or 1)
     tiles = tile // side
@@ -58,14 +58,14 @@ def test_tiled_frames_are_those_of_diffusers_and_have_the_whole_size(config, til
     assert_same(decoded, stock.decode(part).sample)
 
 
-def test_a_video_of_one_tile_is_decoded_whole():
+def test_a_video_that_fits_in_one_tile_is_decoded_whole():
     stock, ours = stock_and_ours(SMALL)
     set_tiling(ours, 48, 0.125)
     assert_same(ours.decode(noise(1, 4, 2, 4, 6)).sample, stock.decode(noise(1, 4, 2, 4, 6)).sample)
 
 
-def test_tiles_are_cut_to_whole_latents():
-    """diffusers cuts tiles to latents and their distance not: with 54 pixels every tile after the first is shifted."""
+def test_tiles_and_strides_are_rounded_down_to_whole_latents():
+    """diffusers rounds tiles but not strides: with 54 pixels, all tiles after the first are shifted."""
     _, vae = stock_and_ours(SMALL)
     set_tiling(vae, 60, 0.2)
     assert (vae.tile_sample_min_height, vae.tile_sample_stride_width) == (56, 40)
@@ -78,26 +78,26 @@ def test_tiles_are_cut_to_whole_latents():
 
 @CONFIGS
 @pytest.mark.parametrize("tile", [0, 32])
-def test_a_batch_is_each_video_by_itself(config, tile):
+def test_decoding_a_batch_matches_single_videos(config, tile):
     _, vae = stock_and_ours(config)
     if tile:
         set_tiling(vae, tile, 0.25)
     both = noise(2, 4, 2, 3, 6)
-    assert_same(vae.decode(both).sample, torch.cat([vae.decode(one[None]).sample for one in both]))
+    assert_same(vae.decode(both).sample, torch.cat([vae.decode(video[None]).sample for video in both]))
 
 
-# Roundings of the dtype: of both sides, and of what 16 bits round between the steps.
+# Rounding errors of the dtype: of both results, and of intermediate values in 16 bits.
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
 )
 @pytest.mark.parametrize("images", [False, True])
-def test_the_norm_is_diffusers_within_rounding(dtype, tolerance, images):
+def test_the_norm_matches_diffusers_within_rounding(dtype, tolerance, images):
     norm = WanRMS_norm(32, images=images).to(dtype)
     with torch.no_grad():
         norm.gamma.copy_(torch.linspace(-2, 2, 32).view_as(norm.gamma))
     hidden = noise(2, 32, 4, 4) if images else noise(2, 32, 3, 4, 4)
-    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]  # the sum of squares is above float16's 65504
+    hidden[:, :, 0], hidden[:, :, 1] = 0, 5000 * hidden[:, :, 1]  # the sum of squares exceeds float16's 65504
     expected = norm(hidden.to(dtype))
     ours = copy.deepcopy(norm)
     vae = AutoencoderKLWan(**SMALL)
@@ -106,11 +106,11 @@ def test_the_norm_is_diffusers_within_rounding(dtype, tolerance, images):
     torch.testing.assert_close(ours(hidden.to(dtype)), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_latents_are_scaled_as_diffusers_scales_them_to_the_last_bit():
+def test_scaling_of_latents_is_bit_identical_to_diffusers():
     shape = latents(AutoencoderKLWan(**SMALL).config)
     assert shape[:3] == (4, 4, 8)
     assert latents(AutoencoderKLWan(**VAE_22).config)[:3] == (4, 4, 16)
-    released = AutoencoderKLWan().config  # its mean and deviations are the class's defaults
+    released = AutoencoderKLWan().config  # the class's defaults are the released mean and std
     mean, std = (torch.tensor(released[key]).view(1, 16, 1, 1, 1) for key in ("latents_mean", "latents_std"))
     part = noise(2, 16, 2, 3, 3)
     shape = latents(released)
@@ -123,30 +123,30 @@ def test_latents_are_scaled_as_diffusers_scales_them_to_the_last_bit():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scale_factor_spatial": 16}, r"must be \(8, 4\) by the VAE's layers, got \(16, 4\)"),
+        ({"scale_factor_spatial": 16}, r"must be \(8, 4\) to match the layers, got \(16, 4\)"),
         ({"scale_factor_temporal": 2}, r"must be \(8, 4\)"),
         ({"patch_size": 2}, r"must be \(16, 4\)"),
-        ({"latents_mean": [0.0]}, r"latents_mean must be 4 numbers.*got \[0.0\]"),
-        ({"latents_mean": [0.0, "a", 0.0, 0.0]}, "latents_mean must be 4 numbers"),
-        ({"latents_std": [1.0] * 16}, "latents_std must be 4 numbers"),
-        ({"latents_std": [1.0, 1.0, 0.0, 1.0]}, "deviations above 0"),
-        ({"latents_std": None}, "latents_std must be 4 numbers.*got None"),
+        ({"latents_mean": [0.0]}, r"latents_mean must be a list of 4 numbers.*got \[0.0\]"),
+        ({"latents_mean": [0.0, "a", 0.0, 0.0]}, "latents_mean must be a list of 4 numbers"),
+        ({"latents_std": [1.0] * 16}, "latents_std must be a list of 4 numbers"),
+        ({"latents_std": [1.0, 1.0, 0.0, 1.0]}, "positive in latents_std, got"),
+        ({"latents_std": None}, "latents_std must be a list of 4 numbers.*got None"),
     ],
 )
-def test_settings_that_disagree_are_refused(change, message):
+def test_inconsistent_settings_raise_an_error(change, message):
     config = dict(AutoencoderKLWan(**SMALL).config)
     latents(config)
     with pytest.raises(ValueError, match=message):
         latents(config | change)
 
 
-def test_only_diffusers_layout_is_read_and_written():
+def test_only_the_diffusers_layout_is_supported():
     for read in (FAMILY.vae.config_to_diffusers, FAMILY.vae.config_to_original):
-        with pytest.raises(ValueError, match="got _class_name 'WanVAE_'; .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"):
+        with pytest.raises(ValueError, match="got _class_name 'WanVAE_'. .* Wan-AI/Wan2.1-T2V-1.3B-Diffusers"):
             read({"_class_name": "WanVAE_"})
 
 
-def test_float16_is_warned_of(recwarn):
+def test_float16_raises_a_warning(recwarn):
     vae = AutoencoderKLWan(**SMALL)
     for dtype in (torch.float32, torch.bfloat16):
         prepare(vae.to(dtype))
@@ -157,16 +157,16 @@ def test_float16_is_warned_of(recwarn):
 
 @CONFIGS
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_what_is_not_finite_within_the_decoder_is_seen_after_the_clamp(config, number):
-    """The clamp to [-1, 1] hides infinity, but before the last layer every path goes through a norm: inf / inf."""
+def test_non_finite_values_in_the_decoder_are_visible_after_the_clamp(config, number):
+    """The clamp to [-1, 1] hides infinity, but norms turn infinities before the last layer into NaN (inf / inf)."""
     _, vae = stock_and_ours(config)
     part = noise(1, 4, 2, 2, 2)
     part[0, 1, 1, 1, 1] = number
     assert not vae.decode(part).sample.isfinite().all()
-    # A single query that is not finite may vanish in the attention of a CPU.
+    # A single non-finite query may disappear in the CPU's attention.
     layers = {name: module for name, module in vae.decoder.named_modules() if isinstance(module, CONVOLUTIONS)}
     assert layers.pop("conv_out") is vae.decoder.conv_out
     for layer in (layer for name, layer in layers.items() if not name.endswith("to_qkv")):
-        handle = layer.register_forward_hook(lambda layer, given, made: made.masked_fill(made == made.max(), number))
+        handle = layer.register_forward_hook(lambda layer, args, out: out.masked_fill(out == out.max(), number))
         assert not vae.decode(noise(1, 4, 2, 2, 2)).sample.isfinite().all(), layer
         handle.remove()

@@ -1,4 +1,4 @@
-"""A transformer of the real class with random weights, none of them zero, and inputs for it."""
+"""A small transformer of the real class with nonzero random weights, and inputs for it."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ SIZES = {
     "in_channels": 4,
     "out_channels": 4,
 }
-LENGTHS = (7, 19, 1)  # of the texts
+LENGTHS = (7, 19, 1)  # lengths of the texts in tokens
 
 
 def tiny(seed: int = 0, **sizes) -> nn.Module:
@@ -37,7 +37,7 @@ def installed(seed: int = 0, **sizes) -> nn.Module:
 
 
 def inputs(batch: int = 2, grid: tuple[int, int, int] = (3, 6, 4), seed: int = 1) -> dict:
-    """Arguments of our forward pass."""
+    """Return arguments of this project's forward pass."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "latents": torch.randn(batch, 4, *grid, generator=generator),
@@ -47,7 +47,7 @@ def inputs(batch: int = 2, grid: tuple[int, int, int] = (3, 6, 4), seed: int = 1
 
 
 def loss_of(out: torch.Tensor) -> torch.Tensor:
-    """A loss that mixes the numbers of each sample."""
+    """Return a loss that depends on all values of each sample."""
     weights = torch.linspace(-1, 1, out[0].numel()).view_as(out[0])
     return (out * weights).sum() + (out**2).mean().sqrt()
 
@@ -59,7 +59,7 @@ def gradients(model: nn.Module, **arguments) -> dict[str, torch.Tensor]:
 
 
 def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Relative L2 distance of two gradients."""
+    """Return the relative L2 distance of two gradients."""
     assert found.keys() == expected.keys()
     ours, theirs = (torch.cat([each[name].flatten() for name in expected]) for each in (found, expected))
     return ((ours - theirs).norm() / theirs.norm()).item()

@@ -154,5 +154,5 @@ def test_an_image_is_refused(config):
 
 def test_a_wan_version_on_a_folder_of_another_family_is_refused(config, tmp_path):
     other = config.with_settings(pretrained_model_root=str(write_original(tmp_path / "ckpts")))
-    with pytest.raises(ValueError, match="version 'wan2.1_t2v_1.3b': .* versions there: ..480p_t2v"):
+    with pytest.raises(ValueError, match="version 'wan2.1_t2v_1.3b': .* available: ..480p_t2v"):
         check_checkpoint(other, {"this call": [Request("a car")]}, [(5, 48, 32)])

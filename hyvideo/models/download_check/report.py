@@ -66,7 +66,7 @@ class CheckpointReport:
 
     @property
     def has_a_model(self) -> bool:
-        """Whether a transformer for either task, the VAE and the text encoder are complete."""
+        """True if a transformer for either task, the VAE and the text encoder are complete."""
         others = [row for row in self.rows if not row.part.is_transformer]
         tasks = {"t2v", "i2v"}.intersection(*[set(row.part.uses) for row in others if "t2v" in row.part.uses])
         core = [row for row in others if tasks <= set(row.part.uses)]

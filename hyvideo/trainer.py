@@ -1,15 +1,15 @@
-"""SAGE-GRPO, one iteration after another. The method, and the file of each step:
+"""Training loop of SAGE-GRPO (arXiv:2603.21872). The steps of an iteration and their files:
 
-1. Prompts of the iteration, each for a group of rollouts           training/rollout_collector.py
-2. Rollouts by an SDE that knows its log-probability; its variance
-   is the exact integral over a step (SAGE)                         schedulers/transitions.py, pipelines/
+1. Prompts, one for each group of rollouts                          training/rollout_collector.py
+2. Rollouts with an SDE whose variance is the exact integral over
+   a step (SAGE), and their log-probabilities                       schedulers/transitions.py, pipelines/
 3. Rewards of the decoded videos, in the background                 models/reward_models/async_scorer.py
 4. Advantages within each group                                     grpo/advantages.py
-5. Clipped policy loss, its steps balanced by the equalizer (SAGE)  grpo/loss.py, grpo/equalizer.py
-6. Trust region: KL to a moving anchor and to the previous policy,
-   with a coefficient that follows the KL (SAGE)                    grpo/trust_region.py, training/anchor.py
+5. Clipped policy loss, its steps weighted by the equalizer (SAGE)  grpo/loss.py, grpo/equalizer.py
+6. Trust region: KL to a moving anchor and to the rollout policy,
+   with an adaptive coefficient (SAGE)                              grpo/trust_region.py, training/anchor.py
 7. Gradients over all rollouts and steps, then one optimizer step   training/policy_update.py
-8. The anchor moves every ``update_ref_model_step`` updates (SAGE)  training/anchor.py
+8. Anchor refresh every ``update_ref_model_step`` updates (SAGE)    training/anchor.py
 """
 
 import time
@@ -42,8 +42,8 @@ from hyvideo.training.run_state import Progress
 class Trainer(RunParts):
     """Trains the policy on this process's share of the rollouts.
 
-    It owns the run's folder until `train` or the process ends. Raises ValueError for checkpoints or prompts that cannot
-    be used, before any weights are read, and NotOwner if another process owns the folder.
+    It owns the run's folder until `train` or the process ends. Raises ValueError for unusable checkpoints or prompts,
+    before any weights are read, and NotOwner if another process owns the folder.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Trainer(RunParts):
         mesh: Mesh,
         device: torch.device,
         *,
-        scorers: dict[str, Scorer] | None = None,  # the rewards by name; by default those that the settings name
-        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # hears stages, parts and iteration
+        scorers: dict[str, Scorer] | None = None,  # scorers by name; default: those of the settings
+        on_stage: Callable[[str, int], None] = lambda stage, iteration: None,  # called with stage and iteration
     ):
         config = settled(config, mesh, device)
         self.config, self.mesh, self.device = config, mesh, device
@@ -62,24 +62,24 @@ class Trainer(RunParts):
         self.progress = Progress(on_stage, self.bar.stage)
         self.progress.enter("load")
         self.owner = Ownership(self.output_dir, mesh)
-        with ExitStack() as if_refused:
-            if_refused.enter_context(self.owner)  # before a checkpoint is chosen, which a life under way would outdate
+        with ExitStack() as on_error:
+            on_error.enter_context(self.owner)  # before a checkpoint is chosen: another process could write a newer one
             super().__init__(config, mesh, device, self.progress, self.owner, scorers)
-            self._take_up(config.record.resume_from_checkpoint)
-            if_refused.pop_all()
+            self._resume(config.record.resume_from_checkpoint)
+            on_error.pop_all()
 
-    def _take_up(self, wanted: str) -> None:
+    def _resume(self, wanted: str) -> None:
         self.validation = None
         if self.config.data.valid_video_csv:
-            asked = self.progress.enter, self.signals.all_ready
-            self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *asked)
-        self._damaged: list[Path] = []
-        found = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh, self._damaged) if wanted else None
+            callbacks = self.progress.enter, self.signals.all_ready
+            self.validation = Validation(self.config, self.mesh, self.pipeline, self.encoder, self.scorer, *callbacks)
+        self._corrupted: list[Path] = []
+        found = checkpoint.find_undamaged(self.output_dir, wanted, self.mesh, self._corrupted) if wanted else None
         self.resumed = self.state.resume(found)
 
     @property
     def iteration(self) -> int:
-        """The iteration that the run is in, or has finished; 0 before the first."""
+        """Current or last finished iteration; 0 before the first."""
         return self.progress.iteration
 
     @iteration.setter
@@ -87,17 +87,17 @@ class Trainer(RunParts):
         self.progress.iteration = iteration
 
     def train(self) -> None:
-        """Trains to ``max_steps`` iterations and leaves everything in ``output_dir``.
+        """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that a signal or its rewards end early is saved as it was after its last finished iteration. Raises
-        RewardHacking if ``on_reward_hacking`` ends the run, Stopped after a signal, NotOwner if another process owns
-        the folder, TooManyMissingRewards and OffPolicyError.
+        A run that ends early saves its last finished iteration. Raises Stopped after a signal, RewardHacking if
+        ``on_reward_hacking`` ends the run, NotOwner if another process owns the folder, TooManyMissingRewards and
+        OffPolicyError.
         """
-        with self.owner, self.bar.begin(self.iteration):  # whose folder it is, is asked again before any write
+        with self.owner, self.bar.begin(self.iteration):  # checks the ownership again before any write
             self._train()
         self.progress.enter("end")
         if self.checkpoints.last_failed:
-            raise OSError(f"the checkpoint of iteration {self.iteration} could not be written; earlier ones are kept")
+            raise OSError(f"could not write the checkpoint of iteration {self.iteration}; earlier checkpoints are kept")
 
     def _train(self) -> None:
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
@@ -127,7 +127,7 @@ class Trainer(RunParts):
                 if self._is_due(self.config.record.validation_interval):
                     self._report()
                 self.state.unvalidated = {}
-                if self.validation and self.validation.watch.ends_run:  # on all ranks alike
+                if self.validation and self.validation.watch.ends_run:  # the same on all ranks
                     saved = self.state.save()
                     self.checkpoints.wait()
                     self.validation.watch.end(saved)
@@ -136,12 +136,12 @@ class Trainer(RunParts):
             self.checkpoints.wait()
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
-        """Makes one iteration: rollouts, rewards, advantages, updates. Gives its metrics by name."""
+        """Run one iteration: rollouts, rewards, advantages, updates. Returns its metrics by name."""
         timer = StageTimer(self.device, self.progress.enter)
         self.cost.forwards = 0
-        # Scored while the next are sampled.
+        # Each batch is scored while the next one is sampled.
         rollouts, pending = self.collector.collect(self.iteration, timer, keep_means=self.update.reads_means())
-        with timer("anchor"):  # while the last are scored
+        with timer("anchor"):  # while the last batch is scored
             anchor_means = self.update.anchor_means(rollouts)
         with timer("reward", f"{self.plan.rollouts} videos"):
             rewards = self.rewards.wait(pending, self.signals.all_ready)
@@ -167,23 +167,23 @@ class Trainer(RunParts):
         }
 
     def validate(self) -> dict[str, float]:
-        """Validates the policy, or its running average where the run keeps one."""
+        """Validate the EMA weights if the run keeps them, else the policy, and return the metrics."""
         self.progress.enter("validation")
-        with self.policy.as_average():
-            measures = self.validation.run(self.iteration)
-        self.scorer.take_seconds()  # belong to no iteration
-        return measures
+        with self.policy.with_ema_weights():
+            metrics = self.validation.run(self.iteration)
+        self.scorer.take_seconds()  # discarded: they belong to no iteration
+        return metrics
 
     def _report(self) -> None:
-        """Writes report.html, the run as a page, where the settings ask for it."""
+        """Write report.html if ``report`` is set."""
         if self.mesh.is_main and self.config.record.report:
             with reported_if_unwritable("REPORT", (OSError, ValueError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
-        """The writer of the metrics, which refuses a folder that it cannot go on in; then settings are written."""
+        """Open the metrics, which must fit the resumed iteration, then write config.yaml and return the writer."""
         record = self.config.record
-        # -1 starts over: the run died before its first checkpoint.
+        # -1 starts over: the run ended before its first checkpoint.
         before_any_checkpoint = -1 if record.resume_from_checkpoint else None
         writer = MetricsWriter(
             self.output_dir,
@@ -193,7 +193,7 @@ class Trainer(RunParts):
             resume_iteration=self.iteration - bool(self.state.unvalidated) if self.resumed else before_any_checkpoint,
         )
         if record.resume_from_checkpoint:
-            checkpoint.drop_after(self.output_dir, self.iteration, self._damaged)
+            checkpoint.drop_after(self.output_dir, self.iteration, self._corrupted)
         write_config(self.output_dir, self.config.flat(), self.device, self.mesh.world_size)
         return writer
 

@@ -1,4 +1,4 @@
-"""Small runs for the tests: the settings of configs/smoke.yaml, smaller still."""
+"""Shared fixtures: small runs with reduced settings of configs/smoke.yaml."""
 
 import gc
 import os
@@ -11,11 +11,11 @@ import pytest
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.settings import Config
-from tests import forked, refusals
+from tests import forked, fuzzing
 
 ROOT = Path(__file__).parent.parent
 
-# What takes longest is begun first, so that no worker ends with it alone.
+# The longest tests start first, so that no worker finishes long after the others.
 LONGEST = (
     "distributed/test_same_run.py",
     "distributed/test_sequence_parallel.py",
@@ -26,25 +26,25 @@ LONGEST = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="run the tests that are marked slow too")
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
 def pytest_configure(config):
     forked.announce()
-    refusals.has_time = config.getoption("--slow")
-    if config.getoption("numprocesses", None):  # this process runs no test
+    fuzzing.run_all_examples = config.getoption("--slow")
+    if config.getoption("numprocesses", None):  # the workers run the tests
         config.option.tx = [f"popen//python={forked.python()}"] * len(config.option.tx)
     else:
         forked.remember_drawn_weights()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Orders files by the time they take, and leaves out further cases of what is tested already."""
+    """Run long files first, and skip tests marked slow or that need a GPU."""
     items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
     on_gpu = [item for item in items if "cuda" in item.keywords]
     if on_gpu and not _can_check_gpu():
         for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU; CHECK_DEVICE=cpu tries it on the CPU"))
+            item.add_marker(pytest.mark.skip(reason="needs a GPU; CHECK_DEVICE=cpu runs it on the CPU"))
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:
@@ -63,12 +63,12 @@ def _one_thread():
 
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # what is imported by now is no garbage
+    gc.freeze()  # imported modules need no garbage collection
 
 
 @pytest.fixture
 def forked_programs(monkeypatch):
-    """What the product starts as ``sys.executable`` need not import torch again."""
+    """Start programs through the server of tests/forked.py, so that they need not import torch again."""
     monkeypatch.setattr(sys, "executable", forked.python())
 
 
@@ -81,7 +81,7 @@ def mesh():
 
 @pytest.fixture
 def tiny_config(tmp_path, monkeypatch) -> Config:
-    """One update per round, one branch, no validation; 8 rollouts of 5 frames of 16 x 16."""
+    """One update per iteration, one branch, no validation; 8 rollouts of 5 frames of 16 x 16."""
     monkeypatch.chdir(ROOT)
     return load_config(
         "configs/smoke.yaml",
@@ -98,7 +98,7 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
 
 @pytest.fixture
 def files_of_at_most():
-    """A context in which this process can write so many bytes of a file, as on a disk that is full then."""
+    """A context that limits the size of written files, as on a full disk."""
 
     @contextmanager
     def limited(size):
@@ -114,7 +114,7 @@ def files_of_at_most():
 
 @pytest.fixture
 def exit_code(monkeypatch):
-    """Runs the ``main`` of a program with the words of a command line, and gives its exit code."""
+    """Run the ``main`` of a program with command-line arguments and return its exit code."""
 
     def run(main, *words):
         monkeypatch.setattr("sys.argv", [f"{main.__module__.rpartition('.')[2]}.py", *map(str, words)])

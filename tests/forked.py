@@ -1,10 +1,10 @@
-"""A Python that has imported torch and hyvideo already: `python` gives its path, to be used as `sys.executable`.
+"""A Python interpreter that has already imported torch and hyvideo; `python` returns its path.
 
     subprocess.run([python(), "post_train.py", "--eta", "1"], ...)
 
-The program of that path asks a server to fork, and hands it arguments, environment, folder and output: the process
-that does the work is the server's, with signals and exit code passed on. All workers of pytest share one server, which
-the first that needs it starts, and which ends with pytest.
+The program at that path connects to a server and passes arguments, environment, working directory and output. The
+server forks a process that does the work; signals and the exit code are passed on. All pytest workers share one server,
+which the first of them starts and which ends with pytest.
 """
 
 import atexit
@@ -28,9 +28,9 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OWNER = "FORKED_FOR"  # environment variable: number of the process that the server ends with
+OWNER = "FORKED_FOR"  # environment variable: PID of the process with which the server ends
 
-# What hyvideo imports only where it is needed, and most programs need.
+# Modules that hyvideo imports lazily and that most programs need.
 LATE = (
     "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
     "pytest",
@@ -40,10 +40,10 @@ LATE = (
     "torch.distributed.tensor",
 )
 
-# Freed memory stays with the process: a tenth of the time of small models is the kernel's, giving pages.
+# Keep freed memory in the process: otherwise page faults take a tenth of the time of small models.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 
-# The program. The server has its file descriptors; this process passes on signals, and its end ends the other.
+# The client program. It passes its file descriptors and signals to the forked process, which ends when the client ends.
 CLIENT = """
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -63,10 +63,10 @@ os._exit(code)
 
 
 def announce() -> None:
-    """Tells processes that are started from now on that they share a server, which ends with this process."""
+    """Make this process the owner of the server, for all processes that it starts."""
     if OWNER not in os.environ:
         os.environ[OWNER] = str(os.getpid())
-        shutil.rmtree(_folder(), ignore_errors=True)  # of a process of that number long ago
+        shutil.rmtree(_folder(), ignore_errors=True)  # left by an earlier process with the same PID
 
 
 def _folder() -> Path:
@@ -74,7 +74,7 @@ def _folder() -> Path:
 
 
 def python() -> str:
-    """Path of the program. Starts the server if there is none."""
+    """Return the path of the client program, and start the server if it is not running."""
     announce()
     folder = _folder()
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -92,7 +92,7 @@ def python() -> str:
 
 
 def remember_drawn_weights() -> None:
-    """Random weights of a seed are drawn once for all models of this process, and of those forked from it."""
+    """Cache the random weights of each seed for all models of this process and of processes forked from it."""
     from hyvideo.models import weight_files
 
     draw = functools.lru_cache(4000)(weight_files.draw_tensor)
@@ -105,7 +105,7 @@ def remember_drawn_weights() -> None:
 
 
 class Server:
-    """Forks for every connection, tells it how the process ends, and kills it if the connection ends before."""
+    """Forks a process per connection, reports its exit status, and kills it if the connection closes first."""
 
     def __init__(self, folder: Path):
         self.events = select.poll()
@@ -116,10 +116,10 @@ class Server:
         self.running: dict[int, tuple[int, socket.socket, int]] = {}  # process, client, pidfd; by both descriptors
 
     def run(self, owner: int) -> None:
-        """Until that process has ended."""
-        owner_end = os.pidfd_open(owner)
-        self.events.register(owner_end, select.POLLIN)
-        while owner_end not in (ready := [descriptor for descriptor, _ in self.events.poll()]):
+        """Serve until the owner process has ended."""
+        owner_pidfd = os.pidfd_open(owner)
+        self.events.register(owner_pidfd, select.POLLIN)
+        while owner_pidfd not in (ready := [descriptor for descriptor, _ in self.events.poll()]):
             for descriptor in ready:
                 if descriptor == self.listener.fileno():
                     self.begin(self.listener.accept()[0])
@@ -129,6 +129,7 @@ class Server:
             _kill(pid)
 
     def begin(self, client: socket.socket) -> None:
+        """Fork a process for a client."""
         pid = os.fork()
         if pid == 0:
             self.listener.close()
@@ -140,7 +141,7 @@ class Server:
         _send(client, pid)
 
     def end(self, pid: int, client: socket.socket, pidfd: int) -> None:
-        """Of a process, or of its client."""
+        """Handle the end of a process or of its client."""
         if not select.select([pidfd], [], [], 0)[0]:
             _kill(pid)
         _send(client, os.waitpid(pid, 0)[1])
@@ -163,12 +164,12 @@ def _import_all() -> None:
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
     loading, miniature = hyvideo.models.loading, ROOT / "assets" / "miniature"
-    loading.load_transformer(miniature, "miniature", random_weights_seed=0)  # as smoke runs do
+    loading.load_transformer(miniature, "miniature", random_weights_seed=0)  # the model of smoke runs
     loading.load_vae(miniature, random_weights_seed=0)
 
 
 def _kill(pid: int) -> None:
-    """With all that it has started, unless it has only just begun."""
+    """Kill a process and its children, or only the process if it has no group yet."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -178,12 +179,12 @@ def _kill(pid: int) -> None:
 def _send(client: socket.socket, number: int) -> None:
     try:
         client.sendall(number.to_bytes(8, "little"))
-    except OSError:  # it has been killed
+    except OSError:  # the client was killed
         pass
 
 
 def _become(client: socket.socket) -> None:
-    """The program that the client is to be."""
+    """Run the client's program in this process."""
     os.setpgid(0, 0)
     size, descriptors, *_ = socket.recv_fds(client, 8, 3)
     job = client.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
@@ -199,7 +200,7 @@ def _become(client: socket.socket) -> None:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """Runs a program to its end as the interpreter does, except that its memory is not taken apart."""
+    """Run a program and return its exit code, like the interpreter but without freeing its memory."""
     try:
         _execute(arguments)
         code = 0

@@ -225,7 +225,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
         (["--prompt", "a", "--video_length", "6"], "must be 4n + 1, got 6"),
         (["--prompt", "a", "--height", "40", "--width", "64"], "multiples of 16, got 40 x 64"),
-        (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere is not there"),
+        (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
         (["--prompt", "a", "--lora_path", "nowhere"], "; it does not exist"),
         (

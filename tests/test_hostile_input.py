@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import generate
 from hyvideo.data.outside import MAX_PROMPT_BYTES, text_problem
 from hyvideo.data.prompts import Request, check_prompt, read_requests
-from tests.refusals import LONGEST, ODD, contents, fuzzed, outcome
+from tests.fuzzing import LONGEST, ODD, contents, fuzzed, outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -102,7 +102,7 @@ def hostile(tmp_path, name):
         ("aliases", "takes a list of words, got"),
         ("loop", "output_dir must be a folder that can be written to"),
         ("control", "in row 2 of"),
-        ("no gpu", "device cuda needs a GPU that torch can use, and there is none"),
+        ("no gpu", "device cuda needs a GPU that torch can use, and none was found"),
     ],
 )
 def test_hostile_input_exits_with_one_message_and_writes_nothing(program, tmp_path, name, output):
@@ -155,7 +155,7 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
     assert "rollouts per iteration 8 = 2 prompts x 4" in result.stdout and "- assets/prompts/train.csv" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts', which does not exist" in missing[0]
-    assert "a GPU for each process: there are 0 GPUs and 8 processes; device auto takes the CPU then" in missing[1]
+    assert "8 processes need 8 GPUs, found 0; device auto would use the CPU" in missing[1]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The whole loop on random weights of the real classes: what GRPO relies on, and what a run leaves."""
+"""The training loop on random weights of the real classes: invariants of GRPO, the trust region, and output files."""
 
 import json
 import math
@@ -23,7 +23,7 @@ TIMING = ("time/", "memory/")
 
 
 class Redness:
-    """Rewards red over blue; a reward that random weights can learn in seconds."""
+    """Rewards red minus blue, which random weights can learn in seconds."""
 
     def score(self, videos, prompts, *, fps):
         values = [(video[:, 0].float() - video[:, 2].float()).mean().item() / 255 for video in videos]
@@ -36,8 +36,8 @@ class Redness:
         return {}
 
 
-class Forgetful(Redness):
-    """Cannot score the first video of every batch."""
+class FirstMissing(Redness):
+    """Returns NaN for the first video of every batch."""
 
     def score(self, videos, prompts, *, fps):
         first, *others = super().score(videos, prompts, fps=fps)
@@ -45,7 +45,7 @@ class Forgetful(Redness):
 
 
 def run(config, mesh, iterations=1, scorer=None):
-    """Metrics of a few iterations of a new trainer, and the trainer."""
+    """Return the metrics of the first iterations of a new trainer, and the trainer."""
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer or Redness()})
     history = []
     for _ in range(iterations):
@@ -59,7 +59,7 @@ def weights(trainer):
 
 
 def first_prompt(trainer):
-    """Prompt of the first rollout of the iteration."""
+    """Return the prompt of the iteration's first rollout."""
     return trainer.collector.requests_of(trainer.iteration, trainer.collector.indices())[0].prompt
 
 
@@ -67,7 +67,7 @@ def without_times(line):
     return {name: value for name, value in line.items() if not name.startswith(TIMING)}
 
 
-# --- what GRPO relies on -------------------------------------------------------------------------------------------
+# --- invariants of GRPO --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
@@ -78,11 +78,11 @@ def test_the_first_ratio_of_fresh_rollouts_is_exactly_one(tiny_config, mesh, sde
     assert metrics["kl/velocity"] == 0
 
 
-def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config, mesh):
+def test_ratios_differ_from_one_in_a_second_update(tiny_config, mesh):
     config = tiny_config.with_settings(num_updates_per_rollout=2, learning_rate=1e-3)
     history, trainer = run(config, mesh)
     assert trainer.update.update_count == 2
-    # The two updates train different groups: what one changes shows in the other.
+    # The two updates train different groups, so that the second sees the change made by the first.
     assert history[0]["policy/ratio_first_deviation"] < 1e-6 < 1e-5 < history[0]["policy/ratio_max_deviation"]
     *trained, last = history[0]["by_step/ratio_max_deviation"]  # the last step is deterministic
     assert last is None and max(trained) == pytest.approx(history[0]["policy/ratio_max_deviation"], rel=1e-6)
@@ -90,7 +90,7 @@ def test_ratios_leave_one_with_a_second_update_on_the_same_rollouts(tiny_config,
     assert sum(means) / 3 == pytest.approx(history[0]["policy/ratio_mean"], rel=1e-6)
 
 
-def test_a_run_leaves_its_report_and_does_not_end_where_it_cannot(tiny_config, mesh, capsys):
+def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(report=True, max_steps=2, validation_interval=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     page = trainer.output_dir / "report.html"
@@ -119,33 +119,33 @@ def test_the_reward_rises(tiny_config, mesh, sde_type):
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + group_std
 
 
-def test_two_runs_of_one_seed_are_equal_bit_for_bit(tiny_config, mesh):
+def test_two_runs_with_the_same_seed_are_equal_bit_for_bit(tiny_config, mesh):
     first, _ = run(tiny_config, mesh, iterations=2)
     second, _ = run(tiny_config, mesh, iterations=2)
     assert [without_times(line) for line in first] == [without_times(line) for line in second]
 
 
-def test_another_seed_is_another_run(tiny_config, mesh):
+def test_another_seed_gives_other_rewards(tiny_config, mesh):
     first, _ = run(tiny_config, mesh)
     second, _ = run(tiny_config.with_settings(seed=7), mesh)
     assert first[0]["reward/mean"] != second[0]["reward/mean"]
 
 
-def test_rollouts_do_not_depend_on_how_they_are_batched(tiny_config, mesh):
+def test_rollouts_do_not_depend_on_the_batch_size(tiny_config, mesh):
     whole, _ = run(tiny_config, mesh)
     parts, _ = run(tiny_config.with_settings(batch_size=4, gradient_accumulation_steps=2), mesh)
     for name in ("reward/mean", "reward/std", "policy/log_prob", "grad/norm"):
         assert parts[0][name] == pytest.approx(whole[0][name], rel=1e-3), name
 
 
-def test_the_size_of_a_training_forward_does_not_change_the_gradient(tiny_config, mesh):
+def test_the_gradient_does_not_depend_on_the_mini_batch_size(tiny_config, mesh):
     whole, _ = run(tiny_config, mesh)
     parts, _ = run(tiny_config.with_settings(mini_batch_size_per_update=2), mesh)
     assert parts[0]["grad/norm"] == pytest.approx(whole[0]["grad/norm"], rel=1e-4)
 
 
-def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
-    """Clipped surrogate with the step's own weight, plus both distances, for rows that visit steps in other orders."""
+def test_the_loss_equals_its_definition(tiny_config, mesh):
+    """Clipped surrogate with step weights plus both KL terms, for rows that train their steps in different orders."""
     config = tiny_config.with_settings(kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3)
     _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
     indices = trainer.collector.indices()
@@ -172,10 +172,10 @@ def test_the_loss_is_the_one_of_the_method(tiny_config, mesh):
             velocity = drawn.log_probs[row, step] - new.log_prob
             expected = policy + 0.5 * (position + 0.3 * velocity)
             assert terms.loss[row].item() == pytest.approx(expected.item(), rel=1e-4), row
-    assert len(set(trainer.update.step_weights[:3].tolist())) == 3  # a weight of the wrong step would show
+    assert len(set(trainer.update.step_weights[:3].tolist())) == 3  # so that a weight of the wrong step is detected
 
 
-def test_learning_rate_and_coefficient_are_those_that_were_used(tiny_config, mesh):
+def test_the_metrics_have_the_learning_rate_and_coefficient_of_the_update(tiny_config, mesh):
     config = tiny_config.with_settings(warmup_steps=4, learning_rate=1e-3, kl_warmup_updates=4)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     for update in range(3):
@@ -190,7 +190,7 @@ def test_learning_rate_and_coefficient_are_those_that_were_used(tiny_config, mes
         assert metrics["kl/coef"] == coefficient
 
 
-def test_the_coefficient_is_fed_with_the_measured_distance(tiny_config, mesh):
+def test_the_coefficient_follows_the_measured_kl(tiny_config, mesh):
     config = tiny_config.with_settings(kl_strategy="fixed", learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
     assert list(trainer.update.kl_coefficient.recent) == pytest.approx([line["kl/position"] for line in history])
@@ -200,7 +200,7 @@ def test_the_coefficient_is_fed_with_the_measured_distance(tiny_config, mesh):
 # --- trust region --------------------------------------------------------------------------------------------------
 
 
-def test_the_anchor_costs_no_forward_while_it_equals_the_policy(tiny_config, mesh):
+def test_the_anchor_needs_no_forward_pass_while_it_equals_the_policy(tiny_config, mesh):
     config = tiny_config.with_settings(update_ref_model_step=1)
     history, trainer = run(config, mesh, iterations=2)
     plan = make_plan(config)
@@ -215,14 +215,14 @@ def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_a
     guided = {"cfg_scale": 2.0, "guidance_interval": "0.6:0.95", "use_moving_KL": False, "learning_rate": 1e-3}
     config = tiny_config.with_settings(**guided, **settings)
     history, trainer = run(config, mesh, iterations=2)
-    rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2  # levels 1, 0.9, 0.75 and 0.5, of which the last is not trained
+    rollout, trained = 1 + 2 + 2 + 1, 1 + 2 + 2  # sigma 1, 0.9, 0.75 and 0.5; the last step is not trained
     assert [line["cost/forwards"] for line in history] == [rollout + 3 * trained, rollout + 3 * trained + trained]
     planned = cost(PlannedRun(trainer.config, 1, read_architecture("assets/miniature", "miniature")))
     assert planned.forwards_per_rollout == pytest.approx(history[1]["cost/forwards"])
     assert history[0]["policy/ratio_max_deviation"] < 1e-6
 
 
-def test_a_fixed_anchor_measures_the_distance_from_the_start(tiny_config, mesh):
+def test_a_fixed_anchor_measures_the_kl_to_the_initial_policy(tiny_config, mesh):
     config = tiny_config.with_settings(use_moving_KL=False, learning_rate=1e-3)
     history, trainer = run(config, mesh, iterations=3)
     distances = [line["kl/position"] for line in history]
@@ -231,7 +231,7 @@ def test_a_fixed_anchor_measures_the_distance_from_the_start(tiny_config, mesh):
     assert trainer.policy.anchor.age == 3
 
 
-def test_both_ways_to_compute_the_anchor_train_the_same(tiny_config, mesh):
+def test_both_kl_compute_modes_give_the_same_training(tiny_config, mesh):
     config = tiny_config.with_settings(use_moving_KL=False, learning_rate=1e-3, kl_weight=1.0, kl_schedule="constant")
     early, first = run(config, mesh, iterations=2)
     late, second = run(config.with_settings(kl_compute_mode="training_phase"), mesh, iterations=2)
@@ -240,16 +240,16 @@ def test_both_ways_to_compute_the_anchor_train_the_same(tiny_config, mesh):
     torch.testing.assert_close(weights(first), weights(second))
 
 
-def test_a_strong_position_kl_holds_the_policy_back(tiny_config, mesh):
+def test_a_strong_position_kl_keeps_the_policy_near_its_start(tiny_config, mesh):
     free = tiny_config.with_settings(use_moving_KL=False, learning_rate=1e-3, kl_weight=0.0)
-    held = free.with_settings(kl_weight=1e4, kl_schedule="constant")
+    constrained = free.with_settings(kl_weight=1e4, kl_schedule="constant")
     start = weights(Trainer(free, mesh, CPU, scorers={"test": Redness()}))
 
     def drift(config):
         _, trainer = run(config, mesh, iterations=4)
         return sum(((a - b) ** 2).sum() for a, b in zip(weights(trainer), start))
 
-    assert drift(held) < drift(free)
+    assert drift(constrained) < drift(free)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_strong_position_kl_holds_the_policy_back(tiny_config, mesh):
     [(name, "log_ratio") for name in ("none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed")]
     + [(name, "gaussian") for name in ("stepwise", "dual_moving", "dual_fixed")],
 )
-def test_every_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
+def test_every_kl_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
     kl = {"kl_weight": 0.0} if strategy == "none" else {"kl_strategy": strategy}
     history, trainer = run(tiny_config.with_settings(kl_velocity=kl_velocity, **kl), mesh, iterations=2)
     assert math.isfinite(history[1]["loss/total"]) and history[1]["grad/norm"] > 0
@@ -268,26 +268,26 @@ def test_every_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
 
 
 def test_a_rollout_without_reward_is_left_out_and_counted(tiny_config, mesh):
-    (metrics,), _ = run(tiny_config, mesh, scorer=Forgetful())
+    (metrics,), _ = run(tiny_config, mesh, scorer=FirstMissing())
     (full,), _ = run(tiny_config, mesh)
     assert metrics["reward/missing"] == 1
     assert math.isfinite(metrics["loss/policy"]) and metrics["grad/norm"] != full["grad/norm"]
     assert metrics["cost/forwards"] < full["cost/forwards"]
 
 
-class Moody(Redness):
-    """Scores all videos, or fails for those of some prompts."""
+class FailsForPrompts(Redness):
+    """Raises RuntimeError for the prompts in ``fails_for``."""
 
     fails_for = ()
 
     def score(self, videos, prompts, *, fps):
         if any(prompt in self.fails_for for prompt in prompts):
-            raise RuntimeError("no opinion")
+            raise RuntimeError("no score")
         return super().score(videos, prompts, fps=fps)
 
 
-def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_config, mesh):
-    """Both ways to compute the anchor's means train the same after a group without any reward."""
+def test_an_update_without_rewards_is_skipped_and_the_anchor_age_stays_correct(tiny_config, mesh):
+    """Both KL compute modes give the same training after a group without rewards."""
 
     def history(mode):
         config = tiny_config.with_settings(
@@ -297,7 +297,7 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_con
             kl_compute_mode=mode,
             max_missing_fraction=0.5,
         )
-        scorer = Moody()
+        scorer = FailsForPrompts()
         trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
         trainer.iteration = 1
         scorer.fails_for = (first_prompt(trainer),)
@@ -310,50 +310,50 @@ def test_an_update_without_rewards_is_skipped_and_the_anchor_keeps_time(tiny_con
 
     (trainer, at_rollout), (_, in_training) = history("rollout_phase"), history("training_phase")
     assert at_rollout[0]["reward/missing"] == 4 and trainer.update.update_count == 5
-    for one, other in zip(at_rollout, in_training):
-        assert one["kl/position"] == pytest.approx(other["kl/position"], rel=1e-4, abs=1e-9)
+    for first, second in zip(at_rollout, in_training):
+        assert first["kl/position"] == pytest.approx(second["kl/position"], rel=1e-4, abs=1e-9)
 
 
-def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_kept(tiny_config, mesh, tmp_path):
-    scorer = Moody()
+def test_too_many_missing_rewards_stop_the_run_and_their_videos_are_saved(tiny_config, mesh, tmp_path):
+    scorer = FailsForPrompts()
     config = tiny_config.with_settings(log_video_interval=100, max_missing_fraction=0.25)
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
     trainer.iteration = 1
     scorer.fails_for = (first_prompt(trainer),)
     before = weights(trainer)
-    with pytest.raises(RuntimeError, match="4 of 8 rewards of iteration 1 are missing.*test: RuntimeError: no opinion"):
+    with pytest.raises(RuntimeError, match="4 of 8 rewards of iteration 1 are missing.*test: RuntimeError: no score"):
         trainer.run_iteration()
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer)))
     entries = json.loads((tmp_path / "run" / "rollouts" / "000001" / "scores.json").read_text())
-    lacking = [entry for entry in entries if entry["missing"]]
-    assert len(entries) == 8 and len(lacking) == 4
-    for entry in lacking:
-        assert entry["reward"] is None and "no opinion" in entry["reason"]
+    missing = [entry for entry in entries if entry["missing"]]
+    assert len(entries) == 8 and len(missing) == 4
+    for entry in missing:
+        assert entry["reward"] is None and "no score" in entry["reason"]
         assert (tmp_path / "run" / "rollouts" / "000001" / entry["file"]).is_file()
 
 
-def test_a_video_that_is_not_finite_is_a_missing_reward(tiny_config, mesh, monkeypatch):
+def test_a_video_with_nan_has_a_missing_reward(tiny_config, mesh, monkeypatch):
     trainer = Trainer(tiny_config, mesh, CPU, scorers={"test": Redness()})
     decode = trainer.pipeline.decode
 
-    def broken(latents, **options):
+    def decode_nan(latents, **options):
         latents = latents.clone()
         latents[0] = math.nan
         return decode(latents, **options)
 
-    monkeypatch.setattr(trainer.pipeline, "decode", broken)
+    monkeypatch.setattr(trainer.pipeline, "decode", decode_nan)
     trainer.iteration = 1
     assert trainer.run_iteration()["reward/missing"] == 1
 
 
-# --- what a run leaves ---------------------------------------------------------------------------------------------
+# --- output files --------------------------------------------------------------------------------------------------
 
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_what_the_layout_promises(tiny_config, mesh, tmp_path):
+def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path):
     config = tiny_config.with_settings(
         valid_video_csv="assets/miniature/prompts/smoke.csv",
         max_steps=2,
@@ -377,38 +377,40 @@ def test_a_run_leaves_what_the_layout_promises(tiny_config, mesh, tmp_path):
     entries = json.loads((out / "rollouts/000002/scores.json").read_text())
     assert len(entries) == 8 and {"prompt", "file", "reward", "VQ", "Overall", "missing"} <= entries[0].keys()
     keys = [(entry["seed"], entry["iteration"], entry["group"], entry["member"]) for entry in entries]
-    assert keys == [(config.data.seed, 2, group, member) for group in range(2) for member in range(4)], "of the noise"
-    assert {"reward/Overall", "validation/Overall"} <= lines(out)[1].keys(), "one name in files and metrics"
+    assert keys == [(config.data.seed, 2, group, member) for group in range(2) for member in range(4)], (
+        "the keys of the noise"
+    )
+    assert {"reward/Overall", "validation/Overall"} <= lines(out)[1].keys(), "the same names in files and metrics"
     assert [line["iteration"] for line in lines(out)] == [1, 2]
     assert "validation/frechet_distance" in lines(out)[1] and undocumented(lines(out)[1]) == []
     assert trainer.validation.picture(2).is_file()
-    left = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
+    written = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
     measures = {"spreads", "hacking", "made_with"} & json.loads(
         (out / "samples/000002/measures.json").read_text()
     ).keys()
     page = (ROOT / "docs/output_files.md").read_text()
-    assert len(measures) == 3 and not [name for name in (*left, *entries[0], *measures) if f"`{name}" not in page]
+    assert len(measures) == 3 and not [name for name in (*written, *entries[0], *measures) if f"`{name}" not in page]
 
 
 @pytest.mark.parametrize("strategy", ["dual_moving", pytest.param("fixed", marks=pytest.mark.slow)])
-def test_a_resumed_run_is_the_unbroken_one(tiny_config, mesh, tmp_path, strategy):
+def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path, strategy):
     config = tiny_config.with_settings(
         kl_strategy=strategy, max_steps=4, save_interval=2, update_ref_model_step=3, learning_rate=1e-3
     )
-    unbroken = Trainer(config, mesh, CPU)
-    unbroken.train()
+    uninterrupted = Trainer(config, mesh, CPU)
+    uninterrupted.train()
     expected = [without_times(line) for line in lines(tmp_path / "run")]
 
-    broken = config.with_settings(output_dir=str(tmp_path / "broken"))
-    Trainer(broken.with_settings(max_steps=2), mesh, CPU).train()
-    resumed = Trainer(broken.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
+    interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
+    Trainer(interrupted.with_settings(max_steps=2), mesh, CPU).train()
+    resumed = Trainer(interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
     assert resumed.iteration == 2
     resumed.train()
-    assert [without_times(line) for line in lines(tmp_path / "broken")] == expected
-    assert all(torch.equal(a, b) for a, b in zip(weights(unbroken), weights(resumed)))
+    assert [without_times(line) for line in lines(tmp_path / "interrupted")] == expected
+    assert all(torch.equal(a, b) for a, b in zip(weights(uninterrupted), weights(resumed)))
 
 
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(tiny_config, mesh, tmp_path):
+def test_a_run_without_a_checkpoint_starts_over(tiny_config, mesh, tmp_path):
     config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="latest")
     (tmp_path / "run" / "rollouts" / "000002").mkdir(parents=True)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
@@ -418,18 +420,18 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over(tiny_config, me
     assert "reward/mean" in lines(tmp_path / "run")[0]
 
 
-def test_going_back_to_an_older_checkpoint_begins_a_branch_of_its_own(tiny_config, mesh, tmp_path):
+def test_resuming_from_an_older_checkpoint_removes_later_files(tiny_config, mesh, tmp_path):
     config = tiny_config.with_settings(max_steps=3, save_interval=1, log_video_interval=1, save_total_limit=0)
     Trainer(config, mesh, CPU).train()
     first = str(tmp_path / "run" / "checkpoints" / "000001")
-    back = config.with_settings(resume_from_checkpoint=first, max_steps=2, save_total_limit=1)
-    Trainer(back, mesh, CPU).train()
-    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert left == ["000002", "latest"]
+    earlier = config.with_settings(resume_from_checkpoint=first, max_steps=2, save_total_limit=1)
+    Trainer(earlier, mesh, CPU).train()
+    remaining = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert remaining == ["000002", "latest"]
     assert sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir()) == ["000001", "000002"]
     assert [line["iteration"] for line in lines(tmp_path / "run")] == [1, 2]
-    again = config.with_settings(resume_from_checkpoint="latest")
-    assert Trainer(again, mesh, CPU).iteration == 2
+    latest = config.with_settings(resume_from_checkpoint="latest")
+    assert Trainer(latest, mesh, CPU).iteration == 2
 
 
 def files(folder):
@@ -437,16 +439,16 @@ def files(folder):
 
 
 @pytest.mark.parametrize("max_steps", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_nothing_left_to_train_is_said_before_anything_is_touched(tiny_config, mesh, tmp_path, max_steps):
+def test_a_finished_run_is_rejected_before_any_file_changes(tiny_config, mesh, tmp_path, max_steps):
     config = tiny_config.with_settings(max_steps=2, save_interval=1)
     Trainer(config, mesh, CPU).train()
     before = files(tmp_path)
-    with pytest.raises(ValueError, match=f"above the iteration to resume after, got {max_steps} and 2"):
+    with pytest.raises(ValueError, match=f"got max_steps={max_steps} and iteration 2"):
         Trainer(config.with_settings(max_steps=max_steps, resume_from_checkpoint="latest"), mesh, CPU)
     assert files(tmp_path) == before
 
 
-def test_metrics_that_cannot_be_gone_on_with_cost_no_checkpoint(tiny_config, mesh, tmp_path):
+def test_unreadable_metrics_do_not_remove_checkpoints(tiny_config, mesh, tmp_path):
     config = tiny_config.with_settings(max_steps=2, save_interval=1, log_video_interval=1)
     Trainer(config, mesh, CPU).train()
     run = tmp_path / "run"
@@ -458,7 +460,7 @@ def test_metrics_that_cannot_be_gone_on_with_cost_no_checkpoint(tiny_config, mes
     assert files(run) == before
 
 
-def test_a_start_has_the_folder_before_it_chooses_a_checkpoint_and_one_overtaken_since_removes_nothing(
+def test_a_trainer_owns_the_folder_before_it_chooses_a_checkpoint_and_changes_no_file_after_losing_it(
     tiny_config, mesh, tmp_path, monkeypatch
 ):
     find, owned = checkpoint.find_undamaged, []
@@ -477,21 +479,21 @@ def test_a_start_has_the_folder_before_it_chooses_a_checkpoint_and_one_overtaken
     assert files(tmp_path) == before and owned == [True, True]
 
 
-def test_validation_survives_a_scorer_that_fails(tiny_config, mesh):
+def test_validation_continues_if_the_scorer_fails(tiny_config, mesh):
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
-    scorer = Moody()
+    scorer = FailsForPrompts()
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})
     scorer.fails_for = trainer.validation.prompts[:1]
-    one = trainer.validation.run(0)
-    assert one["validation/missing"] == 1 and math.isfinite(one["validation/reward"])
+    metrics = trainer.validation.run(0)
+    assert metrics["validation/missing"] == 1 and math.isfinite(metrics["validation/reward"])
     scorer.fails_for = trainer.validation.prompts
-    none = trainer.validation.run(0)
-    assert none["validation/missing"] == len(trainer.validation.prompts) and math.isnan(none["validation/reward"])
+    metrics = trainer.validation.run(0)
+    assert metrics["validation/missing"] == len(trainer.validation.prompts) and math.isnan(metrics["validation/reward"])
     assert math.isnan(trainer.validation.measures(0)["reward"])
 
 
 class Slow(Redness):
-    """Takes its time."""
+    """Takes 0.5 s per batch while ``is_slow``."""
 
     is_slow = True
 
@@ -500,7 +502,7 @@ class Slow(Redness):
         return super().score(videos, prompts, fps=fps)
 
 
-def test_the_scoring_of_a_validation_is_not_counted_as_the_next_iterations(tiny_config, mesh):
+def test_scoring_time_of_validation_is_not_counted_in_the_next_iteration(tiny_config, mesh):
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
     scorer = Slow()
     trainer = Trainer(config, mesh, CPU, scorers={"test": scorer})

@@ -1,4 +1,4 @@
-"""A trained policy for other programs: its transformer in one process, and the other parts of diffusers' pipeline."""
+"""Export of a trained policy: its transformer and the other components of a diffusers pipeline."""
 
 import json
 from pathlib import Path
@@ -15,29 +15,29 @@ from hyvideo.training import saved_policy
 def load_policy(
     root: Path, version: str | None, *, checkpoint: Path | None, lora: Path | None, dtype: torch.dtype
 ) -> nn.Module:
-    """A base model or the policy of a checkpoint, with a LoRA merged into it if there is one, of either.
+    """Load a base model or the policy of a checkpoint, and merge its LoRA and ``lora`` into it, if any.
 
-    Merging is done in float32, which takes 33 GB of memory at full size, and rounded once. Weights that are bf16
-    already would swallow most of a LoRA's change: it is smaller than the distance between two bf16 numbers.
+    LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging into bf16 weights
+    would lose most of the change, which is smaller than the spacing of bf16 numbers.
 
-    Raises: ValueError for what is missing or does not fit.
+    Raises ValueError if a file is missing or does not fit.
     """
-    has_adapter_alone = checkpoint is not None and saved_policy.is_lora(checkpoint)
-    paths = [*([checkpoint / saved_policy.LORA_FOLDER] if has_adapter_alone else []), *([lora] if lora else [])]
+    has_adapter_only = checkpoint is not None and saved_policy.is_lora(checkpoint)
+    paths = [*([checkpoint / saved_policy.LORA_FOLDER] if has_adapter_only else []), *([lora] if lora else [])]
     loras = [read_lora(path) for path in paths]
     loaded_dtype = torch.float32 if loras else dtype
-    if checkpoint is None or has_adapter_alone:
+    if checkpoint is None or has_adapter_only:
         transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
     else:
         transformer = saved_policy.load(checkpoint, loaded_dtype)
-    for one in loras:
-        add_lora(transformer, one)
+    for adapter in loras:
+        add_lora(transformer, adapter)
         merge(transformer)
-    return transformer.type(dtype)  # diffusers' own to(dtype) warns about float32 modules that there are none of
+    return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules
 
 
 def share_mode(out: Path) -> None:
-    """Gives weights in and below a folder the mode of the files beside them: safetensors' are for this user alone."""
+    """Give weight files the permissions of the config.json beside them; safetensors makes them private to the user."""
     for file in out.rglob("*.safetensors"):
         file.chmod(file.with_name("config.json").stat().st_mode)
 
@@ -45,9 +45,9 @@ def share_mode(out: Path) -> None:
 def export_other_parts(
     family: Family, root: Path, version: str | None, out: Path, *, task: str, dtype: torch.dtype
 ) -> None:
-    """Complete ``<out>`` to a folder for diffusers' pipeline of the task, ``t2v`` or ``i2v``.
+    """Write everything but the transformer of a diffusers pipeline for ``task``, ``t2v`` or ``i2v``, to ``out``.
 
-    Raises: ValueError where a part of the checkpoints in ``root`` is missing or does not fit.
+    Raises ValueError if a component in ``root`` is missing or does not fit.
     """
     import diffusers
 
@@ -55,7 +55,7 @@ def export_other_parts(
     index["transformer"] = "diffusers", family.transformer.class_name
     parts = family.export_parts(root, out, version=version, task=task, dtype=dtype, load_vae=loading.load_vae)
     for name, part in parts:
-        if not isinstance(part, tuple):  # the library and class of a part that is written already
+        if not isinstance(part, tuple):  # a tuple names library and class of a component that is already written
             part.save_pretrained(out / name)
             part = type(part).__module__.partition(".")[0], type(part).__name__
         index[name] = part

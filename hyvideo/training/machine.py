@@ -1,4 +1,4 @@
-"""What this machine lacks for a run, in sentences: a run refuses it, and --print_config tells it and ends well."""
+"""Checks of the machine: settings that depend on it, and missing files, packages or GPUs, listed by --print_config."""
 
 import os
 import shutil
@@ -25,35 +25,36 @@ from hyvideo.training.model_setup import check_checkpoint
 
 
 def settled(config: Config, mesh: Mesh, device: torch.device) -> Config:
-    """A copy of the settings in which what is left to the machine (``auto``) has its value on this ``device``.
+    """Return the settings with every ``auto`` replaced by its value on this ``device``.
 
-    Recomputation is that of the smallest GPU, on all ranks: ranks that share a video meet again where they recompute.
+    Activation checkpointing follows the smallest GPU, on all ranks: ranks that share a video run the same collectives
+    when they recompute. Raises ValueError if compiling needs a C compiler that is missing.
     """
     if device.type != "cuda":
         return config.settled(on_gpu=False)
     smallest, recompute = min(all_objects(gpu_memory(device), mesh)), "full"
-    with suppress(ValueError):  # of a transformer that cannot be used, which is refused when it is read
+    with suppress(ValueError):  # an unusable transformer is reported when it is read
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, mesh.world_size, architecture, hardware=Hardware(gpu_memory=smallest))
         recompute = recomputation(run).settings.activation_checkpointing
     config = config.settled(on_gpu=True, recompute=recompute)
     distributed, compilers = config.distributed, (os.environ.get("CC") or "cc", "gcc", "clang")
-    builds = distributed.enable_compile == "true" and distributed.compile_backend == "inductor"
-    if builds and not any(map(shutil.which, compilers)):
+    needs_compiler = distributed.enable_compile == "true" and distributed.compile_backend == "inductor"
+    if needs_compiler and not any(map(shutil.which, compilers)):
         raise ValueError(
-            "enable_compile, the default on a GPU, builds kernels with a C compiler, and there is none: install gcc, "
-            "name one by CC, or set enable_compile false"
+            "enable_compile, the default on a GPU, needs a C compiler, and none was found. Install gcc, set the "
+            "environment variable CC, or set enable_compile false"
         )
     return config
 
 
 def gpu_memory(device: torch.device) -> float:
-    """GiB of a GPU; 0 for a CPU, of which no plan asks."""
+    """Return the memory of a GPU in GiB; 0 for a CPU."""
     return torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else 0.0
 
 
 def lacks(config: Config, world_size: int) -> Iterator[str]:
-    """Packages, files, room and GPUs that a run of ``world_size`` processes would not find here."""
+    """Yield a message for each package, file, disk space and GPU that a run of ``world_size`` processes lacks here."""
     yield from machine_problems(config.model, config.data, config.optimizer, config.record)
     if problem := gpu_problem(config.model.device, world_size):
         yield problem
@@ -61,10 +62,10 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
     if folder_problem(root):
         return
     named = {"prompts_csv": config.data.prompts_csv, "valid_video_csv": config.data.valid_video_csv}
-    there = {name: [path for path in paths if os.path.isfile(located(path))] for name, paths in named.items()}
+    existing = {name: [path for path in paths if os.path.isfile(located(path))] for name, paths in named.items()}
     try:
         check_checkpoint(
-            config, {name: read_requests(*paths) for name, paths in there.items()}, [*config.video_sizes.values()]
+            config, {name: read_requests(*paths) for name, paths in existing.items()}, [*config.video_sizes.values()]
         )
     except ValueError as error:
         yield from str(error).splitlines()
@@ -75,10 +76,10 @@ def lacks(config: Config, world_size: int) -> Iterator[str]:
 
 
 def gpu_problem(device: str, world_size: int) -> str | None:
-    """The reason why the processes that run on this machine have no GPU each, None where they have or need none."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    """Return a message if this machine has fewer GPUs than processes that need one, else None."""
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = torch.cuda.device_count()
-    if device == "cpu" or gpus >= here:
+    if device == "cpu" or gpus >= num_local:
         return None
-    otherwise = "; device auto takes the CPU then" if device == "auto" and gpus == 0 else ""
-    return f"a GPU for each process: there are {gpus} GPUs and {here} processes{otherwise}"
+    fallback = "; device auto would use the CPU" if device == "auto" and gpus == 0 else ""
+    return f"{num_local} processes need {num_local} GPUs, found {gpus}{fallback}"

@@ -1,4 +1,4 @@
-"""Loads what a run needs: one place for training, generation and scripts."""
+"""Loading and checking of the models of a run, for training, generation and scripts."""
 
 import hashlib
 import os
@@ -35,31 +35,31 @@ RANDOM_WEIGHTS_SEED = 0
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """``auto`` takes this process's GPU if there is one. Raises ValueError where cuda is asked for and absent."""
+    """Return the device of this process; ``auto`` prefers a GPU. Raises ValueError if ``cuda`` is not available."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda needs a GPU that torch can use, and there is none; set device auto or cpu")
+        raise ValueError("device cuda needs a GPU that torch can use, and none was found; set device auto or cpu")
     use_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
     if use_gpu and local_rank >= torch.cuda.device_count():
         raise ValueError(
-            f"each process of a machine needs a GPU of its own, got {torch.cuda.device_count()} for process "
-            f"{local_rank + 1}; start no more processes than GPUs, or set device cpu"
+            f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process {local_rank + 1} of "
+            "this machine. Start at most one process per GPU, or set device cpu"
         )
     return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
 def make_deterministic() -> None:
-    """Lets torch take only kernels that give the same bits every time; to be called before anything runs on a GPU.
+    """Restrict torch to deterministic kernels; call before anything runs on a GPU. See docs/determinism.md.
 
-    What that covers says docs/determinism.md. Whatever has no such kernel raises RuntimeError from then on.
+    An operation without a deterministic kernel then raises RuntimeError.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product
-    torch.use_deterministic_algorithms(True)  # for attention's backward pass and inductor's choices too
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
+    torch.use_deterministic_algorithms(True)  # also covers attention's backward pass and inductor
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.utils.deterministic.fill_uninitialized_memory = False  # shows mistakes, at a pass over every new tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
 
 
 def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder, nn.Module]:
-    """The encoder of a run, which reads its models when they are needed, and the VAE."""
+    """Return the condition encoder of a run, which loads its models lazily, and the VAE."""
     model = config.model
     root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
     family = loading.read_family(loading.transformer_folder(root, model.transformer_version))
@@ -67,8 +67,8 @@ def load_encoder(config: Config, device: torch.device) -> tuple[ConditionEncoder
     vae = loading.load_vae(root, dtype=DTYPES[model.vae_dtype], **common)
     if model.vae_tile_size:
         family.set_tiling(vae, model.vae_tile_size, model.vae_tile_overlap)
-    by_default = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
-    folder = model.conditions_dir or by_default
+    default_folder = Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
+    folder = model.conditions_dir or default_folder
     encoder = ConditionEncoder(
         family.parts,
         lambda part: part.load(root, vae=vae, dtype=dtype, **common),
@@ -89,45 +89,45 @@ def load_pipeline(
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
 ) -> GRPOPipeline:
-    """A transformer of one process, computing in ``dtype``, and the ways to call it.
+    """Load a transformer in one process and return its sampling pipeline, which computes in ``config.model.dtype``.
 
     Args:
-        kinds: Kinds of conditions that it may be trained on; what they give no gradient is frozen.
-        weights_dtype: Of the weights; sampling alone needs no more than ``dtype``.
-        is_overwritten: The caller gives every weight its value: 33 GB of the base model are not read for nothing.
+        kinds: Kinds of conditions used in training; parameters that none of them reach are frozen.
+        weights_dtype: Type of the weights; sampling needs no more than ``config.model.dtype``.
+        is_overwritten: The caller sets every weight, so the 33 GB of the base model are not read.
     """
     negative = negative_condition(config.negative_requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
         transformer = loading.transformer_without_memory(root, version).type(weights_dtype).to_empty(device=device)
     else:
-        how = {"dtype": weights_dtype, "device": device, "random_weights_seed": weights_seed(config.model)}
-        transformer = loading.load_transformer(root, version, **how)
+        options = {"dtype": weights_dtype, "device": device, "random_weights_seed": weights_seed(config.model)}
+        transformer = loading.load_transformer(root, version, **options)
     prepare(transformer.eval(), kinds)
     rollout = config.settled(on_gpu=device.type == "cuda").rollout
     return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
 
 
 def negative_condition(requests: list[Request], encoder: ConditionEncoder, device: torch.device) -> Condition | None:
-    """Condition of `Config.negative_requests`; None without guidance."""
+    """Encode the negative prompt of ``Config.negative_requests``; None without guidance."""
     samples = encoder(requests).to(device).samples
     return samples[0] if samples else None
 
 
 def read_start(optimizer: OptimizerSettings) -> Lora | None:
-    """The LoRA that a run starts from: the adapter that it trains or, with lora_rank 0, a change of the weights."""
+    """Read the LoRA that a run starts from: its initial adapter or, with lora_rank 0, merged into the weights."""
     return read_lora(optimizer.pretrained_lora_path) if optimizer.pretrained_lora_path else None
 
 
 def adapter_config(transformer: nn.Module, optimizer: OptimizerSettings, start: Lora | None) -> "LoraConfig":
-    """peft's settings for the adapter of a run. Raises ValueError where it cannot be one of the transformer's."""
+    """Return peft's settings for the adapter of a run. Raises ValueError if they do not fit the transformer."""
     rank, targets = optimizer.lora_rank, optimizer.lora_target_modules
     alpha = optimizer.lora_alpha or float(rank)
     return training_config(transformer, rank=rank, alpha=alpha, targets=targets, start=start)
 
 
 def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
-    """Raises ValueError where the run's adapter or start LoRA does not fit its transformer; reads no weights of it."""
+    """Raise ValueError if the adapter or the initial LoRA does not fit the transformer, whose weights are not read."""
     start = read_start(optimizer)
     if start or optimizer.lora_rank:
         empty = loading.transformer_without_memory(model.pretrained_model_root, model.transformer_version)
@@ -139,7 +139,7 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
 def make_pipeline(
     rollout: RolloutSettings, dtype: str, transformer: nn.Module, vae: nn.Module, negative: Condition | None
 ) -> GRPOPipeline:
-    """The ways to call a transformer, by the settings."""
+    """Return the sampling pipeline of a transformer, configured by the settings."""
     if vae.device.type == "cuda":
         use_fastest_kernels()
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.shift, last_step=rollout.last_step)
@@ -150,14 +150,14 @@ def make_pipeline(
 
 
 def weights_seed(model: ModelSettings) -> int | None:
-    """Seed that random weights are drawn from; None where they are read."""
+    """Return the seed of random weights; None if weights are read from files."""
     return RANDOM_WEIGHTS_SEED if model.random_weights else None
 
 
 def precompute_conditions(
     encoder: ConditionEncoder, requests_of_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]], mesh: Mesh
 ) -> None:
-    """Encodes all requests, given with their videos' sizes, each rank a share, and lets the encoders go."""
+    """Encode all requests, given with their video sizes, split over the ranks; then unload the encoders."""
     for requests, (_, height, width) in requests_of_sizes:
         for request in requests[mesh.rank :: mesh.world_size]:
             encoder([request], height=height, width=width)
@@ -168,40 +168,38 @@ def precompute_conditions(
 def check_checkpoint(
     config: Config, requests: Mapping[str, list[Request]], sizes: Iterable[tuple[int, int, int]]
 ) -> frozenset[str]:
-    """Kinds of conditions that the requests and guidance have.
+    """Check the checkpoint folder and the images of a run, and return the kinds of conditions that it uses.
 
-    Raises ValueError that lists what is wrong with the checkpoint folder for this run, or with the images.
-    Reads headers only.
-
-    ``requests`` have words for where they are from; ``sizes`` are the frames, height and width of the videos.
+    Reads only file headers. ``requests`` are by their source, for messages; ``sizes`` are frames, height and width.
+    Raises ValueError that lists every problem.
     """
     model = config.model
     root, version = model.pretrained_model_root, model.transformer_version
     if reason := UNSUPPORTED.get(version):
         raise ValueError(f"transformer_version {version} cannot be used: {reason}")
-    asked = [*chain(*requests.values()), *config.negative_requests]
-    problems = fit_checks.check_checkpoint(root, version, asked, weights_needed=not model.random_weights)
+    all_requests = [*chain(*requests.values()), *config.negative_requests]
+    problems = fit_checks.check_checkpoint(root, version, all_requests, weights_needed=not model.random_weights)
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     family = loading.checked_family(root, version)
     for frames, height, width in dict.fromkeys(sizes):
-        is_own = (frames, height, width) == config.validation_size != config.rollout_size
+        is_validation = (frames, height, width) == config.validation_size != config.rollout_size
         found = fit_checks.size_problems(root, version, num_frames=frames, height=height, width=width)
-        problems += [problem + " of a validation video" * is_own for problem in found]
+        problems += [problem + " for a validation video" * is_validation for problem in found]
     problems += every_rank_has_a_head(config.distributed.sp_size, loading.read_num_heads(root, version))
     task = loading.read_task(root, version)
-    for source, some in requests.items():
-        problems += images_fit_the_task(task, some, f"transformer_version {version}", source)
+    for source, prompts in requests.items():
+        problems += images_fit_the_task(task, prompts, f"transformer_version {version}", source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
-    return family.kinds(asked)
+    return family.kinds(all_requests)
 
 
 _SAMPLE = 2**16  # bytes
 
 
 def _identity(root: Path, folders: Iterable[str], *settings: object) -> str:
-    """Hash of a set of encoders, by name, size and samples of the bytes of every file."""
+    """Return a hash of the encoders: name, size and sampled bytes of every file."""
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for path in (path for folder in folders for path in sorted((root / folder).glob("*")) if path.is_file()):
         size = path.stat().st_size

@@ -1,11 +1,11 @@
-"""Muon: momentum of a matrix, made orthogonal, with a step of AdamW's size. For sharded matrices too.
+"""Muon: orthogonalized momentum with AdamW's update size, also for sharded matrices.
 
     M <- momentum M + (1 - momentum) G          U = orthogonal(G + momentum (M - G))   (Nesterov)
     W <- (1 - lr * weight_decay) W - lr * 0.2 sqrt(max(rows, columns)) U
 
-``orthogonal`` is five Newton-Schulz steps (K. Jordan, 2024); the factor gives the update the root mean square that
-AdamW's has, so that both share a learning rate (Liu et al., "Muon is scalable", 2025). A sharded matrix is gathered
-once and every rank keeps its part of the result: 0.3 PFLOP for the whole 8.3 billion, little beside an iteration.
+``orthogonal`` is five Newton-Schulz steps (K. Jordan, 2024). The factor gives updates the root mean square of AdamW's,
+so that both optimizers share a learning rate (Liu et al., "Muon is scalable", 2025). A sharded matrix is gathered once
+and every rank keeps its part of the result: 0.3 PFLOP for all 8.3 billion parameters, little compared to an iteration.
 """
 
 import math
@@ -20,7 +20,7 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer of matrices; dimensions beyond the first are taken together. ``dtype`` is that of Newton-Schulz."""
+    """Optimizer of matrices; dimensions after the first are flattened. Newton-Schulz computes in ``dtype``."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
         dtype: torch.dtype = torch.bfloat16,
     ):
         if flat := [tuple(parameter.shape) for parameter in parameters if parameter.ndim < 2]:
-            raise ValueError(f"Muon trains matrices, got a parameter of shape {flat[0]}")
+            raise ValueError(f"Muon needs parameters with at least 2 dimensions, got one of shape {flat[0]}")
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.dtype = dtype
 
@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values near 1 (between 0.7 and 1.2). Shape: (rows, columns)."""
+    """Return the matrix with singular values near 1 (between 0.7 and 1.2). Shape: (rows, columns)."""
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix

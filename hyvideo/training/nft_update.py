@@ -1,9 +1,9 @@
-"""The update of DiffusionNFT in place of the clipped loss: finished rollouts with new noise, at drawn levels.
+"""DiffusionNFT policy update (``objective nft``): a velocity loss on re-noised rollouts.
 
-    old velocities, if a round has several updates -> anchor's -> loss, gradients and step as in `PolicyUpdate`
+    old velocities (with several updates per iteration) -> anchor velocities -> loss, gradients, step (`PolicyUpdate`)
 
-Rollouts may come from any sampler; no log-probability is read. Where a round has one update, the policy still is that
-of the rollouts: its own velocity is the old one, and no forward is made for it.
+The loss needs no log-probabilities, so rollouts may come from any sampler. With one update per iteration, the policy is
+still the rollout policy, and its own velocity serves as the old one without another forward pass.
 """
 
 import torch
@@ -19,21 +19,21 @@ from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.policy_update import Pass, PolicyUpdate, UpdateWork
 from hyvideo.training.rollout_batch import RolloutBatch, select
 
-# Bounds of what rounding does to a step, relative to it: in the order of additions alone, and in bf16 in other shapes.
+# Relative rounding error of a step: if only the order of additions differs, and in bf16 with other batch shapes.
 EXACT_STEP, ROUNDED_STEP = 1e-4, 5e-2
 
 
 class NFTUpdate(PolicyUpdate):
-    """Trains the policy on finished rollouts; arguments as of `PolicyUpdate`."""
+    """Trains the policy with the DiffusionNFT loss; see `PolicyUpdate` for the arguments."""
 
-    old_velocities: Tensor | None = None  # of all pairs of the round; None where it has one update
-    _has_moved = False  # the last update had a gradient
+    old_velocities: Tensor | None = None  # (rollouts, turns, channels, ...); None with one update per iteration
+    _has_moved = False  # the last update had a nonzero gradient
 
     def reads_means(self) -> bool:
         return False
 
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
-        """The anchor's velocities, as `PolicyUpdate.anchor_means`, and the old policy's for the updates to come."""
+        """Return the anchor's velocities, as `PolicyUpdate.anchor_means` does, and store those of the old policy."""
         self.old_velocities = self._means(rollouts, rollouts.turns) if self.num_updates > 1 else None
         if self.policy.anchor and self.policy.anchor.equals_policy:
             return self.old_velocities
@@ -42,7 +42,7 @@ class NFTUpdate(PolicyUpdate):
     def terms(
         self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None, anchor_weight: float = 1.0
     ) -> LossTerms:
-        """Terms of the loss of one training forward: each row at the ``turn``-th of its levels."""
+        """Compute the loss terms of one training forward pass, each row at the ``turn``-th of its noise levels."""
         velocity, target = self._velocity(rollouts, rows, turn)
         old = velocity.detach() if self.old_velocities is None else select(self.old_velocities[:, turn], rows)
         advantages = select(rollouts.advantages, rows)
@@ -60,29 +60,29 @@ class NFTUpdate(PolicyUpdate):
         result = super()._one_update(work)
         if not work.is_fresh and self._has_moved and result:
             assert result.metrics["policy/ratio_max_deviation"] > 0, (
-                "after an update the old policy still equals the policy, and branches have no contrast; where it is "
-                "that of the rollouts, the update was too small to change any velocity"
+                "the old policy still equals the policy after an update, so the NFT branches have no contrast: the old "
+                "velocities are not those of the rollout policy, or the update was too small to change any velocity"
             )
         self._has_moved = result is not None and result.metrics["grad/norm"] * result.metrics["lr"] > 0
         return result
 
     def _check_fresh(self, work: UpdateWork, deviations: list[Tensor]) -> None:
-        """Raises OffPolicyError, on all ranks alike, where the policy is not that of the rollouts, where it differs
-        from the old one, where its velocities say less of a rollout's noise than zeros do, or where what is good and
-        what is bad has no contrast. What needs forwards is asked once, after the first pass."""
+        """Raise OffPolicyError, on all ranks together, if an invariant of the first update does not hold: the policy is
+        the rollout policy and the old policy, predicts noise better than a zero velocity, and the best and the worst
+        rollouts have opposite gradients. Checks that need forward passes run only after the first pass."""
         rows = [row for a_pass in work.passes for row in a_pass.rows]
         found = self._findings(work.rollouts, rows[0] if rows else 0) if len(deviations) == 1 else {}
-        found["the distance to the old policy, before any update, is"] = torch.stack(deviations).amax(), self._tolerance
+        found["the distance to the old policy before any update is"] = torch.stack(deviations).amax(), self._tolerance
         values = torch.stack([value.flatten()[0] for value, _ in found.values()])
-        # What a rollout without a reward holds may not be finite.
+        # Rollouts without a reward may contain NaN.
         largest = gather_ranks(values if rows else torch.full_like(values, -1.0), self.mesh).amax(0).tolist()
-        for (words, (_, bound)), value in zip(found.items(), largest):
+        for (text, (_, bound)), value in zip(found.items(), largest):
             if not value <= bound:
-                raise OffPolicyError(f"iteration {work.iteration}, objective nft: {words} {value:.3g}, above {bound:g}")
+                raise OffPolicyError(f"iteration {work.iteration}, objective nft: {text} {value:.3g}, above {bound:g}")
 
     def _findings(self, rollouts: RolloutBatch, row: int) -> dict[str, tuple[Tensor, float]]:
-        """Quantities that show a fault at a rollout, by their words, each with its bound."""
-        noisiest = int(rollouts.trained_steps[row].argmax())  # where a velocity of another level is far off
+        """Return the checked quantities of one rollout and their limits, by the text of the error message."""
+        noisiest = int(rollouts.trained_steps[row].argmax())  # where a velocity of a wrong noise level deviates most
         with torch.no_grad():
             velocity, target = self._velocity(rollouts, [row], noisiest)
             off_rollout, zeros = self._off_rollout(rollouts, row), mean_square(target)
@@ -90,12 +90,12 @@ class NFTUpdate(PolicyUpdate):
         differ = len(scored) > len({group for group, _ in scored})
         is_flat = zeros.new_tensor(differ and not rollouts.advantages.nan_to_num().any(), dtype=torch.float)
         return {
-            "the distance of a rollout's first step from its replay is": (off_rollout, self._tolerance),
-            "the error at noised rollouts, relative to that of a zero velocity, is": (
+            "the distance between a rollout's first step and its replay is": (off_rollout, self._tolerance),
+            "the velocity error on re-noised rollouts, relative to that of a zero velocity, is": (
                 mean_square(velocity - target) / zeros,
-                max(1.0, self.pipeline.sampling.guidance_scale) ** 2,  # guidance adds the distance of its branches
+                max(1.0, self.pipeline.sampling.guidance_scale) ** 2,  # guidance adds the distance between its branches
             ),
-            "the gradient of the worst rollouts, relative to that of the best, is": (
+            "the gradient of the worst rollouts, relative to that of the best rollouts, is": (
                 self._contrast(velocity, target),
                 -0.5,
             ),
@@ -103,7 +103,7 @@ class NFTUpdate(PolicyUpdate):
         }
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:
-        """Slope of the loss towards the target at the least advantage over that at the largest: -1. Shape: ()."""
+        """Return the loss slope at the lowest advantage over that at the highest; -1 is expected. Shape: ()."""
         probe, clip = velocity.clone().requires_grad_(), self.config.reward.advantage_clip
         losses = [self._terms_of(NFTInputs(probe, velocity, target, target.new_tensor([a]))) for a in (-clip, clip)]
         gradients = (torch.autograd.grad(terms.policy.sum(), probe)[0] for terms in losses)
@@ -112,11 +112,11 @@ class NFTUpdate(PolicyUpdate):
 
     @property
     def _tolerance(self) -> float:
-        """Bound of differences that rounding alone makes."""
+        """Largest difference explained by rounding."""
         return EXACT_STEP if self.config.model.dtype == "fp32" or not self.config.is_batched else ROUNDED_STEP
 
     def _off_rollout(self, rollouts: RolloutBatch, row: int) -> Tensor:
-        """Distance of a rollout's first step from what the policy makes of it now, in units of the step. Shape: ()."""
+        """Return the distance between a rollout's first step and its replay, in units of the step. Shape: ()."""
         before, after = (select(rollouts.trajectories.latents, [row], [place]) for place in (0, 1))
         timestep = self.pipeline.scheduler.timesteps[:1]
         step = self.pipeline.replay(before, after, timestep, rollouts.conditions.select([row]))
@@ -130,7 +130,7 @@ class NFTUpdate(PolicyUpdate):
         return self._velocity(rollouts, *a_pass)[0]
 
     def _velocity(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> tuple[Tensor, Tensor]:
-        """The velocity at rollouts with new noise, and its target. Shape of each: (rows, channels, ...)."""
+        """Return the velocity at re-noised rollouts and its target. Shape of each: (rows, channels, ...)."""
         final = select(rollouts.trajectories.latents, rows, [-1] * len(rows))
         noise = torch.stack([rollouts.new_noise(rollouts.indices[row], turn) for row in rows])
         noise, levels = to_device(noise, final.device), rollouts.trained_steps[rows, turn]

@@ -1,9 +1,9 @@
-"""Updates whose loss or gradient is not finite: skipped by all ranks, counted, and kept to be looked at.
+"""Updates with NaN or inf in loss or gradient: skipped by all ranks, counted, and saved for inspection.
 
-bad_updates/000012-rank0.safetensors    what this rank trained on: latents, log-probabilities, trained steps, advantages
-bad_updates/000012-rank0.json           prompts, rewards, and which ranks had the first bad number
+bad_updates/000012-rank0.safetensors    data of this rank: latents, log-probabilities, trained steps, advantages
+bad_updates/000012-rank0.json           prompts, rewards, and the ranks with the first NaN or inf
 
-The newest three of each rank stay.
+The newest three of each rank are kept.
 """
 
 import statistics
@@ -20,64 +20,64 @@ from hyvideo.records.run_files import or_none, write_json
 from hyvideo.training.rollout_batch import RolloutBatch
 
 FOLDER = "bad_updates"
-_REMEMBERED = 50  # gradient norms that a new one is compared with
+_REMEMBERED = 50  # number of gradient norms in the median
 _SPIKE = 10.0
-_KEPT = 3  # bad updates of a rank, the newest
+_KEPT = 3  # saved updates per rank
 
 
 class NonFiniteUpdates:
-    """Counts skipped updates, of which ``max_bad_updates`` in a row end the run; compares gradient norms."""
+    """Counts skipped updates, ends the run after ``max_bad_updates`` in a row, and warns of gradient spikes."""
 
     def __init__(self, output_dir: Path, mesh: Mesh, *, max_bad_updates: int):
         self.folder, self.mesh, self.max_bad_updates = output_dir / FOLDER, mesh, max_bad_updates
         self.bad_in_a_row = 0
-        self.strayed = 0  # iteration in which loss or gradient last left their range; 0 for none
+        self.last_outlier = 0  # iteration in which loss or gradient last left the usual range; 0: never
         self.norms: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def good(self) -> None:
+    def record_finite(self) -> None:
         self.bad_in_a_row = 0
 
-    def bad(self, rollouts: RolloutBatch, *, ranks: list[int], iteration: int) -> None:
-        """An update was skipped. Raises FloatingPointError, on all ranks alike, when there were too many in a row."""
-        self.strayed = self.strayed if self.bad_in_a_row else iteration
+    def record_skipped(self, rollouts: RolloutBatch, *, ranks: list[int], iteration: int) -> None:
+        """Record a skipped update. Raises FloatingPointError, on all ranks together, after too many in a row."""
+        self.last_outlier = self.last_outlier if self.bad_in_a_row else iteration
         self.bad_in_a_row += 1
-        self._keep(rollouts, ranks, iteration)
-        where = f"rank {', '.join(map(str, ranks))}" if ranks else "the gradient only"
-        message = f"an update of iteration {iteration} is not finite, first on {where}; it was skipped on all ranks"
+        self._save(rollouts, ranks, iteration)
+        where = f"rank {', '.join(map(str, ranks))}" if ranks else "the gradient"
+        message = f"skipped an update of iteration {iteration} on all ranks: NaN or inf, first on {where}"
         if self.mesh.is_main:
-            print(f"\n{message} and its rollouts are kept in {self.folder}", file=sys.stderr, flush=True)
+            print(f"\n{message}. Its rollouts are saved in {self.folder}", file=sys.stderr, flush=True)
         if self.bad_in_a_row >= self.max_bad_updates:
             raise FloatingPointError(
-                f"{message}, and so were the {self.max_bad_updates - 1} before it (max_bad_updates). The policy is "
-                f"that of the last good update. Lower learning_rate, or look at what is kept in {self.folder}"
+                f"{message}, the last of max_bad_updates={self.max_bad_updates} skipped updates in a row. "
+                f"The policy is that of the last finite update. Lower learning_rate, or inspect {self.folder}"
             )
 
     def divergence(self, iteration: int) -> str:
-        """The sentence on a policy whose videos are not finite in ``iteration``; none before the first update."""
+        """Return the explanation for videos with NaN in ``iteration``; empty before the first update."""
         if iteration == 1:
             return ""
-        seen = f"loss or gradient left the usual range in iteration {self.strayed}"
-        unseen = f"by the update of iteration {iteration - 1}, before which loss and gradient were in the usual range"
-        is_recent = 0 < self.strayed >= iteration - _REMEMBERED
-        return f"The policy has diverged: {seen if is_recent else unseen}. Lower learning_rate"
+        outlier = f"loss or gradient left the usual range in iteration {self.last_outlier}"
+        sudden = f"in the update of iteration {iteration - 1}; loss and gradient were in the usual range before it"
+        is_recent = 0 < self.last_outlier >= iteration - _REMEMBERED
+        return f"The policy has diverged: {outlier if is_recent else sudden}. Lower learning_rate"
 
     def spike(self, norm: float, iteration: int) -> float:
-        """The gradient's norm in units of the median of those before it; 1 for the first. Warns of a large one."""
+        """Return the gradient norm divided by the median of previous norms; 1 for the first. Warns of a large ratio."""
         ratio = norm / statistics.median(self.norms) if self.norms and statistics.median(self.norms) > 0 else 1.0
-        self.strayed = iteration if ratio > _SPIKE else self.strayed
+        self.last_outlier = iteration if ratio > _SPIKE else self.last_outlier
         if ratio > _SPIKE and self.mesh.is_main:
-            print(f"\nthe gradient is {ratio:.0f} times the median of the last {len(self.norms)}", file=sys.stderr)
+            print(f"\ngradient norm is {ratio:.0f} times the median of the last {len(self.norms)}", file=sys.stderr)
         self.norms.append(norm)
         return ratio
 
     def state_dict(self) -> dict:
-        return {"bad_in_a_row": self.bad_in_a_row, "norms": list(self.norms), "strayed": self.strayed}
+        return {"bad_in_a_row": self.bad_in_a_row, "norms": list(self.norms), "strayed": self.last_outlier}
 
     def load_state_dict(self, state: dict) -> None:
-        self.bad_in_a_row, self.strayed = state["bad_in_a_row"], state.get("strayed", 0)
+        self.bad_in_a_row, self.last_outlier = state["bad_in_a_row"], state.get("strayed", 0)
         self.norms = deque(state["norms"], maxlen=_REMEMBERED)
 
-    def _keep(self, rollouts: RolloutBatch, ranks: list[int], iteration: int) -> None:
+    def _save(self, rollouts: RolloutBatch, ranks: list[int], iteration: int) -> None:
         name = f"{iteration:06d}-rank{self.mesh.rank}"
         tensors = {
             "latents": rollouts.trajectories.latents,
@@ -90,11 +90,11 @@ class NonFiniteUpdates:
             with replacing(self.folder / f"{name}.safetensors") as aside:
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside)
             rewards = {row: reward.scores | {"total": reward.total} for row, reward in rollouts.rewards.items()}
-            finite = {row: {k: or_none(v) for k, v in of.items()} for row, of in rewards.items()}
+            finite = {row: {k: or_none(v) for k, v in scores.items()} for row, scores in rewards.items()}
             write_json(self.folder / f"{name}.json", {"ranks": ranks, "prompts": rollouts.prompts, "rewards": finite})
-            mine = self.folder.glob(f"*-rank{self.mesh.rank}.safetensors")
-            for old in sorted(mine, key=lambda file: file.stat().st_mtime_ns)[:-_KEPT]:
+            saved = self.folder.glob(f"*-rank{self.mesh.rank}.safetensors")
+            for old in sorted(saved, key=lambda file: file.stat().st_mtime_ns)[:-_KEPT]:
                 old.unlink()
                 old.with_suffix(".json").unlink(missing_ok=True)
-        except (OSError, SafetensorError) as error:  # a full disk is no reason to end what can go on
-            print(f"\nthe rollouts of the skipped update could not be kept: {error}", file=sys.stderr)
+        except (OSError, SafetensorError) as error:  # a full disk must not end the run
+            print(f"\ncould not save the rollouts of the skipped update: {error}", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""Why rollout and update differ: the worst pass is made again with one suspect switched at a time.
+"""Diagnosis of a failed on-policy check: the worst pass is repeated with one suspected cause switched off at a time.
 
-Opened when the on-policy check has found a difference. The tokens are followed through the modules to the first one
-whose output is another one in training than in the rollout.
+The module outputs of the update and the rollout are also compared, to find the first module that differs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,33 +16,33 @@ from hyvideo.models.attention import WholeSequence
 from hyvideo.models.family import blocks, family_of, install
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
-_ROUNDING = 1e-4  # of an output's largest number
+_ROUNDING = 1e-4  # relative to the largest value of an output
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Stored transitions as the training path and as the rollout see them."""
+    """Stored transitions and the functions that recompute them as in the update and as in the rollout."""
 
-    replay: Callable[[], Tensor]  # log-probabilities by the training path, with gradient (batch,)
-    replay_as_rollout: Callable[[], Tensor]  # of the last of them, in the rollout's own batch, without gradient ()
-    log_probs: Tensor  # that the rollout recorded (batch,)
+    replay: Callable[[], Tensor]  # log-probabilities of the training path, with gradient (batch,)
+    replay_as_rollout: Callable[[], Tensor]  # that of the last row in its rollout batch, without gradient ()
+    log_probs: Tensor  # recorded by the rollout (batch,)
     dtype: torch.dtype  # of the conditions
-    is_even: bool  # every rank replays as many: sharded ones may replay them one by one
-    shapes: str | None  # of the transformer's calls in rollout and update, where they differ
+    is_even: bool  # all ranks replay equally many, so that FSDP ranks may replay row by row
+    shapes: str | None  # of the transformer calls in rollout and update, if they differ
 
     def deviation(self) -> float:
-        """Largest |log ratio| of the training path."""
+        """Return the largest |log ratio| of the training path."""
         return (self.replay().detach() - self.log_probs).abs().max().item()
 
 
 def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: float, rank: int, iteration: int) -> str:
-    """The message that stops the run: the deviation, its causes, the first module that differs. All ranks call."""
+    """Return the error message: deviation, causes and the first module that differs. All ranks must call this."""
     measured = transitions.deviation()
     with torch.no_grad():
         same_batch = (transitions.replay_as_rollout() - transitions.log_probs[-1]).abs().item()
     switched = {}
-    for name, in_other_state in suspects(transitions, pipeline).items():
-        with in_other_state:
+    for name, switch in suspects(transitions, pipeline).items():
+        with switch:
             switched[name] = transitions.deviation()
     return fill(
         Path(__file__).with_suffix(".txt.jinja"),
@@ -59,14 +58,14 @@ def explain(transitions: Transitions, pipeline: GRPOPipeline, *, tolerance: floa
 
 
 def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, AbstractContextManager]:
-    """Everything known to make the two differ, but for the batch shape: a context that switches it, by its name."""
+    """Return the possible causes except the batch shape: by name, a context manager that switches each one."""
     transformer, layers = pipeline.transformer, blocks(pipeline.transformer)
     sampling = replace(pipeline.sampling, batched_forward=not pipeline.sampling.batched_forward)
     other = torch.float32 if pipeline.compute_dtype != torch.float32 else torch.bfloat16
     has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in transformer.modules())
     found = [
         ("dropout or train mode", transformer.training or has_dropout, _with(transformer.modules(), "training", False)),
-        # Without autocast conditions in bf16 would meet weights in float32.
+        # Without autocast, bf16 conditions would meet float32 weights.
         ("dtype or autocast", transitions.dtype == torch.float32, _with([pipeline], "compute_dtype", other)),
         ("batched forward", transitions.is_even, _with([pipeline], "sampling", sampling)),
         ("timestep rounding", True, _rounded_timesteps(transformer)),
@@ -78,11 +77,11 @@ def suspects(transitions: Transitions, pipeline: GRPOPipeline) -> dict[str, Abst
         ("compile", any(block._compiled_call_impl for block in layers), _with(layers, "_compiled_call_impl", None)),
         ("sequence parallelism", type(transformer.sequence) is not WholeSequence, _whole_sequence(transformer)),
     ]
-    return {name: in_other_state for name, is_present, in_other_state in found if is_present}
+    return {name: switch for name, is_present, switch in found if is_present}
 
 
 def first_difference(transitions: Transitions, transformer: nn.Module) -> str | None:
-    """The first module that differs on the last row: by more than rounding if any does, else at all."""
+    """Return the first module whose output for the last row differs, preferably by more than rounding."""
     with torch.no_grad():
         in_rollout = _outputs(transformer, transitions.replay_as_rollout)
     in_training = _outputs(transformer, transitions.replay)
@@ -91,21 +90,21 @@ def first_difference(transitions: Transitions, transformer: nn.Module) -> str | 
         for name, output in in_training.items()
         if (expected := in_rollout.get(name)) is not None and expected.shape == output.shape
     ]
-    beyond_rounding = [one for one in differences if one[1] > _ROUNDING * one[2]]
-    for name, off, _ in beyond_rounding or [one for one in differences if one[1] > 0]:
-        return f"{name} ({type(transformer.get_submodule(name)).__name__}), by {off:.3g}"
+    beyond_rounding = [entry for entry in differences if entry[1] > _ROUNDING * entry[2]]
+    for name, difference, _ in beyond_rounding or [entry for entry in differences if entry[1] > 0]:
+        return f"{name} ({type(transformer.get_submodule(name)).__name__}), by {difference:.3g}"
     return None
 
 
 def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Output of each part for the last row of its batch, in the order of the first calls."""
-    kept: dict[str, Tensor] = {}
+    """Return each module's output for the last row of its batch, in the order of the first calls."""
+    outputs: dict[str, Tensor] = {}
 
     def hook(name: str):
         def keep(_module, _inputs, output):
             first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and first.ndim and first.numel():  # a part may be given no tokens at all
-                kept[name] = first[-1].detach().float().cpu()
+            if isinstance(first, Tensor) and first.ndim and first.numel():  # a module may receive no tokens
+                outputs[name] = first[-1].detach().float().cpu()
 
         return keep
 
@@ -115,25 +114,25 @@ def _outputs(transformer: nn.Module, run: Callable[[], Tensor]) -> dict[str, Ten
         for name, part in parts.items():
             hooks.enter_context(part.register_forward_hook(hook(name)))
         run()
-    return kept
+    return outputs
 
 
 @contextmanager
 def _with(owners: Iterable[object], name: str, value: object) -> Iterator[None]:
-    """Context in which each owner's attribute of that name has that value."""
+    """Set an attribute of each owner to ``value`` within the context."""
     before = [(owner, getattr(owner, name)) for owner in owners]
     for owner, _ in before:
         setattr(owner, name, value)
     try:
         yield
     finally:
-        for owner, kept in before:
-            setattr(owner, name, kept)
+        for owner, previous in before:
+            setattr(owner, name, previous)
 
 
 @contextmanager
 def _rounded_timesteps(transformer: nn.Module) -> Iterator[None]:
-    """Context in which timesteps are rounded as a transformer in bf16 sees them: 937 becomes 936."""
+    """Round timesteps to bf16 within the context: 937 becomes 936."""
 
     def rounded(_module, arguments, options):
         return arguments, options | {"timestep": options["timestep"].bfloat16().float()}

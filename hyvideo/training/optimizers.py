@@ -1,4 +1,4 @@
-"""The optimizers of a run, their learning rate, and their state by name."""
+"""Optimizers of a run, their learning rate and their state."""
 
 import re
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from hyvideo.training.muon import Muon
 
 
 class Optimizers:
-    """Steps AdamW and Muon as one optimizer."""
+    """AdamW and Muon combined into one optimizer."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
         self._owners = {p: owner for owner in optimizers for group in owner.param_groups for p in group["params"]}
 
     def step(self, rate: float) -> None:
-        """Applies the gradients at a learning rate and drops them."""
+        """Apply the gradients with learning rate ``rate`` and clear them."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):  # torchao's, which refuses to step with a number
+                if isinstance(group["lr"], Tensor):  # torchao's optimizers need a tensor
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
@@ -33,11 +33,11 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """State that an optimizer keeps of a parameter; empty before its first step."""
+        """Return the optimizer state of a parameter; empty before its first step."""
         return dict(self._owners[parameter].state.get(parameter, {}))
 
     def restore(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
-        """Gives a parameter's state back to its optimizer. A count of steps goes where the optimizer keeps it."""
+        """Restore the optimizer state of a parameter. Step counts move to the device where the optimizer keeps them."""
         owner = self._owners[parameter]
         on_device = any(group.get("fused") or group.get("capturable") for group in owner.param_groups)
         owner.state[parameter] = {
@@ -48,10 +48,10 @@ class Optimizers:
 def make_optimizers(
     settings: OptimizerSettings, trained: Mapping[str, nn.Parameter], dtype: torch.dtype, *, hidden: str
 ) -> Optimizers:
-    """Optimizers of the trained parameters, by name, as the settings say; ``dtype`` is that of Muon's arithmetic.
+    """Create the optimizers of the trained parameters. Muon computes in ``dtype``.
 
-    ``hidden`` is a regular expression of the blocks' matrices. Their modulation, the embedders and the output layer see
-    few samples at a time: their gradients have a rank as low, which orthogonalisation would blow up to full rank.
+    ``hidden`` is a regular expression for the matrices of the blocks. Modulation, embedders and output layer see few
+    samples per pass, so their gradients have a low rank, which orthogonalization would turn into full rank.
     """
     matrices = {name: p for name, p in trained.items() if settings.use_muon and _is_for_muon(settings, name, p, hidden)}
     others = [parameter for name, parameter in trained.items() if name not in matrices]
@@ -63,16 +63,16 @@ def make_optimizers(
 
 
 def learning_rate(settings: OptimizerSettings, num_updates: int) -> float:
-    """Learning rate of the update after ``num_updates``: it rises linearly over the warm-up and stays."""
-    warmth = min(1.0, (num_updates + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-    return settings.learning_rate * warmth
+    """Return the learning rate of the update after ``num_updates``: a linear warm-up, then constant."""
+    scale = min(1.0, (num_updates + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    return settings.learning_rate * scale
 
 
 def _is_for_muon(settings: OptimizerSettings, name: str, parameter: nn.Parameter, hidden: str) -> bool:
     if parameter.ndim < 2:
         return False
     if ".lora_" in name and settings.muon_scope == "hidden":
-        return False  # the factors of a low rank are no matrices to be made orthogonal
+        return False  # low-rank factors should not be orthogonalized
     return settings.muon_scope == "all" or re.fullmatch(hidden, name) is not None
 
 
@@ -84,7 +84,7 @@ def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.
         "weight_decay": settings.weight_decay,
     }
     if settings.use_8bit_adam:
-        from torchao.optim import AdamW8bit  # which knows shards; `config.machine_rules` has checked that it is there
+        from torchao.optim import AdamW8bit  # supports shards; `config.machine_rules` checks that it is installed
 
         return AdamW8bit(parameters, **options)
     return torch.optim.AdamW(parameters, **options, fused=parameters[0].device.type == "cuda")

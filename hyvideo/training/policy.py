@@ -1,6 +1,6 @@
-"""The policy in training: the transformer on its ranks, what of it is trained, and all that follows its weights.
+"""The policy during training: the parallelized transformer, its trained parameters, optimizer, anchor and EMA.
 
-weights -> our forward pass -> adapter -> sequence parallel, recomputation, compile, FSDP -> optimizer, anchor, average
+weights -> forward pass -> adapter -> sequence parallelism, activation checkpointing, compile, FSDP -> optimizer ...
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ from hyvideo.training.optimizers import make_optimizers
 
 
 class Policy:
-    """The transformer and what is trained of it; what no input of the prompts (``requests``) reaches is frozen.
+    """The transformer and its trained parameters; parameters that no input of ``requests`` reaches are frozen.
 
-    Raises ValueError for checkpoints and settings that do not go together.
+    Raises ValueError if checkpoints and settings do not fit together.
     """
 
     def __init__(self, config: Config, mesh: Mesh, device: torch.device, requests: list[Request]):
@@ -57,18 +57,18 @@ class Policy:
             self.average = WeightCopy(self.transformer, self.trained, offload=offload)
 
     def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
-        """The transformer on this rank, made ready to be trained."""
+        """Load the transformer on this rank and prepare it for training."""
         model, distributed, optimizer = self.config.model, self.config.distributed, self.config.optimizer
         start = read_start(optimizer)
         transformer, weights = loading.stream_transformer(
             model.pretrained_model_root,
             model.transformer_version,
-            read=self.mesh.is_main,  # the others receive
+            read=self.mesh.is_main,  # the other ranks receive the weights
             device=device,
             random_weights_seed=weights_seed(model),
             lora=None if self.is_lora else start,
         )
-        # Frozen weights need no more precision than they compute in.
+        # Frozen weights need no more precision than the computation.
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
         prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
@@ -93,27 +93,27 @@ class Policy:
         return list(self.trained.values())
 
     def after_update(self) -> None:
-        """The average and the anchor's age follow an optimizer update."""
+        """Update the EMA and the anchor's age after an optimizer update."""
         if self.average:
             self.average.move_towards(1 - self.config.optimizer.ema_decay)
         if self.anchor:
             self.anchor.age += 1
 
-    def as_average(self) -> AbstractContextManager:
-        """Context in which the model computes with the running average, where the run keeps one."""
+    def with_ema_weights(self) -> AbstractContextManager:
+        """Return a context in which the model uses the EMA weights, if the run has them."""
         return self.average.in_place() if self.average else nullcontext()
 
     def lora(self) -> Lora | None:
-        """The adapter as it is now, whole, on the CPU; None in full training. Every rank must ask."""
+        """Return the current adapter, gathered on the CPU; None in full training. All ranks must call this."""
         if not self.is_lora:
             return None
-        reshard(self.transformer)  # what a forward left gathered is of the precision of its arithmetic
+        reshard(self.transformer)  # weights left gathered by a forward pass have its lower precision
         return lora_of(self.transformer, gather=whole)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that a run needs to go on, by the names of `distributed.checkpoint`."""
+        """Return the tensors that a checkpoint needs to resume, by their names in `distributed.checkpoint`."""
         tensors = self._policy_tensors()
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
@@ -123,9 +123,9 @@ class Policy:
         return tensors
 
     def load(self, folder: Path, anchor_age: int) -> None:
-        """Takes up a checkpoint of any number of ranks. Raises ValueError where it does not fit."""
+        """Load a checkpoint, written by any number of ranks. Raises ValueError if it does not fit."""
         policy = self._policy_tensors()
-        with failing_together(self.mesh):  # before the others wait for this rank as they load
+        with failing_together(self.mesh):  # before the other ranks wait for this one in a collective
             optimizer = dict(self._optimizer_targets(folder))
         copies = self._copies(anchor_age)
         saved = {kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies}
@@ -144,12 +144,12 @@ class Policy:
                 self.anchor.take()
 
     def _copies(self, anchor_age: int | None) -> dict[str, WeightCopy]:
-        """Copies of the weights by their names in a checkpoint; not an anchor that is the policy still."""
+        """Return the weight copies by their name in a checkpoint, without an anchor that equals the policy."""
         anchor = {"anchor": self.anchor} if self.anchor and anchor_age else {}
         return anchor | ({"average": self.average} if self.average else {})
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        """Trained weights of a LoRA, or all weights, as a checkpoint names them."""
+        """Return the adapter or, in full training, all weights, by their names in a checkpoint."""
         tensors = self.trained if self.is_lora else self.transformer.state_dict()
         return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
 
@@ -167,8 +167,7 @@ class Policy:
 
 @torch.no_grad()
 def _fill_adapter(transformer: nn.Module, start: Lora | None, seed: int) -> None:
-    """Gives an adapter its values: those of ``start``, or A random, with the variance of peft's own start, and B zero,
-    so that it changes nothing."""
+    """Initialize an adapter from ``start``, or with random A (the variance of peft's default) and B = 0: no effect."""
     for name, parameter in transformer.named_parameters():
         module, _, side = name.partition(".lora_")
         if side and start:

@@ -1,8 +1,8 @@
-"""Stored rollouts to optimizer updates: anchor's means, the clipped loss in its trust region, gradients, one step.
+"""Policy update of GRPO: anchor means, clipped loss with KL terms, accumulated gradients, optimizer step.
 
-The rollouts of an iteration are trained in one update or several. Every update accumulates gradients over all its
-rollouts and trained steps; all ranks make the same number of passes, with empty ones where a replica has fewer
-rollouts, since sharded weights are gathered by all together.
+The rollouts of an iteration are trained in one or several updates. Every update accumulates gradients over all its
+rollouts and trained steps. Gathering sharded weights is a collective, so all ranks make the same number of passes, with
+empty ones on replicas that have fewer rollouts.
 """
 
 import math
@@ -39,21 +39,21 @@ T = TypeVar("T")
 
 
 class Pass(NamedTuple):
-    """Rows of one training forward and backward, each at the ``turn``-th of its trained steps."""
+    """Rows of one training forward and backward pass, each at the ``turn``-th of its trained steps."""
 
-    rows: list[int]  # empty where this replica has fewer rollouts than others
+    rows: list[int]  # empty if this replica has fewer rollouts than others
     turn: int
 
 
 class UpdateWork(NamedTuple):
-    """Work of one optimizer update on the rollouts of an iteration."""
+    """Inputs of one optimizer update."""
 
     rollouts: RolloutBatch
     passes: list[Pass]
-    num_terms: int  # of all replicas together
-    anchor_means: Tensor | None  # as of `PolicyUpdate.anchor_means`
+    num_terms: int  # over all replicas
+    anchor_means: Tensor | None  # from `PolicyUpdate.anchor_means`
     iteration: int
-    is_fresh: bool  # the policy still is the one that made the rollouts
+    is_fresh: bool  # the policy still is the rollout policy
 
 
 class PolicyUpdate:
@@ -66,10 +66,10 @@ class PolicyUpdate:
         pipeline: GRPOPipeline,
         policy: Policy,
         *,
-        num_updates: int,  # optimizer updates of an iteration
-        cost: Cost,  # counts the transformer evaluations
-        on_stage: Callable[..., None] = lambda *stage: None,  # hears ``anchor`` or ``update``, and each pass
-        check: Callable[[], None] = lambda: None,  # on every rank until the first step; raises where the run shall stop
+        num_updates: int,  # optimizer updates per iteration
+        cost: Cost,  # counts transformer evaluations
+        on_stage: Callable[..., None] = lambda *stage: None,  # called with ``anchor`` or ``update`` and the pass
+        check: Callable[[], None] = lambda: None,  # called on all ranks until the first step; raises to stop the run
     ):
         self.config, self.mesh, self.pipeline, self.policy = config, mesh, pipeline, policy
         self.num_updates, self.cost, self.on_stage, self.check = num_updates, cost, on_stage, check
@@ -89,23 +89,23 @@ class PolicyUpdate:
         self.refresh_step_weights()
 
     def refresh_step_weights(self) -> None:
-        """Takes the weights of the steps from the scheduler, whose stochastic steps a window may have changed."""
+        """Recompute the loss weights of the steps, since an SDE window may have changed the stochastic steps."""
         rollout = self.config.rollout
         balancing = self.pipeline.scheduler.compute_grad_balancing_factors(eta=rollout.eta, sde_type=rollout.sde_type)
         weights = balancing if self.config.loss.use_grad_balancing else (balancing > 0).float()
         self.step_weights = weights.to(self.pipeline.device)
 
     def reads_means(self) -> bool:
-        """Claims that the next updates read the means of the rollouts' transitions: beside them the anchor, while it
-        still is the policy, and the closed form of the velocity distance."""
+        """Return whether the next updates need the rollouts' transition means: the closed form of the velocity KL does,
+        and so does the position KL while the anchor equals the policy."""
         anchor = self.policy.anchor
         return self._is_gaussian or (anchor is not None and anchor.equals_policy)
 
     def anchor_means(self, rollouts: RolloutBatch) -> Tensor | None:
-        """The anchor's means at the trained transitions, or None where they are not needed or not needed yet.
+        """Return the anchor's means at the trained transitions; None if not needed or computed during the update.
 
-        An anchor that equals the rollout policy has the rollout's means: no forward is made for them.
-        Shape: (rollouts, ``anchor_turns``, channels, frames, height, width), or of all turns where they cost nothing.
+        An anchor that equals the rollout policy has the rollouts' means, at all turns and without a forward pass.
+        Shape: (rollouts, ``anchor_turns`` or turns, channels, frames, height, width).
         """
         anchor = self.policy.anchor
         if anchor is None:
@@ -118,7 +118,7 @@ class PolicyUpdate:
             return self._means(rollouts, rollouts.anchor_turns)
 
     def _means(self, rollouts: RolloutBatch, turns: Sequence[int]) -> Tensor:
-        """Means at these turns under the weights in place. Shape: (rollouts, turns, channels, ...)."""
+        """Compute the means at these turns with the current weights. Shape: (rollouts, turns, channels, ...)."""
         latents = rollouts.trajectories.latents
         means = latents.new_empty(len(rollouts), len(turns), *latents.shape[2:])
         passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), enumerate(turns)))
@@ -129,15 +129,15 @@ class PolicyUpdate:
         return means
 
     def __call__(self, rollouts: RolloutBatch, anchor_means: Tensor | None, iteration: int) -> dict[str, float | list]:
-        """Makes the iteration's updates; gives their metrics, averaged over the terms that they trained on."""
+        """Run the updates of an iteration and return their metrics, averaged over the trained terms."""
         self.refresh_step_weights()
-        rows_of = [rollouts.rows_of_update(update, self.num_updates, iteration) for update in range(self.num_updates)]
-        num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in rows_of]), self.mesh).tolist()
-        batches_of = [chunks(rows, self.config.rows_per_pass) for rows in rows_of]
-        most = gather_replicas(torch.tensor([len(batches) for batches in batches_of]), self.mesh).amax(0).tolist()
+        all_rows = [rollouts.rows_of_update(update, self.num_updates, iteration) for update in range(self.num_updates)]
+        num_rollouts = sum_over_replicas(torch.tensor([len(rows) for rows in all_rows]), self.mesh).tolist()
+        all_batches = [chunks(rows, self.config.rows_per_pass) for rows in all_rows]
+        largest = gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh).amax(0).tolist()
         results: list[UpdateResult | None] = []
-        for batches, num_batches, count in zip(batches_of, most, num_rollouts):
-            if count == 0:  # every reward of its groups is missing, on all ranks
+        for batches, num_batches, count in zip(all_batches, largest, num_rollouts):
+            if count == 0:  # all rewards of its groups are missing
                 continue
             batches = batches + [[]] * (num_batches - len(batches))
             passes = [Pass(rows, turn) for rows in batches for turn in rollouts.turns]
@@ -150,15 +150,15 @@ class PolicyUpdate:
         return average(applied) | {"update/skipped": float(len(results) - len(applied))}
 
     def _one_update(self, work: UpdateWork) -> UpdateResult | None:
-        """Makes one optimizer update; gives its metrics, None where it was skipped for numbers that are not finite."""
-        sums, deviations, each = self._accumulate(work)
-        if work.is_fresh and self.num_updates > 1:  # a round of one update is done with the step
+        """Run one optimizer update and return its metrics; None if it was skipped because of NaN or inf."""
+        sums, deviations, by_term = self._accumulate(work)
+        if work.is_fresh and self.num_updates > 1:  # with one update, the step ends the iteration
             self.check()
         used = {"kl/coef": self.kl_coefficient.value, "lr": learning_rate(self.config.optimizer, self.update_count)}
-        # On the CPU before the step is made: read later they would wait for it.
+        # Copied to the CPU before the step, since a later copy would wait for it.
         sums = sum_over_replicas(sums, self.mesh).cpu() / work.num_terms
         largest = gather_ranks(deviations.amax(), self.mesh).cpu()
-        by_step = self._by_step(work, each.cpu())
+        by_step = self._by_step(work, by_term.cpu())
         grad_norm = self._step(used["lr"], sums, largest, work)
         if grad_norm is None:
             return None
@@ -175,12 +175,10 @@ class PolicyUpdate:
         return UpdateResult(metrics, work.num_terms, by_step)
 
     def _accumulate(self, work: UpdateWork) -> tuple[Tensor, Tensor, Tensor]:
-        """Adds up the gradients of all passes; gives the sums of the terms, each pass's largest ratio deviation, and
-        ratio and KL of each term, (2, terms).
+        """Accumulate gradients; return sums of terms, largest ratio deviation by pass, ratio and KL by term (2, terms).
 
-        Every replica divides by ``num_terms``, the number of all replicas together, so that each term weighs the same
-        however the rollouts are dealt. In the end gradients are averaged over the replicas: the factor
-        ``num_replicas`` turns that mean back into the sum that the division needs.
+        Every replica divides by ``num_terms``, the number over all replicas, so that each term has the same weight in
+        any layout. Gradients are later averaged over the replicas; the factor ``num_replicas`` makes that a sum.
         """
         sums = torch.zeros(len(LossTerms.SUMMED), dtype=torch.float64, device=self.pipeline.device)
         deviations: list[Tensor] = []
@@ -201,24 +199,24 @@ class PolicyUpdate:
                 deviations.append(terms.largest_deviation())
                 pairs.append(torch.stack([terms.ratio, terms.kl.detach()]))
             else:
-                if self.policy.is_sharded:  # beside ranks whose passes add something: sharded ones are made together
-                    (self._velocity_of_nothing(rollouts, turn).sum() * 0.0).backward()
+                if self.policy.is_sharded:  # takes part in the collectives of the other ranks
+                    (self._dummy_velocity(rollouts, turn).sum() * 0.0).backward()
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
-            if is_checked and number in (0, len(passes) - 1):  # soon, and before anything is changed
+            if is_checked and number in (0, len(passes) - 1):  # early, and before the weights change
                 self._check_fresh(work, deviations)
         num_forwards = sum(self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass)) for a_pass in passes)
-        self.cost.forwards += num_forwards * self.cost.of_training
+        self.cost.forwards += num_forwards * self.cost.per_training_pass
         return sums, torch.stack(deviations), torch.cat(pairs, dim=1)
 
     def _by_step(self, work: UpdateWork, pairs: Tensor) -> Tensor | None:
-        """Sums and largest deviations of all replicas by denoising step; None for the noise levels of nft."""
+        """Return sums and largest deviations over all replicas by denoising step; None for the noise levels of nft."""
         trained_steps = work.rollouts.trained_steps
         if trained_steps.is_floating_point():
             return None
         steps = torch.cat([trained_steps[rows, turn] for rows, turn in work.passes])
-        mine = sums_by_step(*pairs, steps, len(self.pipeline.scheduler.timesteps))
-        every = gather_replicas(mine, self.mesh)  # (replicas, 4, steps)
-        return torch.cat([every[:, :3].sum(0), every[:, 3:].amax(0)])
+        local = sums_by_step(*pairs, steps, len(self.pipeline.scheduler.timesteps))
+        gathered = gather_replicas(local, self.mesh)  # (replicas, 4, steps)
+        return torch.cat([gathered[:, :3].sum(0), gathered[:, 3:].amax(0)])
 
     def _check_fresh(self, work: UpdateWork, deviations: list[Tensor]) -> None:
         self.on_policy_check(work.rollouts, work.passes, deviations, work.iteration)
@@ -226,7 +224,7 @@ class PolicyUpdate:
     def terms(
         self, rollouts: RolloutBatch, rows: list[int], turn: int, anchor_mean: Tensor | None, anchor_weight: float = 1.0
     ) -> LossTerms:
-        """Terms of the loss of one training forward: each row at the ``turn``-th of its trained steps."""
+        """Compute the loss terms of one training forward pass, each row at the ``turn``-th of its trained steps."""
         steps = rollouts.trained_steps[rows, turn]
         step = rollouts.replay(self.pipeline, rows, steps)
         inputs = LossInputs(
@@ -248,26 +246,26 @@ class PolicyUpdate:
         )
 
     def _step(self, rate: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
-        """Averages, clips and applies the gradients; gives their norm before, None if not finite on some rank."""
+        """Average, clip and apply the gradients. Returns their norm before clipping; None if a rank has NaN or inf."""
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
         if math.isfinite(grad_norm) and sums.isfinite().all():
-            self.nonfinite.good()
+            self.nonfinite.record_finite()
             self.policy.optimizers.step(rate)
             self.update_count += 1
             return grad_norm
         self.policy.optimizers.drop_gradients()
         ranks = (~deviations.isfinite()).nonzero().flatten().tolist()
-        self.nonfinite.bad(work.rollouts, ranks=ranks, iteration=work.iteration)
+        self.nonfinite.record_skipped(work.rollouts, ranks=ranks, iteration=work.iteration)
         return None
 
     def _anchor_turns(self, rollouts: RolloutBatch, means: Tensor | None) -> Sequence[int]:
-        """Turns at which the distance to the anchor is measured: the drawn ones, or all where ``means`` has all."""
+        """Return the turns at which the position KL is measured: the drawn ones, or all if ``means`` has all."""
         has_all = means is not None and means.shape[1] == len(rollouts.turns)
         return rollouts.turns if has_all else rollouts.anchor_turns
 
     def _anchor_mean(self, rollouts: RolloutBatch, a_pass: Pass, means: Tensor | None) -> Tensor | None:
-        """The anchor's means of a pass: made before, made now, or not needed."""
+        """Return the anchor's means of a pass, stored or computed now; None if not needed."""
         if means is not None or self.policy.anchor is None or self.policy.anchor.equals_policy:
             if means is None or not a_pass.rows:
                 return None
@@ -277,33 +275,33 @@ class PolicyUpdate:
                 return self._mean(rollouts, a_pass)
             if self.policy.is_sharded:
                 with torch.no_grad():
-                    self._velocity_of_nothing(rollouts, a_pass.turn)
+                    self._dummy_velocity(rollouts, a_pass.turn)
         return None
 
     @torch.no_grad()
     def _mean(self, rollouts: RolloutBatch, a_pass: Pass) -> Tensor:
-        """Means of a pass under the weights in place. Shape: (rows, channels, frames, height, width)."""
+        """Compute the means of a pass with the current weights. Shape: (rows, channels, frames, height, width)."""
         rows, turn = a_pass
         self.cost.forwards += self.pipeline.num_forwards(self._timesteps(rollouts, *a_pass))
         return rollouts.replay(self.pipeline, rows, rollouts.trained_steps[rows, turn]).prev_sample_mean
 
     def _timesteps(self, rollouts: RolloutBatch, rows: list[int], turn: int) -> Tensor:
-        """Timesteps that the rows of a pass are at. On the CPU. Shape: (rows,)."""
+        """Return the timesteps of the rows of a pass, on the CPU. Shape: (rows,)."""
         return self.pipeline.scheduler.timesteps[rollouts.trained_steps[rows, turn]]
 
-    def _velocity_of_nothing(self, rollouts: RolloutBatch, turn: int) -> Tensor:
-        """Velocity of zeros, in the branches of that turn: what a rollout without a reward holds may not be finite."""
-        nothing = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
-        return self.pipeline.velocity(nothing, self._timesteps(rollouts, [0], turn), rollouts.conditions.select([0]))
+    def _dummy_velocity(self, rollouts: RolloutBatch, turn: int) -> Tensor:
+        """Compute a velocity with the turn's branches, of zeros because rollouts without a reward may contain NaN."""
+        zeros = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
+        return self.pipeline.velocity(zeros, self._timesteps(rollouts, [0], turn), rollouts.conditions.select([0]))
 
 
 def chunks(values: Sequence[T], size: int) -> list[list[T]]:
-    """Lists of ``size`` neighbours; the last may be shorter."""
+    """Split values into lists of ``size`` neighbors; the last may be shorter."""
     return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def kl_schedule(settings: TrustRegionSettings, strategy: str) -> KLScheduleSettings:
-    """Rule of the coefficient, by the settings; 0 without a trust region."""
+    """Return the schedule of the KL coefficient; constant 0 without a trust region."""
     if strategy == "none":
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(

@@ -1,4 +1,4 @@
-"""The rewards of a run: its scorers, the advantages that follow, and when too many rewards are missing."""
+"""Rewards of a run: creating and checking the scorers, computing advantages, and counting missing rewards."""
 
 import math
 import os
@@ -27,11 +27,11 @@ from hyvideo.training.rollout_collector import PendingRewards
 
 
 class TooManyMissingRewards(RuntimeError):
-    """More rewards of an iteration are missing than the settings allow; the policy was not changed."""
+    """More rewards of an iteration are missing than ``max_missing_fraction`` allows; the policy was not changed."""
 
 
 class GroupRewards:
-    """Gives rewards and advantages of an iteration's rollouts, compared within their groups over all replicas."""
+    """Collects the rewards of an iteration and computes advantages within groups, over all replicas."""
 
     def __init__(
         self, settings: RewardSettings, scorer: AsyncScorer, mesh: Mesh, *, group_size: int, num_rollouts: int
@@ -41,13 +41,13 @@ class GroupRewards:
         self.max_missing_fraction = settings.max_missing_fraction
 
     def wait(self, pending: PendingRewards, may_end: Callable[[bool], bool] = bool) -> dict[int, Reward]:
-        """Rewards of the videos that this rank has decoded, by row; ``may_end`` as of `AsyncScorer.collect`."""
+        """Return the rewards of this rank's videos by row, once scored; ``may_end`` as in `AsyncScorer.collect`."""
         return dict(zip(pending.videos, self.scorer.collect(pending.batches, may_end)))
 
     def advantages(
         self, indices: Sequence[RolloutIndex], rewards: dict[int, Reward]
     ) -> tuple[Tensor, dict[str, float]]:
-        """Advantages within groups of this replica's rollouts (rollouts,) and metrics; ``rewards`` are by row."""
+        """Return the advantages of this replica's rollouts, shape (rollouts,), and metrics; ``rewards`` are by row."""
         numbers = [index.number(self.group_size) for index in indices]
         local = {numbers[row]: reward for row, reward in rewards.items()}
         dimensions, in_order = merge_rewards(local, self.num_rollouts, self.mesh)
@@ -59,37 +59,37 @@ class GroupRewards:
     def refuse_too_many_missing(
         self, metrics: dict[str, float], rewards: dict[int, Reward], iteration: int, *, divergence: str = ""
     ) -> None:
-        """Raises TooManyMissingRewards, on all ranks alike, where more are missing than is allowed; else tells of some.
-        Where videos are not finite it tells of ``divergence``."""
+        """Warn of missing rewards; raise TooManyMissingRewards, on all ranks together, if there are too many.
+        The error includes ``divergence`` if videos contain NaN."""
         missing = metrics["reward/missing"]
         if not missing:
             return
         local = next((reward.reason for reward in rewards.values() if reward.reason), None)
         reason = share_reason(local, self.mesh) or "no reason given"
-        told = f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
+        summary = f"{missing:.0f} of {self.num_rollouts} rewards of iteration {iteration} are missing"
         if missing > self.max_missing_fraction * self.num_rollouts:
             raise TooManyMissingRewards(
-                f"{told}, more than max_missing_fraction {self.max_missing_fraction} allows; the policy was not "
-                f"changed. One of them: {reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
+                f"{summary}, more than max_missing_fraction {self.max_missing_fraction} allows; the policy was not "
+                f"changed. First reason: {reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
             )
         if self.mesh.is_main:
-            print(f"\n{told}; one of them: {reason}", file=sys.stderr, flush=True)
+            print(f"\n{summary}; first reason: {reason}", file=sys.stderr, flush=True)
 
 
 def merge_rewards(local: dict[int, Reward], num_rewards: int, mesh: Mesh) -> tuple[list[str], Tensor]:
-    """The dimensions that any rank's scorers gave, and the rewards of all ranks in order, on every rank alike.
+    """Gather the rewards of all ranks, in order, and the names of the dimensions that any rank's scorers returned.
 
-    Shape: the total and each dimension, NaN where there is none, (num_rewards, 1 + dimensions), float64.
+    Shape: (num_rewards, 1 + dimensions), float64: the total and each dimension, NaN where it is missing.
     """
     scores = {row: {k: v for k, v in r.scores.items() if isinstance(v, int | float)} for row, r in local.items()}
-    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {"Overall"}  # which is a sum
+    found = {*chain(*all_objects([*chain(*scores.values())], mesh))} - {"Overall"}  # a sum of dimensions
     names = [*filter(found.__contains__, DIMENSIONS), *sorted(found - {*DIMENSIONS})]
     rows = {row: [reward.total, *(scores[row].get(name, math.nan) for name in names)] for row, reward in local.items()}
     return names, merge_rows(rows, num_rewards, 1 + len(names), mesh)
 
 
 def make_async_scorer(config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None) -> AsyncScorer:
-    """The scorer of a run: the given ``scorers``, or services, or models on ``device``. ValueError for bad options."""
+    """Create the scorer of a run from ``scorers``, services or models. Raises ValueError for invalid options."""
     settings = config.reward
     return AsyncScorer(
         _make_scorers(settings, config.model.pretrained_model_root, device) if scorers is None else scorers,
@@ -115,17 +115,19 @@ def _make_scorers(settings: RewardSettings, root: str, device: torch.device) -> 
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Checks the scorers on one clip of the run's size. ValueError for a failure; possible rounding is a warning."""
+    """Check the scorers on a video of the run's size. Raises ValueError if one fails; warns of possible rounding."""
     clip = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
-    # One scorer must have every dimension that counts; of several each must have what it promises.
+    # A single scorer must return every weighted dimension; with several, each must return the dimensions it declares.
     needed = [name for name, weight in scorer.weights.items() if weight] if len(scorer.scorers) == 1 else None
-    for name, one in scorer.scorers.items():
+    for name, model in scorer.scorers.items():
         with scorer.in_place():
-            checks = check_scorer(one, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
+            checks = check_scorer(model, Trial(clip.video, prompt, data.fps), dimensions=needed, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
-            raise ValueError(f"reward {name} cannot be trained with; see scripts/check_reward.py:\n{problems}")
+            raise ValueError(
+                f"reward {name} failed its check (repeat with python -m scripts.check_reward):\n{problems}"
+            )
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
     if data.valid_video_csv:
-        scorer.held_out([clip.video], [prompt])  # as a validation does
+        scorer.held_out([clip.video], [prompt])  # as validation does

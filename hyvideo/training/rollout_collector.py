@@ -1,4 +1,4 @@
-"""Prompts to rollouts, videos and pending rewards: a batch is scored while the next one is sampled."""
+"""Sampling of rollouts: a batch is scored in the background while the next one is sampled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,17 +30,17 @@ from hyvideo.training.rollout_batch import (
 
 @dataclass
 class Cost:
-    """Transformer evaluations of this replica in this iteration."""
+    """Transformer evaluations of this replica in an iteration."""
 
-    of_training: float  # evaluations that a training forward-backward counts as
+    per_training_pass: float  # evaluations that a training forward and backward pass counts as
     forwards: float = 0.0
 
 
 @dataclass(frozen=True)
 class PendingRewards:
-    """Videos that this rank has decoded, and their rewards on the way, in the same order."""
+    """Videos that this rank has decoded and their pending rewards, in the same order."""
 
-    videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None could not be decoded
+    videos: dict[int, Tensor | None] = field(default_factory=dict)  # by row; None if decoding failed
     batches: list[PendingBatch] = field(default_factory=list)
 
 
@@ -54,11 +54,11 @@ class RolloutCollector:
         pipeline: GRPOPipeline,
         encoder: ConditionEncoder,
         scorer: AsyncScorer,
-        requests: list[Request],  # of the whole data set
+        requests: list[Request],  # all prompts of the data set
         *,
-        plan: Plan,  # how many prompts an iteration has, and trained steps a rollout
-        cost: Cost,  # counts the transformer evaluations
-        check: Callable[[], None] = lambda: None,  # before each batch, on every rank; raises where the run shall stop
+        plan: Plan,  # prompts per iteration and trained steps per rollout
+        cost: Cost,  # counts transformer evaluations
+        check: Callable[[], None] = lambda: None,  # called before each batch on all ranks; raises to stop the run
     ):
         self.config, self.mesh = config, mesh
         self.pipeline, self.encoder, self.scorer, self.requests = pipeline, encoder, scorer, requests
@@ -73,7 +73,7 @@ class RolloutCollector:
     def collect(
         self, iteration: int, timer: StageTimer, *, keep_means: bool = True
     ) -> tuple[RolloutBatch, PendingRewards]:
-        """Rollouts of the iteration without advantages, their videos and pending rewards; means at trained steps."""
+        """Sample the iteration's rollouts; returns them without advantages, and their videos and pending rewards."""
         steps = self.noisy_steps(iteration)
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
@@ -81,7 +81,7 @@ class RolloutCollector:
             size = {"height": self.config.data.height, "width": self.config.data.width}
             conditions = self.encoder(requests, **size).to(self.pipeline.device)
         prompts = [request.prompt for request in requests]
-        # Guided in an interval, ranks with shards make equal calls only if all train the same level at a time.
+        # With a guidance interval, all FSDP ranks must train the same step at a time, to make equal calls.
         is_shared = self.config.rollout.guidance_interval and self.config.num_branches == 2
         drawn = [RolloutIndex(0, 0)] * len(indices) if is_shared else indices
         count = self.plan.num_trained_steps
@@ -96,7 +96,7 @@ class RolloutCollector:
         return RolloutBatch(indices, prompts, conditions, trajectories, trained, turns, new_noise=draws), pending
 
     def noisy_steps(self, iteration: int) -> list[int]:
-        """Steps with noise in this iteration; a window makes the others steps of the ODE."""
+        """Return the steps that add noise in this iteration; those outside the SDE window use the ODE."""
         if self.window is None:
             return self.stochastic_steps
         random = generator(self.config.data.seed, "sde window", iteration)
@@ -105,21 +105,22 @@ class RolloutCollector:
         return steps
 
     def indices(self) -> list[RolloutIndex]:
-        """Rollouts of this replica in an iteration."""
+        """Return the indices of this replica's rollouts in an iteration."""
         batches = range(self.config.rollout.gradient_accumulation_steps)
         return [index for batch in batches for index in indices_of_replica(self.config.rollout, self.mesh, batch)]
 
     def requests_of(self, iteration: int, indices: list[RolloutIndex]) -> list[Request]:
-        """Requests of the rollouts."""
+        """Return the prompts of the rollouts."""
         prompts = self.order.indices(iteration)
         return [self.requests[prompts[index.group]] for index in indices]
 
     def sample(
         self, iteration: int, indices: list[RolloutIndex], conditions: Conditions, *, mean_steps: Tensor | None = None
     ) -> Trajectories:
-        """A batch of rollouts; noise is drawn for each rollout, never per batch.
+        """Sample a batch of rollouts, with noise that depends on the rollout and not on the batch.
 
-        On all ranks it is as many whole groups, or a part of one: where they share, the calls are as many too.
+        Every batch has the same number of whole groups, or a part of one group, on all ranks. Shared steps therefore
+        give the same number of transformer calls on all ranks.
         """
         groups = [index.group for index in indices]
 
@@ -129,7 +130,7 @@ class RolloutCollector:
         return self.pipeline.sample(
             conditions,
             stack([self.noise.initial(iteration, index) for index in indices]),
-            lambda step: stack([self.noise.of_step(iteration, index, step) for index in indices]),
+            lambda step: stack([self.noise.for_step(iteration, index, step) for index in indices]),
             mean_steps=mean_steps,
             origins=[groups.index(group) for group in groups] if self.noise.is_shared else None,
         )
@@ -143,7 +144,7 @@ class RolloutCollector:
         mean_steps: Tensor | None,
         timer: StageTimer,
     ) -> tuple[Trajectories, PendingRewards]:
-        """Rollouts and pending rewards; ranks that share a batch each decode and score some of its videos."""
+        """Sample batches and submit them for scoring; ranks that share a batch split its videos for decoding."""
         rollout = self.config.rollout
         parts, pending = [], PendingRewards()
         starts = range(0, len(indices), rollout.batch_size)

@@ -1,6 +1,6 @@
-"""What is kept of an iteration's rollouts: some videos, every video without a reward, and all scores.
+"""Recording of rollouts: all scores, some videos, and every video without a reward.
 
-``seed``, ``iteration``, ``group`` and ``member`` of an object of scores.json are the key of its noise (`RolloutNoise`).
+``seed``, ``iteration``, ``group`` and ``member`` of an entry of scores.json determine its noise (`RolloutNoise`).
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ FOLDER = "rollouts"
 
 
 class RolloutRecorder:
-    """Writes rollouts/<iteration>/ of ``num_rollouts`` in all, every so often and whenever a reward is missing."""
+    """Writes rollouts/<iteration>/ every ``log_video_interval`` iterations and whenever a reward is missing."""
 
     def __init__(self, settings: RecordSettings, data: DataSettings, mesh: Mesh, *, group_size: int, num_rollouts: int):
         self.mesh, self.group_size, self.num_rollouts = mesh, group_size, num_rollouts
@@ -32,10 +32,10 @@ class RolloutRecorder:
         videos: dict[int, Tensor | None],
         iteration: int,
         *,
-        num_missing: float,  # rewards that are missing, over all ranks
-        writer: MetricsWriter | None,  # the main rank's, which shows the videos too
+        num_missing: float,  # missing rewards over all ranks
+        writer: MetricsWriter | None,  # of the main rank, which also logs the videos
     ) -> None:
-        """Writes what is due of this rank's ``videos`` by row; every rank calls it."""
+        """Write this rank's due ``videos``, given by row, and all scores. All ranks must call this."""
         is_due = self.interval and iteration % self.interval == 0
         if not self.interval or not (is_due or num_missing):
             return
@@ -58,7 +58,7 @@ class RolloutRecorder:
     def _write_scores(
         self, folder: Path, iteration: int, rollouts: RolloutBatch, numbers: dict[int, int], files: dict[int, str]
     ) -> None:
-        """The main rank writes the scores of all ranks."""
+        """Write the scores of all ranks on the main rank."""
         entries = [
             score_entry(
                 rollouts.prompts[row],

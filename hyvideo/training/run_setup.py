@@ -1,4 +1,4 @@
-"""The parts of a run, built from its settings: what can be refused is refused before any weights are read."""
+"""Construction of the parts of a run from its settings, with checks before any weights are read."""
 
 from pathlib import Path
 
@@ -38,9 +38,9 @@ UPDATES = {"grpo": PolicyUpdate, "nft": NFTUpdate}
 
 
 class RunParts:
-    """Parts of a run, on which the trainer plays: checks what it needs, loads its models and joins them.
+    """Components that the trainer calls: checks the settings, loads the models and connects them.
 
-    Raises ValueError for checkpoints, prompts or scorers that cannot be used, before any weights are read.
+    Raises ValueError for unusable checkpoints, prompts or scorers, before any weights are read.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class RunParts:
         mesh: Mesh,
         device: torch.device,
         progress: Progress,
-        owner: Ownership,  # says that the folder of the run is this life's
-        scorers: dict[str, Scorer] | None = None,  # the rewards by name; by default those that the settings name
+        owner: Ownership,  # of the run's folder
+        scorers: dict[str, Scorer] | None = None,  # scorers by name; default: those of the settings
     ):
         self.plan = plan = make_plan(config, mesh.world_size)
         requests, hashes = read_requests(*config.data.prompts_csv), contents(config.flat())
         validated = read_requests(*config.data.valid_video_csv)
-        encoded, asked = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
-        check_checkpoint(config, asked, [*config.video_sizes.values()])
+        encoded, sources = requests + config.negative_requests, {"prompts_csv": requests, "valid_video_csv": validated}
+        check_checkpoint(config, sources, [*config.video_sizes.values()])
         check_adapter(config.model, config.optimizer)
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, mesh.world_size, architecture)
@@ -88,8 +88,8 @@ class RunParts:
         )
         self.rewards = GroupRewards(config.reward, self.scorer, mesh, **sizes)
         self.recorder = RolloutRecorder(config.record, config.data, mesh, **sizes)
-        how = common | {"num_updates": plan.updates, "on_stage": progress.enter}
-        self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **how)
+        options = common | {"num_updates": plan.updates, "on_stage": progress.enter}
+        self.update = UPDATES[config.loss.objective](config, mesh, self.pipeline, self.policy, **options)
         self.checkpoints = _checkpoint_writer(config.record, mesh, owner, timeout=config.distributed.collective_timeout)
         self.state = RunState(
             config, self.policy, self.update, self.checkpoints, progress, num_rollouts=plan.rollouts, contents=hashes
@@ -97,6 +97,6 @@ class RunParts:
 
 
 def _checkpoint_writer(settings: RecordSettings, mesh: Mesh, owner: Ownership, *, timeout: float) -> CheckpointWriter:
-    how = {"keep": settings.save_total_limit, "keep_every": settings.keep_every}
-    how |= {"is_asynchronous": settings.save_asynchronously, "timeout": timeout, "owner": owner}
-    return CheckpointWriter(Path(settings.output_dir), mesh, **how)
+    options = {"keep": settings.save_total_limit, "keep_every": settings.keep_every}
+    options |= {"is_asynchronous": settings.save_asynchronously, "timeout": timeout, "owner": owner}
+    return CheckpointWriter(Path(settings.output_dir), mesh, **options)

@@ -1,6 +1,6 @@
-"""The state of a run: what a checkpoint holds, and which settings may differ where it is taken up.
+"""State of a run: the content of checkpoints, and the settings that may change on resume.
 
-What is about the machine, the records or the layout may change. What the rollouts, rewards, loss or updates depend on
+Settings of the machine, the records and the layout may change. Settings that affect rollouts, rewards, loss or updates
 may not, unless ``allow_changed_settings`` is set.
 """
 
@@ -20,31 +20,31 @@ from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
 
-# Needed of state.json, to go on with.
+# Entries of state.json that are needed to resume.
 STATE = {"iteration": int, "update": int, "anchor_age": int, "kl_coefficient": dict, "health": dict, "settings": dict}
 
 
 class Progress:
-    """The iteration that the run is in; reports stage and iteration to ``on_stage``, and with the part to ``show``."""
+    """Current iteration; reports stage and iteration to ``on_stage``, and with the part of the stage to ``show``."""
 
     def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
         self.iteration, self._on_stage, self._show = 0, on_stage, show
 
     def enter(self, stage: str, part: str = "") -> None:
-        """Reports a stage of the current iteration, or a ``part`` of it."""
+        """Report a stage of the current iteration, or a ``part`` of it."""
         self._stage, self._part = stage, part
         self._on_stage(stage, self.iteration)
         self._show(stage, self.iteration, part)
 
     def steps(self, schedule: Sequence[int]) -> Iterator[int]:
-        """Goes through the steps of the sampler and shows each."""
+        """Iterate over the sampler's steps and show each of them."""
         for number, step in enumerate(schedule, 1):
             self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
             yield step
 
 
 class RunState:
-    """Everything that a run needs to go on as if it had not stopped: written to checkpoints, and read from them."""
+    """Everything that a run needs to resume bit for bit, saved to and loaded from checkpoints."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class RunState:
         checkpoints: CheckpointWriter,
         progress: Progress,
         *,
-        num_rollouts: int,  # of an iteration, over all replicas
-        contents: Mapping[str, str],  # hashes, at the start, of the files that settings name
+        num_rollouts: int,  # per iteration, over all replicas
+        contents: Mapping[str, str],  # hashes of the files that settings name, at the start of the run
     ):
         self.config, self.policy, self.update = config, policy, update
         self.checkpoints, self.progress = checkpoints, progress
         self.num_rollouts, self.contents = num_rollouts, contents
         self.saved_iteration, self._saved_at = 0, time.monotonic()
-        self.unvalidated: dict[str, float] = {}  # metrics of an iteration that only its validation may be missing of
-        self.changed_settings: list[str] = []  # since the checkpoint that this run goes on from
+        self.unvalidated: dict[str, float] = {}  # metrics of an iteration whose validation is not finished
+        self.changed_settings: list[str] = []  # since the checkpoint that was resumed
 
     def is_old(self) -> bool:
-        """Claims, on all ranks alike, that the last checkpoint was begun ``save_minutes`` ago, if that is set."""
+        """Return whether the last checkpoint is older than ``save_minutes``; the same on all ranks."""
         minutes, mesh = self.config.record.save_minutes, self.checkpoints.mesh
         return minutes > 0 and anywhere(mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh)
 
     def save(self) -> Path:
-        """Begins to write a checkpoint of the run as it stands; every rank calls it."""
+        """Start writing a checkpoint and return its folder. All ranks must call this."""
         self.progress.enter("save", "a checkpoint")
         anchor = self.policy.anchor
         state = {
@@ -86,7 +86,7 @@ class RunState:
         }
         lora = None
         if self.policy.is_lora:
-            with self.policy.as_average():
+            with self.policy.with_ema_weights():
                 lora = self.policy.lora()
 
         def write_files(folder: Path) -> None:
@@ -98,7 +98,7 @@ class RunState:
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
     def save_unfinished(self) -> None:
-        """Saves the last finished iteration, if need be; one that was begun is made again. Every rank calls it."""
+        """Save the last finished iteration unless it is saved; discard an unfinished one. All ranks must call this."""
         self.policy.optimizers.drop_gradients()
         self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()
@@ -107,17 +107,17 @@ class RunState:
         self.checkpoints.wait()
 
     def resume(self, folder: Path | None) -> bool:
-        """Takes a checkpoint up; claims that there was one. Raises ValueError where the run would become another."""
+        """Load a checkpoint and return whether one was given. Raises ValueError if it does not fit the settings."""
         if folder is None:
             return False
         with failing_together(self.checkpoints.mesh, errors=(ValueError, OSError)):
-            state, made = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
-        checkpoint.refuse_different(state["iteration"], made, self.checkpoints.mesh)  # whose tensors may differ
+            state, digest = checkpoint.read_state(folder, needed=STATE), manifest.own_hash(folder)
+        checkpoint.refuse_different(state["iteration"], digest, self.checkpoints.mesh)
         settings, same_rollouts = self.config.flat(), state.get("rollouts") in (None, self.num_rollouts)
         changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
         changes.of_the_method.extend(changed_contents(state.get("contents", {}), self.contents, settings))
         if not self.config.record.allow_changed_settings:
-            refuse_changes(changes)
+            check_changes(changes)
         self.changed_settings = changes.free + changes.of_the_method
         self.policy.load(folder, state["anchor_age"])
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
@@ -127,14 +127,14 @@ class RunState:
         self.unvalidated = state.get("unvalidated", {})
         if self.progress.iteration >= self.config.optimizer.max_steps and not self.unvalidated:
             raise ValueError(
-                f"max_steps must be above the iteration to resume after, got {self.config.optimizer.max_steps} and "
-                f"{self.progress.iteration}; raise max_steps"
+                "max_steps must be greater than the iteration of the checkpoint: got max_steps="
+                f"{self.config.optimizer.max_steps} and iteration {self.progress.iteration}; increase max_steps"
             )
         return True
 
 
 def contents(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Hashes of the files that decide what is learned, by the setting that names them."""
+    """Return hashes of the files that affect training, by the setting that names them."""
     return {
         name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
         for name, paths in named_files(settings).items()
@@ -143,16 +143,16 @@ def contents(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_contents(saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
-    """Sentences on files, by the setting that names them, whose hashes are not those that were saved."""
+    """Return a message for each setting whose files have other hashes than the saved ones."""
     changed = {name: named_files(settings)[name] for name, digest in now.items() if saved.get(name, digest) != digest}
     return [f"the contents of {name} {', '.join(map(str, paths))} have changed" for name, paths in changed.items()]
 
 
-def refuse_changes(changes: Changes) -> None:
-    """Raises ValueError where the run would become another one."""
+def check_changes(changes: Changes) -> None:
+    """Raise ValueError if settings of the method have changed."""
     if changes.of_the_method:
         raise ValueError(
-            "the run to resume was made with other settings:\n  "
+            "the checkpoint was written with other settings:\n  "
             + "\n  ".join(changes.of_the_method)
-            + "\nrestore them, start a new run in another output_dir, or set allow_changed_settings"
+            + "\nRestore them, start a new run in another output_dir, or set allow_changed_settings true"
         )

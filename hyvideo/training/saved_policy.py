@@ -1,7 +1,7 @@
-"""The policy of a checkpoint in one process, whatever number of ranks wrote it: to sample from, or to export.
+"""Loading of a saved policy in one process, for sampling and export; any number of ranks may have written it.
 
-A folder may be a checkpoint of full training, one of LoRA training, which has the adapter alone, or a transformer's own
-as ``save_pretrained`` writes it. Where a run kept a running average, the average is its policy.
+A folder is a checkpoint of full training, a checkpoint of LoRA training, which has only the adapter, or a transformer
+written by ``save_pretrained``. If the run kept an EMA, its weights are the policy.
 """
 
 import json
@@ -25,14 +25,14 @@ LORA_FOLDER = "lora"
 
 
 def write_model_file(transformer: nn.Module, folder: Path) -> None:
-    """Writes what the transformer is, beside its tensors."""
+    """Write the class and the configuration of the transformer beside its tensors."""
     settings = {"_class_name": component_of(transformer).class_name} | dict(transformer.config)
     settings.pop("_name_or_path", None)
     (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
-    """Raises ValueError where a folder's policy is not one of the base model's shape; reads descriptions only."""
+    """Raise ValueError if a folder's policy does not fit the base model; reads only configurations and headers."""
     transformer = loading.transformer_without_memory(root, version)
     if is_lora(folder):
         check_lora(transformer, read_lora(folder / LORA_FOLDER))
@@ -43,15 +43,15 @@ def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
 
 
 def negative_prompt(folder: Path) -> str | None:
-    """The negative prompt that a checkpoint's policy was trained with; None for a folder that is not of a run."""
+    """Return the negative prompt that the policy was trained with; None if no run wrote the folder."""
     saved = _settings(folder)
     return None if saved is None else str(saved.get("negative_prompt", ""))
 
 
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
-    """Settings of the run that made a checkpoint and the file that has them; empty and None where no run made it.
+    """Return the settings of the run that wrote a checkpoint and their file; empty and None if no run wrote it.
 
-    The file is the run's config.yaml, and the checkpoint's own state.json where it was moved away from the run.
+    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its state.json.
     """
     if (saved := _settings(folder)) is None:
         return {}, None
@@ -62,18 +62,18 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
 
 
 def _settings(folder: Path) -> dict | None:
-    if not os.path.isfile(folder / "state.json"):  # not the method: that raises for a name that is too long
+    if not os.path.isfile(folder / "state.json"):  # Path.is_file raises OSError if the name is too long
         return None
     return read_state(folder, {"settings": dict})["settings"]
 
 
 def is_lora(folder: Path) -> bool:
-    """Claims that a folder is a checkpoint with an adapter alone: `load_into` leaves the base model's weights."""
+    """Return whether a folder is a checkpoint of LoRA training, which needs the base model's weights."""
     return _is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
 
 
 def load_into(transformer: nn.Module, folder: Path) -> None:
-    """Gives a transformer the policy's weights, or adds its adapter. Raises ValueError where they do not fit."""
+    """Load the policy's weights or add its adapter to a transformer. Raises ValueError if they do not fit."""
     if is_lora(folder):
         add_lora(transformer, read_lora(folder / LORA_FOLDER))
     elif _is_checkpoint(folder):
@@ -83,7 +83,7 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """A transformer of its own with the policy's weights, of a folder that has them all."""
+    """Load a new transformer from a folder that has all weights of the policy."""
     if not _is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
     transformer = loading.transformer_of(folder / MODEL_FILE)
@@ -93,13 +93,13 @@ def load(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def _transformer_folder(folder: Path) -> Path:
-    """Folder of a transformer as ``save_pretrained`` writes it, in a folder or that itself."""
+    """Return the folder written by ``save_pretrained``: ``folder`` or one in it. Raises ValueError if there is none."""
     for candidate in (loading.find_transformer(folder), folder):
         if candidate and (candidate / "config.json").is_file():
             return candidate
     raise ValueError(
-        "a policy is a checkpoint of a run, or a transformer's own folder with a config.json; "
-        f"{folder} {'is neither (name one in its checkpoints/)' if folder.exists() else 'is not there'}"
+        "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
+        f"{folder} {'is neither; give a folder in checkpoints/' if folder.exists() else 'does not exist'}"
     )
 
 
@@ -108,7 +108,7 @@ def _fill(transformer: nn.Module, folder: Path) -> None:
 
 
 def _by_stored_name(transformer: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
-    """The transformer's tensors by their names in a checkpoint: those of the average where it is there."""
+    """Return the transformer's tensors by their names in a checkpoint, those of the EMA if it is stored."""
     return {
         f"average.{name}" if f"average.{name}" in stored else f"policy.{name}": tensor
         for name, tensor in transformer.state_dict().items()

@@ -24,7 +24,7 @@ from hyvideo.distributed.checkpoint import read_state
 from hyvideo.models.weight_files import Folder, weight_paths
 from hyvideo.training.model_setup import choose_device
 from hyvideo.training.rewards import make_async_scorer
-from tests.refusals import ODD, contents, fuzzed, outcome
+from tests.fuzzing import ODD, contents, fuzzed, outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ("--config", "configs/smoke.yaml")
@@ -185,7 +185,7 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert choose_device("cuda", 1) == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match="needs a GPU of its own, got 2 for process 3"):
+    with pytest.raises(ValueError, match="needs a separate GPU: got 2 GPUs for process 3"):
         choose_device("auto", 2)
 
 

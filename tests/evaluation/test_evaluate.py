@@ -129,7 +129,7 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
         ("--lora_scale nan --lora_path x", "--lora_scale must be a finite number"),
         ("--lora_scale 2", "needs --lora_path, got 2.0"),
         ("--lora_path README.md", "README.md"),
-        ("--checkpoint_path /nonexistent", "/nonexistent is not there"),
+        ("--checkpoint_path /nonexistent", "/nonexistent does not exist"),
         ("--checkpoint_path {trained} --cfg_scale 2", "trained with negative_prompt 'murky', got ''"),
         ("--validation_height 33 --validation_width 32", "multiples of 8, got 33 x 32"),
         ("--pretrained_model_root nowhere", "pretrained_model_root must be a folder"),

@@ -1,4 +1,4 @@
-"""The anchor and the running average: what is copied, when, and in which direction it moves."""
+"""Anchor and EMA: what is copied, when, and the direction of the EMA."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def move(model, by):
         parameter.add_(by)
 
 
-def held(copy):
+def copied(copy):
     return {name: tensor.clone() for name, tensor in copy.tensors().items()}
 
 
@@ -31,8 +31,8 @@ def values(model):
     return {name: parameter.detach().clone() for name, parameter in trained(model).items()}
 
 
-def equal(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
+def equal(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_refresh_copies_the_weights_and_resets_the_age(model):
@@ -41,29 +41,29 @@ def test_a_refresh_copies_the_weights_and_resets_the_age(model):
     move(model, 1.0)
     anchor.age += 1
     anchor.after_iteration()
-    assert anchor.age == 1 and equal(held(anchor), start)
+    assert anchor.age == 1 and equal(copied(anchor), start)
     move(model, 1.0)
     anchor.age += 1
-    assert anchor.age == 2 and equal(held(anchor), start)  # never within an iteration
+    assert anchor.age == 2 and equal(copied(anchor), start)  # no refresh within an iteration
     anchor.after_iteration()
-    assert anchor.age == 0 and anchor.equals_policy and equal(held(anchor), values(model))
+    assert anchor.age == 0 and anchor.equals_policy and equal(copied(anchor), values(model))
     at_refresh = values(model)
     move(model, 1.0)
     anchor.age += 1
-    assert equal(held(anchor), at_refresh) and not anchor.equals_policy
+    assert equal(copied(anchor), at_refresh) and not anchor.equals_policy
 
 
-def test_an_anchor_that_is_fixed_keeps_the_initial_weights(model):
+def test_a_fixed_anchor_keeps_the_initial_weights(model):
     anchor = Anchor(model, trained(model), refresh_every=None)
     start = values(model)
     for _ in range(5):
         move(model, 1.0)
         anchor.age += 1
         anchor.after_iteration()
-    assert anchor.age == 5 and equal(held(anchor), start)
+    assert anchor.age == 5 and equal(copied(anchor), start)
 
 
-def test_in_place_the_model_computes_as_the_copy_and_is_itself_again_after(model):
+def test_the_model_uses_the_copy_inside_the_context_and_its_own_weights_after_it(model):
     copy = WeightCopy(model, trained(model))
     inputs = torch.ones(1, 3)
     before = model(inputs)
@@ -74,16 +74,16 @@ def test_in_place_the_model_computes_as_the_copy_and_is_itself_again_after(model
     assert torch.equal(model(inputs), after) and equal(values(model), now)
 
 
-def test_the_average_keeps_its_decay_of_itself_and_takes_the_rest_of_the_policy(model):
+def test_the_ema_moves_towards_the_policy_by_one_minus_its_decay(model):
     copy = WeightCopy(model, trained(model))
     start = values(model)
     move(model, 1.0)
-    copy.move_towards(1 - 0.9)  # as of ema_decay 0.9
+    copy.move_towards(1 - 0.9)  # ema_decay 0.9
     for name, tensor in copy.tensors().items():
         torch.testing.assert_close(tensor, start[name] + 0.1)
 
 
-def test_an_average_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch):
+def test_an_ema_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch):
     copy = WeightCopy(model, trained(model))
     move(model, 1.0)
     lerp = torch.Tensor.lerp_
@@ -92,8 +92,8 @@ def test_an_average_that_moves_away_from_the_policy_stops_the_run(model, monkeyp
         copy.move_towards(0.1)
 
 
-def test_weights_that_are_not_finite_cannot_be_copied(model):
+def test_copying_weights_with_nan_raises(model):
     copy = WeightCopy(model, trained(model))
     move(model, float("nan"))
-    with pytest.raises(RuntimeError, match="differs from them"):
+    with pytest.raises(RuntimeError, match="differs from the weights in 2 tensors"):
         copy.take()

@@ -1,4 +1,4 @@
-"""A run goes on only where it is the same run, and what could not be written is written when it is told to leave."""
+"""Resuming with changed files, and saving again on a signal after a failed write."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def config(tiny_config, tmp_path):
-    """With prompts of its own."""
+    """A run with its own prompt file, which tests can change."""
     path = tmp_path / "prompts.csv"
     path.write_text("prompt\na red circle moves left\na blue square moves up\n")
     return tiny_config.with_settings(prompts_csv=str(path), max_steps=1, save_interval=1)
@@ -23,7 +23,7 @@ def change_prompts(config):
         file.write("a green triangle moves right\n")
 
 
-def test_other_prompts_in_the_same_file_are_another_run(config, mesh):
+def test_a_run_does_not_resume_with_changed_prompts_in_the_same_file(config, mesh):
     Trainer(config, mesh, CPU).train()
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, CPU)
@@ -31,19 +31,19 @@ def test_other_prompts_in_the_same_file_are_another_run(config, mesh):
     with pytest.raises(ValueError, match="contents of prompts_csv .*prompts.csv have changed"):
         Trainer(config, mesh, CPU)
     changed = Trainer(config.with_settings(allow_changed_settings=True), mesh, CPU).state.changed_settings
-    assert any("contents of prompts_csv" in sentence for sentence in changed)
+    assert any("contents of prompts_csv" in message for message in changed)
 
 
-def test_a_run_that_is_asked_to_leave_saves_again_what_could_not_be_written(config, mesh, monkeypatch):
+def test_a_stopped_run_retries_a_checkpoint_that_could_not_be_written(config, mesh, monkeypatch):
     trainer = Trainer(config.with_settings(max_steps=3, save_asynchronously=False), mesh, CPU)
     save = checkpoint.dcp.save
 
-    def crash(*_, **__):
+    def fail_once(*_, **__):
         trainer.signals.received = "SIGTERM"
         monkeypatch.setattr(checkpoint.dcp, "save", save)
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.dcp, "save", crash)
+    monkeypatch.setattr(checkpoint.dcp, "save", fail_once)
     with pytest.raises(Stopped):
         trainer.train()
     assert [path.name for path in checkpoint.complete(trainer.output_dir)] == ["000001"]

@@ -1,4 +1,4 @@
-"""scripts/export.py: what it writes is the policy, and others can read it."""
+"""scripts/export.py: the written files are the policy, and diffusers can read them."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def policy(root, tmp_path):
-    """A trained policy and the checkpoint that has it."""
+    """A trained policy and its checkpoint."""
     transformer = load_transformer(root, VERSION)
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.5)
@@ -53,27 +53,27 @@ def assert_same(model, other):
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("form, where", [("diffusers", "out"), ("original", "transformer/mine")])
-def test_an_exported_policy_is_read_back_bit_for_bit(run, policy, tmp_path, form, where):
+@pytest.mark.parametrize("form, folder", [("diffusers", "out"), ("original", "transformer/mine")])
+def test_an_exported_policy_is_read_back_bit_for_bit(run, policy, tmp_path, form, folder):
     transformer, checkpoint = policy
-    code, said = run("--checkpoint_path", checkpoint, "--form", form, out=where)
-    assert code == 0, said
-    read = load_transformer(tmp_path, "mine") if form == "original" else load_transformer(tmp_path / where, None)
+    code, error = run("--checkpoint_path", checkpoint, "--form", form, out=folder)
+    assert code == 0, error
+    read = load_transformer(tmp_path, "mine") if form == "original" else load_transformer(tmp_path / folder, None)
     assert_same(read, transformer)
     assert read.config.task_type == "i2v"
 
 
 @pytest.fixture
 def umask():
-    """Files that are made have the mode 0640."""
+    """New files have the mode 0640."""
     before = os.umask(0o027)
     yield
     os.umask(before)
 
 
 @pytest.mark.parametrize("flags", [["--with_pipeline"], ["--form", "original"]])
-def test_all_files_that_are_exported_have_the_mode_of_new_files(run, umask, tmp_path, flags):
-    """safetensors makes files for their owner alone, and no server of another user could read the weights."""
+def test_exported_files_have_the_default_permissions(run, umask, tmp_path, flags):
+    """safetensors makes files private to their owner, so that a server of another user could not read the weights."""
     assert run("--transformer_version", VERSION, *flags)[0] == 0
     save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(2, 32), torch.ones(32, 2), 2.0)}, tmp_path / "out")
     modes = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "out").rglob("*") if file.is_file()}
@@ -81,29 +81,29 @@ def test_all_files_that_are_exported_have_the_mode_of_new_files(run, umask, tmp_
     assert set(modes.values()) == {"0o640"}, modes
 
 
-def test_a_whole_pipeline_is_read_by_us_and_by_diffusers(run, policy, root, tmp_path):
+def test_an_exported_pipeline_can_be_read_by_the_project_and_by_diffusers(run, policy, root, tmp_path):
     from diffusers import HunyuanVideo15ImageToVideoPipeline
 
     transformer, checkpoint = policy
     flags = ["--checkpoint_path", checkpoint, "--with_pipeline", "--transformer_version", VERSION]
-    code, said = run(*flags)
-    assert code == 0, said
+    code, error = run(*flags)
+    assert code == 0, error
     assert check_checkpoint(tmp_path / "out", None, [Request('a sign says "OPEN"', "image.png")]) == []
     assert_same(load_vae(tmp_path / "out"), load_vae(root))
-    # transformers' SigLIP processor of this name needs torchvision, so this part is left out here.
+    # The SigLIP processor of transformers needs torchvision, so it is left out here.
     pipeline = HunyuanVideo15ImageToVideoPipeline.from_pretrained(tmp_path / "out", feature_extractor=None)
     assert_same(pipeline.transformer, transformer)
     assert pipeline.scheduler.config.shift == 5.0 and pipeline.guider.guidance_scale == 6.0
 
 
-def test_the_pipeline_of_a_pipeline_is_for_the_same_task(run, root, tmp_path):
-    """Also where the transformer's config.json says another, as that of 480p_t2v on the hub does."""
+def test_exporting_an_exported_pipeline_keeps_its_task(run, root, tmp_path):
+    """This holds even if the transformer's config.json names another task, as that of 480p_t2v on the hub does."""
     flags = ["--with_pipeline", "--transformer_version", VERSION]
     assert run(*flags, out="first")[0] == 0
     config = tmp_path / "first" / "transformer" / "config.json"
     config.write_text(config.read_text().replace('"i2v"', '"t2v"'))
-    code, said = run(*flags, "--model_path", tmp_path / "first", out="second")
-    assert code == 0, said
+    code, error = run(*flags, "--model_path", tmp_path / "first", out="second")
+    assert code == 0, error
     index = json.loads((tmp_path / "second" / "model_index.json").read_text())
     assert index["_class_name"] == "HunyuanVideo15ImageToVideoPipeline"
 
@@ -117,7 +117,7 @@ def test_the_vae_of_a_bf16_pipeline_is_fp16(run, tmp_path):
     assert dtypes == {"transformer": {torch.bfloat16}, "vae": {torch.float16}}
 
 
-def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path):
+def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora")
     assert run("--lora_path", tmp_path / "lora", "--form", "peft", out="peft")[0] == 0
@@ -131,23 +131,23 @@ def test_a_lora_goes_from_form_to_form_and_into_the_weights(run, root, tmp_path)
     assert_same(load_transformer(tmp_path / "merged", None), expected)
 
 
-def test_the_call_of_the_page_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
+def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs/generate_export.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora", form="peft")
     assert run("--lora_path", tmp_path / "lora", out="exported_lora")[0] == 0
     monkeypatch.chdir(tmp_path)
-    theirs, expected = load_transformer(root, VERSION), load_transformer(root, VERSION)
-    eval(f"theirs.{call}", {"theirs": theirs})
-    theirs.fuse_lora()
-    theirs.unload_lora()
+    loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION)
+    eval(f"loaded.{call}", {"loaded": loaded})
+    loaded.fuse_lora()
+    loaded.unload_lora()
     add_lora(expected, lora)
     merge(expected)
-    assert_same(theirs, expected)
+    assert_same(loaded, expected)
 
 
-def test_the_lora_of_an_image_to_video_run_is_exported_by_the_settings_of_its_run(run, root, tmp_path, monkeypatch):
+def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_run(run, root, tmp_path, monkeypatch):
     pair = Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)
     lora = {f"transformer_blocks.0.attn.to_{name}": pair for name in "qkv"}
     checkpoint = tmp_path / "run" / "checkpoints" / "000001"
@@ -166,14 +166,14 @@ def test_the_lora_of_an_image_to_video_run_is_exported_by_the_settings_of_its_ru
     assert read.config.task_type == "i2v"
     assert_same(read, expected.bfloat16())
     for form in ("diffusers", "peft", "original"):
-        code, said = run("--lora_path", checkpoint, "--form", form, out=form)
-        assert code == 0, said
+        code, error = run("--lora_path", checkpoint, "--form", form, out=form)
+        assert code == 0, error
         assert read_lora(tmp_path / form).keys() == lora.keys()
         assert all(torch.equal(read_lora(tmp_path / form)[name].b, pair.b) for name in lora)
 
 
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
-    """Merged into weights that are bf16 already, most of it would be lost, with no message."""
+    """Merging it into bf16 weights would silently lose most of it."""
     name = "transformer_blocks.0.attn.to_q"
     weight = load_transformer(root, VERSION).get_submodule(name).weight.detach()
     generator = torch.Generator().manual_seed(0)
@@ -181,7 +181,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     b = 0.5e-3 * weight.std() * torch.randn(len(weight), 4, generator=generator)
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "lora")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "tensors").mkdir()  # as a checkpoint of LoRA training
+    (tmp_path / "run" / "tensors").mkdir()  # like a checkpoint of LoRA training
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
         merged = load_policy(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
@@ -191,12 +191,12 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         ([], "nothing to export: give --checkpoint_path"),
         (["--merge", "--transformer_version", VERSION], "--merge needs --lora_path"),
         (["--transformer_version", VERSION, "--form", "peft"], "--form peft is a LoRA format"),
-        (["--checkpoint_path", "nowhere"], "nowhere is not there"),
+        (["--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (["--lora_path", "nowhere"], "must be a safetensors file"),
         (
             ["--transformer_version", VERSION, "--form", "original", "--with_pipeline"],
@@ -204,14 +204,14 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
         ),
     ],
 )
-def test_bad_input_ends_with_one_message(run, tmp_path, flags, said):
-    code, told = run(*flags)
-    assert code == 2 and said in told
+def test_bad_input_ends_with_one_message(run, tmp_path, flags, message):
+    code, error = run(*flags)
+    assert code == 2 and message in error
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_overwritten(run, tmp_path):
+def test_export_does_not_overwrite_files(run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
-    code, told = run("--transformer_version", VERSION)
-    assert code == 2 and "must be a new or empty folder" in told
+    code, error = run("--transformer_version", VERSION)
+    assert code == 2 and "must be a new or empty folder" in error

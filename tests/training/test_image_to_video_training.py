@@ -1,4 +1,4 @@
-"""Training on reference images, and conditions that are encoded before the run."""
+"""Training on reference images, and conditions that are encoded before training."""
 
 from pathlib import Path
 
@@ -52,10 +52,10 @@ def test_rows_with_and_without_image_train_together(config, mesh):
     assert metrics["grad/norm"] > 0
     trained = {name for name, p in trainer.policy.transformer.named_parameters() if p.requires_grad}
     assert any(name.startswith("image_embedder.") for name in trained)
-    assert not any(name.startswith("context_embedder_2.") for name in trained)  # nothing is quoted
+    assert not any(name.startswith("context_embedder_2.") for name in trained)  # no prompt has quoted text
 
 
-def test_the_first_frame_of_a_rollout_is_told_to_the_policy(config, mesh):
+def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     trainer, _ = iterations(config, mesh)
     with_image, without = (
         _image_channels(torch.zeros(1, 4, 2, 2, 2), trainer.encoder([request], height=32, width=32).samples)
@@ -65,27 +65,27 @@ def test_the_first_frame_of_a_rollout_is_told_to_the_policy(config, mesh):
     assert not without.any()
 
 
-def test_a_text_to_video_version_refuses_images(config, mesh):
+def test_a_text_to_video_version_rejects_images(config, mesh):
     with pytest.raises(ValueError, match="for text-to-video and was given reference images"):
         Trainer(config.with_settings(transformer_version="480p_t2v"), mesh, CPU)
 
 
 @pytest.mark.parametrize("without", ["prompts_csv", "valid_video_csv"])
-def test_an_image_to_video_version_without_any_image_is_refused_before_loading(
+def test_an_image_to_video_version_without_any_image_is_rejected_before_loading(
     config, mesh, tmp_path, monkeypatch, without
 ):
     monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
     csv = tmp_path / "no_images.csv"
     csv.write_text("\n".join(["prompt", *CAPTIONS]) + "\n")
-    said = (
+    message = (
         f"is for image-to-video and was given no reference image for the 2 prompts of {without}; name images.* or take"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Trainer(config.with_settings(**{without: str(csv)}), mesh, CPU)
 
 
-def test_quoted_text_of_the_negative_prompt_is_encoded_and_what_reads_it_is_trained(config, mesh):
-    """Nothing is quoted in the prompts."""
+def test_quoted_text_of_the_negative_prompt_is_encoded_and_its_embedder_is_trained(config, mesh):
+    """The prompts themselves have no quoted text."""
     config = config.with_settings(negative_prompt='blurry, a sign says "NO"', precompute_conditions=True)
     trainer = Trainer(config, mesh, CPU)
     assert len(trainer.pipeline.negative.glyph) > 0 and trainer.pipeline.negative.image is None
@@ -94,13 +94,13 @@ def test_quoted_text_of_the_negative_prompt_is_encoded_and_what_reads_it_is_trai
     assert any(name.startswith("context_embedder_2.") for name in trainer.policy.trained)
 
 
-def test_a_size_that_the_models_cannot_make_is_refused_before_loading(config, mesh, monkeypatch):
+def test_an_unsupported_video_size_is_rejected_before_loading(config, mesh, monkeypatch):
     monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(ValueError, match="multiples of 16, got 40 x 32"):
         Trainer(config.with_settings(height=40), mesh, CPU)
 
 
-def test_a_missing_image_encoder_is_refused_before_loading(config, mesh, root, tmp_path):
+def test_a_missing_image_encoder_is_rejected_before_loading(config, mesh, root, tmp_path):
     for part in ("transformer", "vae", "text_encoder"):
         (tmp_path / "ckpts").mkdir(exist_ok=True)
         (tmp_path / "ckpts" / part).symlink_to(root / part)
@@ -108,7 +108,7 @@ def test_a_missing_image_encoder_is_refused_before_loading(config, mesh, root, t
         Trainer(config.with_settings(pretrained_model_root=str(tmp_path / "ckpts")), mesh, CPU)
 
 
-def test_precomputed_conditions_train_the_same_and_let_the_encoders_go(config, mesh, monkeypatch):
+def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(config, mesh, monkeypatch):
     _, expected = iterations(config, mesh, 2)
     early = config.with_settings(precompute_conditions=True, output_dir=config.record.output_dir + "_early")
     trainer, metrics = iterations(early, mesh, 2)
@@ -118,7 +118,7 @@ def test_precomputed_conditions_train_the_same_and_let_the_encoders_go(config, m
     stored = list((Path(early.record.output_dir) / "conditions").iterdir())
     assert sorted(path.name.split("-")[0] for path in stored) == ["image", "text", "text", "text"]
 
-    # A later run with the same folder reads no encoder at all.
+    # A later run with the same folder loads no encoder.
     def missing(*_, **__):
         raise AssertionError("no encoder is needed")
 
@@ -129,7 +129,7 @@ def test_precomputed_conditions_train_the_same_and_let_the_encoders_go(config, m
     assert metrics[0]["grad/norm"] == expected[0]["grad/norm"]
 
 
-def test_other_weights_of_an_encoder_are_another_identity(config, tmp_path):
+def test_the_identity_of_an_encoder_depends_on_its_weights(config, tmp_path):
     from hyvideo.training.model_setup import load_encoder
 
     first, _ = load_encoder(config, CPU)

@@ -1,4 +1,4 @@
-"""What a machine lacks for a run is told in sentences, and is no error."""
+"""Messages about files, packages and GPUs that a machine lacks for a run, which are no errors."""
 
 import shutil
 
@@ -11,34 +11,34 @@ from hyvideo.training import machine
 from hyvideo.training.machine import gpu_problem, lacks, settled
 
 
-def test_a_machine_that_has_all_lacks_nothing(tiny_config):
+def test_a_complete_machine_has_no_messages(tiny_config):
     assert list(lacks(tiny_config, 1)) == []
 
 
-def test_a_size_that_the_models_cannot_make_says_whose_it_is(tiny_config):
+def test_an_unsupported_video_size_is_reported_with_its_use(tiny_config):
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
-    (said,) = lacks(config.with_settings(validation_height=33, validation_width=16), 1)
-    assert said.startswith("height and width must be") and said.endswith("got 33 x 16 of a validation video")
-    (said,) = lacks(config.with_settings(height=33), 1)
-    assert said.endswith("got 33 x 16")
+    (message,) = lacks(config.with_settings(validation_height=33, validation_width=16), 1)
+    assert message.startswith("height and width must be") and message.endswith("33 x 16 for a validation video")
+    (message,) = lacks(config.with_settings(height=33), 1)
+    assert message.endswith("got 33 x 16")
 
 
-def test_files_that_are_not_there_are_named(tiny_config, tmp_path):
+def test_missing_files_are_named(tiny_config, tmp_path):
     root = tmp_path / "ckpts"
     shutil.copytree("assets/miniature", root)
     shutil.rmtree(root / "vae")
     shutil.rmtree(root / "VideoReward")
     changes = {"pretrained_model_root": str(root), "valid_video_csv": "nowhere.csv", "reward_model": "videoalign"}
     config = tiny_config.with_settings(**changes, resume_from_checkpoint="no_checkpoint", use_8bit_adam=True)
-    said = list(lacks(config, 1))
+    messages = list(lacks(config, 1))
     expected = ["torchao", "'nowhere.csv'", "'no_checkpoint'", "cannot be used", "vae", "of reward_model videoalign in"]
     for words in expected:
-        assert sum(words in sentence for sentence in said) == 1, (words, said)
+        assert sum(words in message for message in messages) == 1, (words, messages)
     with pytest.raises(ValueError, match="'nowhere.csv'"):
         check(config)
 
 
-def test_a_mistake_in_the_settings_is_one_on_every_machine(tiny_config, tmp_path):
+def test_errors_in_the_settings_do_not_depend_on_the_machine(tiny_config, tmp_path):
     (tmp_path / "prompts.csv").write_text("text\na cat\n")
     with pytest.raises(ValueError, match="a column named `prompt`"):
         check(tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")), on_this_machine=False)
@@ -46,7 +46,7 @@ def test_a_mistake_in_the_settings_is_one_on_every_machine(tiny_config, tmp_path
     check(config, on_this_machine=False)
 
 
-def test_recomputation_is_selective_where_the_plan_fits_the_gpu_and_full_elsewhere(mesh, monkeypatch, tmp_path):
+def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full_otherwise(mesh, monkeypatch, tmp_path):
     config = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", pretrained_model_root=str(tmp_path))
     config = config.with_settings(sp_size=1, batch_size=4, lora_rank=32)
 
@@ -56,14 +56,16 @@ def test_recomputation_is_selective_where_the_plan_fits_the_gpu_and_full_elsewhe
 
     assert [chosen(config, "cuda", gib) for gib in (80.0, 30.0)] == ["selective", "full"]
     assert chosen(config, "cpu") == "full" == chosen(config.with_settings(activation_checkpointing="full"), "cuda")
-    assert chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"  # and is refused when it is read
+    assert (
+        chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"
+    )  # which is rejected when it is read
 
 
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert gpu_problem("cpu", 8) is gpu_problem("auto", 4) is None
-    assert gpu_problem("cuda", 8) == "a GPU for each process: there are 4 GPUs and 8 processes"
+    assert gpu_problem("cuda", 8) == "8 processes need 8 GPUs, found 4"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # two machines
     assert gpu_problem("auto", 8) is None
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert gpu_problem("auto", 8).endswith("there are 0 GPUs and 4 processes; device auto takes the CPU then")
+    assert gpu_problem("auto", 8) == "4 processes need 4 GPUs, found 0; device auto would use the CPU"

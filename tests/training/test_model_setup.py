@@ -1,4 +1,4 @@
-"""What is set before models are loaded."""
+"""Deterministic runs: the torch settings before models are loaded."""
 
 import json
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from tests.distributed.launch import launch
 
 
 def train_twice(folder):
-    """Metrics of a run and of one with ``deterministic``, each with what torch is told then."""
+    """Return the metrics and the torch settings of a run and of a run with ``deterministic``."""
     import os
 
     import torch
@@ -18,25 +18,25 @@ def train_twice(folder):
 
     found = []
     for deterministic in (False, True):
-        given = {"output_dir": str(Path(folder) / str(deterministic)), "deterministic": deterministic}
-        given |= {"max_steps": 1, "use_muon": True, "num_threads": 1, "report_to": ["none"], "log_video_interval": 0}
-        given |= {"batch_size": 2, "num_generations": 2, "mini_batch_size_per_update": 1, "grpo_sampling_steps": 2}
-        given |= {"valid_video_csv": "", "kl_warmup_updates": 1}
-        config = load_config("configs/smoke.yaml", **given)
+        settings = {"output_dir": str(Path(folder) / str(deterministic)), "deterministic": deterministic}
+        settings |= {"max_steps": 1, "use_muon": True, "num_threads": 1, "report_to": ["none"], "log_video_interval": 0}
+        settings |= {"batch_size": 2, "num_generations": 2, "mini_batch_size_per_update": 1, "grpo_sampling_steps": 2}
+        settings |= {"valid_video_csv": "", "kl_warmup_updates": 1}
+        config = load_config("configs/smoke.yaml", **settings)
         with ExitStack() as at_end:
             post_train.build(config, at_end).train()
         (line,) = (Path(config.record.output_dir) / "metrics.jsonl").read_text().splitlines()
-        told = {
+        flags = {
             "algorithms": torch.are_deterministic_algorithms_enabled(),
             "cudnn": torch.backends.cudnn.deterministic,
             "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
             "filled": torch.utils.deterministic.fill_uninitialized_memory,
         }
-        found.append([json.loads(line), told])
+        found.append([json.loads(line), flags])
     return found
 
 
-def test_a_deterministic_run_has_every_kernel_that_it_needs_and_is_the_same_run_on_a_cpu(tmp_path):
+def test_a_deterministic_run_works_and_has_the_same_results_on_a_cpu(tmp_path):
     (((plain, before), (deterministic, after)),) = launch(f"{__name__}:train_twice", 1, str(tmp_path))
     assert before == {"algorithms": False, "cudnn": False, "cublas": None, "filled": True}
     assert after == {"algorithms": True, "cudnn": True, "cublas": ":4096:8", "filled": False}

@@ -1,4 +1,4 @@
-"""Muon against its definition, alone and on shards."""
+"""Muon against its definition, in one process and on sharded matrices."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.distributed.launch import launch
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
-def test_orthogonalisation_brings_all_singular_values_near_one_and_keeps_their_vectors(shape):
+def test_orthogonalization_brings_singular_values_near_one_and_keeps_the_singular_vectors(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     found = orthogonal(matrix)
     u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
@@ -17,7 +17,7 @@ def test_orthogonalisation_brings_all_singular_values_near_one_and_keeps_their_v
     assert 0.6 < aligned.diag().min() and aligned.diag().max() < 1.25
 
 
-def test_a_step_is_momentum_made_orthogonal_with_the_size_of_adams():
+def test_a_step_is_orthogonalized_nesterov_momentum_with_the_size_of_adams_steps():
     weight = torch.nn.Parameter(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)))
     start = weight.detach().clone()
     optimizer = Muon([weight], lr=0.1, weight_decay=0.5, momentum=0.9, dtype=torch.float32)
@@ -31,16 +31,16 @@ def test_a_step_is_momentum_made_orthogonal_with_the_size_of_adams():
         expected = (1 - 0.1 * 0.5) * expected - 0.1 * 0.2 * 32**0.5 * orthogonal(nesterov)
     torch.testing.assert_close(weight.detach(), expected)
     rms = (orthogonal(first) * 0.2 * 32**0.5).square().mean().sqrt()
-    assert 0.15 < rms < 0.25  # AdamW's updates have about 0.2 of the learning rate
+    assert 0.15 < rms < 0.25  # AdamW's updates have a root mean square of about 0.2 learning rates
 
 
-def test_vectors_are_refused():
-    with pytest.raises(ValueError, match="Muon trains matrices, got a parameter of shape .3,."):
+def test_vectors_are_rejected():
+    with pytest.raises(ValueError, match="at least 2 dimensions, got one of shape .3,."):
         Muon([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
 
 
 def sharded_step():
-    """Deviation of steps on shards from steps on the whole, for rows that divide among the ranks and others."""
+    """Return the largest deviation of sharded from unsharded steps, with rows that divide evenly and others."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     from hyvideo.distributed import mesh as ranks
@@ -51,7 +51,7 @@ def sharded_step():
         weight, *gradients = torch.randn(4, *shape, generator=torch.Generator().manual_seed(3))
         whole = torch.nn.Parameter(weight.clone())
         shard = torch.nn.Parameter(distribute_tensor(weight, mesh.shards, [Shard(0)]))
-        optimizers = [Muon([one], lr=0.1, dtype=torch.float32) for one in (whole, shard)]
+        optimizers = [Muon([weight], lr=0.1, dtype=torch.float32) for weight in (whole, shard)]
         for gradient in gradients:
             whole.grad, shard.grad = gradient.clone(), distribute_tensor(gradient, mesh.shards, [Shard(0)])
             for optimizer in optimizers:
@@ -60,5 +60,5 @@ def sharded_step():
     return worst
 
 
-def test_shards_take_the_steps_of_the_whole():
+def test_sharded_steps_equal_unsharded_steps():
     assert launch("tests.training.test_muon:sharded_step", 2) == [0.0, 0.0]

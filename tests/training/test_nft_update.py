@@ -1,4 +1,4 @@
-"""objective nft in the loop of a run: it trains, and stops where the old policy is not what it is taken for."""
+"""Training with objective nft, and its checks of the old policy."""
 
 import json
 from dataclasses import replace
@@ -24,23 +24,23 @@ def trainer(tiny_config, mesh, tmp_path):
     return Trainer(tiny_config.with_settings(**settings), mesh, CPU)
 
 
-def rollouts_of(trainer):
+def sample_rollouts(trainer):
     trainer.iteration = 1
     rollouts, pending = trainer.collector.collect(1, StageTimer(CPU), keep_means=trainer.update.reads_means())
     rewards = trainer.rewards.wait(pending)
     return rollouts.scored(rewards, trainer.rewards.advantages(rollouts.indices, rewards)[0])
 
 
-def test_rollouts_have_levels_of_their_own_in_every_part_of_the_range(trainer):
+def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
     levels = trainer.collector.noise.levels(1, trainer.collector.indices(), 4, shift=1.0)
     assert (levels.sort(1).values * 4).floor().tolist() == [[0, 1, 2, 3]] * len(levels)
     assert len(levels.unique()) == levels.numel()
 
 
-def test_guided_in_an_interval_all_rollouts_train_the_same_levels_and_the_cost_is_of_their_branches(trainer):
+def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cost_counts_their_branches(trainer):
     config = trainer.config.with_settings(cfg_scale=2.0, guidance_interval="0.5:1")
     trainer = Trainer(config, trainer.mesh, CPU)
-    rollouts = rollouts_of(trainer)
+    rollouts = sample_rollouts(trainer)
     levels = rollouts.trained_steps
     assert levels.shape == (8, 2) and torch.equal(levels, levels[:1].expand_as(levels))
     trainer.cost.forwards = 0
@@ -48,27 +48,27 @@ def test_guided_in_an_interval_all_rollouts_train_the_same_levels_and_the_cost_i
     assert trainer.cost.forwards == 8 * (2 + (levels[0] >= 0.5).sum().item())
 
 
-def test_an_iteration_trains_and_the_old_policy_stays_that_of_the_rollouts(trainer):
+def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer):
     assert isinstance(trainer.update, NFTUpdate)
-    rollouts = rollouts_of(trainer)
+    rollouts = sample_rollouts(trainer)
     anchor = trainer.update.anchor_means(rollouts)
     metrics = trainer.update(rollouts, anchor, 1)
-    # Rollout and update have other batch shapes, which some processors round differently.
+    # Rollout and update have different batch shapes, which round differently on some processors.
     assert metrics["policy/ratio_first_deviation"] <= 1e-5 < metrics["policy/ratio_max_deviation"]
     assert metrics["kl/velocity"] > 0 and metrics["grad/norm"] > 0
-    assert not [name for name in metrics if name.startswith("by_step/")]  # it trains levels, and no steps
-    with torch.no_grad():  # the policy has moved away from the old one
+    assert not [name for name in metrics if name.startswith("by_step/")]  # noise levels are trained, not steps
+    with torch.no_grad():  # the policy has moved away from the old policy
         now = trainer.update._velocity(rollouts, [0], 0)[0]
     assert not torch.equal(now, trainer.update.old_velocities[:1, 0])
 
 
-def of_another_policy(trainer, rollouts):
+def change_the_policy(trainer, rollouts):
     with torch.no_grad():
         for parameter in trainer.policy.parameters:
             parameter.mul_(1.05)
 
 
-def with_an_old_policy_of_its_own(trainer, rollouts):
+def change_the_old_policy(trainer, rollouts):
     trainer.update.old_velocities = trainer.update.old_velocities * 1.1
 
 
@@ -77,46 +77,46 @@ def change_inputs(trainer, change):
     trainer.update._terms_of = lambda inputs: terms_of(change(inputs))
 
 
-def with_the_policy_in_the_mirrored_branch(trainer, rollouts):
+def use_the_policy_in_the_mirrored_branch(trainer, rollouts):
     change_inputs(trainer, lambda inputs: replace(inputs, old_velocity=inputs.velocity))  # 2 v - v is v
 
 
-def with_a_loss_that_knows_no_advantage(trainer, rollouts):
+def ignore_the_advantages(trainer, rollouts):
     change_inputs(trainer, lambda inputs: replace(inputs, advantages=torch.ones_like(inputs.advantages)))
 
 
-def with_advantages_of_0(trainer, rollouts):
+def set_the_advantages_to_0(trainer, rollouts):
     rollouts.advantages.zero_()
 
 
 @pytest.mark.parametrize(
-    "plant, message",
+    "fault, message",
     [
-        (of_another_policy, "first step from its replay"),
-        (with_an_old_policy_of_its_own, "distance to the old policy"),
-        (with_the_policy_in_the_mirrored_branch, "gradient of the worst"),
-        (with_a_loss_that_knows_no_advantage, "gradient of the worst"),
-        (with_advantages_of_0, "all advantages are 0"),
+        (change_the_policy, "first step and its replay"),
+        (change_the_old_policy, "distance to the old policy"),
+        (use_the_policy_in_the_mirrored_branch, "gradient of the worst"),
+        (ignore_the_advantages, "gradient of the worst"),
+        (set_the_advantages_to_0, "all advantages are 0"),
     ],
 )
-def test_a_planted_fault_stops_the_run_before_the_first_update(trainer, plant, message):
-    rollouts = rollouts_of(trainer)
+def test_a_fault_stops_the_run_before_the_first_update(trainer, fault, message):
+    rollouts = sample_rollouts(trainer)
     anchor = trainer.update.anchor_means(rollouts)
-    plant(trainer, rollouts)
+    fault(trainer, rollouts)
     before = [parameter.clone() for parameter in trainer.policy.parameters]
     with pytest.raises(OffPolicyError, match=message):
         trainer.update(rollouts, anchor, 1)
     assert all(map(torch.equal, before, trainer.policy.parameters))
 
 
-def test_levels_in_other_units_stop_the_run(trainer, monkeypatch):
-    """Timesteps of 0 to 1 where the transformer takes 0 to 1000."""
-    rollouts = rollouts_of(trainer)
+def test_noise_levels_in_the_wrong_unit_stop_the_run(trainer, monkeypatch):
+    """Timesteps from 0 to 1 for a transformer that expects 0 to 1000."""
+    rollouts = sample_rollouts(trainer)
     velocity = trainer.pipeline.velocity
 
     def unscaled(latents, timestep, conditions):
-        is_of_schedule = torch.isin(timestep, trainer.pipeline.scheduler.timesteps).all()
-        return velocity(latents, timestep if is_of_schedule else timestep / 1000, conditions)
+        in_schedule = torch.isin(timestep, trainer.pipeline.scheduler.timesteps).all()
+        return velocity(latents, timestep if in_schedule else timestep / 1000, conditions)
 
     monkeypatch.setattr(trainer.pipeline, "velocity", unscaled)
     anchor = trainer.update.anchor_means(rollouts)
@@ -124,28 +124,28 @@ def test_levels_in_other_units_stop_the_run(trainer, monkeypatch):
         trainer.update(rollouts, anchor, 1)
 
 
-def test_an_old_policy_that_goes_along_with_the_policy_stops_the_run_at_the_second_update(trainer):
-    rollouts = rollouts_of(trainer)
+def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_update(trainer):
+    rollouts = sample_rollouts(trainer)
     anchor = trainer.update.anchor_means(rollouts)
-    trainer.update.old_velocities = None  # and so each pass takes the policy's own
+    trainer.update.old_velocities = None  # so that each pass uses the policy's own velocity
     with pytest.raises(AssertionError, match="still equals the policy"):
         trainer.update(rollouts, anchor, 1)
     assert trainer.update.update_count == 2
 
 
-def test_rewards_that_are_all_equal_train_nothing_and_stop_nothing(trainer):
+def test_equal_rewards_give_no_gradient_and_do_not_stop_the_run(trainer):
     trainer.iteration = 1
     trainer.rewards.wait = lambda pending: {row: Reward(1.0, {}) for row in range(8)}
     for optimizer in trainer.policy.optimizers.optimizers:
         for group in optimizer.param_groups:
-            group["eps"] = 1e-2  # Adam would make whole steps of a gradient that is rounding
-    rollouts = rollouts_of(trainer)
+            group["eps"] = 1e-2  # otherwise Adam turns rounding errors into full steps
+    rollouts = sample_rollouts(trainer)
     metrics = trainer.update(rollouts, trainer.update.anchor_means(rollouts), 1)
-    assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # of weight decay
+    assert metrics["grad/norm"] < 1e-3 and trainer.update.update_count == 2  # with weight decay only
 
 
-def test_a_replica_without_a_scored_rollout_is_not_asked_for_what_is_not_finite(trainer):
-    rollouts = rollouts_of(trainer)
+def test_a_replica_without_scored_rollouts_does_not_fail_the_check_because_of_nan(trainer):
+    rollouts = sample_rollouts(trainer)
     trainer.update.anchor_means(rollouts)
     rollouts.trajectories.latents.fill_(torch.nan)
     work = UpdateWork(rollouts, [Pass([], 0)], 1, None, iteration=1, is_fresh=True)
@@ -154,31 +154,31 @@ def test_a_replica_without_a_scored_rollout_is_not_asked_for_what_is_not_finite(
         trainer.update._check_fresh(work._replace(passes=[Pass([0], 0)]), [torch.zeros(())])
 
 
-def metrics_of(folder):
+def read_metrics(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in line.items() if not name.startswith(("time/", "memory/"))} for line in lines
     ]
 
 
-def test_a_resumed_run_is_the_unbroken_one(tiny_config, mesh, tmp_path):
-    """A LoRA, its average, and an anchor that is between two refreshes where the run is taken up."""
+def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path):
+    """The run has a LoRA, an EMA and an anchor, and resumes between two refreshes of the anchor."""
     settings = NFT | {"lora_rank": 2, "ema_decay": 0.5, "learning_rate": 1e-3, "update_ref_model_step": 4}
     config = tiny_config.with_settings(**settings, max_steps=2, save_interval=1)
-    unbroken = Trainer(config, mesh, CPU)
-    unbroken.train()
-    broken = config.with_settings(output_dir=str(tmp_path / "broken"))
-    Trainer(broken.with_settings(max_steps=1), mesh, CPU).train()
-    resumed = Trainer(broken.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
+    uninterrupted = Trainer(config, mesh, CPU)
+    uninterrupted.train()
+    interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
+    Trainer(interrupted.with_settings(max_steps=1), mesh, CPU).train()
+    resumed = Trainer(interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
     assert resumed.iteration == 1 and resumed.policy.anchor.age == 2
     resumed.train()
-    expected = metrics_of(tmp_path / "run")
-    assert metrics_of(tmp_path / "broken") == expected and expected[1]["kl/position"] > 0
+    expected = read_metrics(tmp_path / "run")
+    assert read_metrics(tmp_path / "interrupted") == expected and expected[1]["kl/position"] > 0
     found = resumed.policy.tensors()
-    for name, tensor in unbroken.policy.tensors().items():
+    for name, tensor in uninterrupted.policy.tensors().items():
         assert torch.equal(tensor, found[name]), name
 
 
-def test_the_shipped_config_is_of_this_objective():
+def test_the_shipped_config_uses_objective_nft():
     config = load_config("configs/miniature_nft.yaml")
     assert (config.loss.objective, config.rollout.eta) == ("nft", 0)

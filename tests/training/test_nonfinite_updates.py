@@ -1,4 +1,4 @@
-"""What is kept of updates that were skipped."""
+"""Files and messages about skipped updates."""
 
 import os
 
@@ -19,12 +19,12 @@ def rollouts(number):
 
 
 def test_the_newest_three_bad_updates_of_each_rank_are_kept(tmp_path):
-    """Newest by time: a run that starts over in its folder counts its iterations from 1 again."""
+    """The newest by time, since a run that starts over in its folder counts iterations from 1 again."""
     folder = tmp_path / "bad_updates"
     main, other = (NonFiniteUpdates(tmp_path, Mesh(rank, 2, 1), max_bad_updates=9) for rank in range(2))
-    other.bad(rollouts(9), ranks=[1], iteration=9)
+    other.record_skipped(rollouts(9), ranks=[1], iteration=9)
     for time, iteration in enumerate((7, 8, 9, 1, 2)):
-        main.bad(rollouts(iteration), ranks=[0], iteration=iteration)
+        main.record_skipped(rollouts(iteration), ranks=[0], iteration=iteration)
         for file in folder.glob(f"*{iteration}-rank0*"):
             os.utime(file, (time, time))
     kept = ["000001-rank0", "000002-rank0", "000009-rank0", "000009-rank1"]
@@ -32,15 +32,15 @@ def test_the_newest_three_bad_updates_of_each_rank_are_kept(tmp_path):
     assert (load_file(folder / "000002-rank0.safetensors")["latents"] == 2).all()
 
 
-def test_a_divergence_is_told_with_the_iteration_in_which_the_range_was_left(tmp_path):
-    health = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
+def test_a_divergence_is_reported_with_the_iteration_of_the_first_outlier(tmp_path):
+    monitor = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
     for iteration in (1, 2, 3):
-        health.spike(1.0, iteration)
-    assert "by the update of iteration 3, before which" in health.divergence(4)
-    health.spike(100.0, 4)
-    again = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
-    again.load_state_dict(health.state_dict())
-    assert "left the usual range in iteration 4" in again.divergence(6)
+        monitor.spike(1.0, iteration)
+    assert "in the update of iteration 3; loss and gradient were" in monitor.divergence(4)
+    monitor.spike(100.0, 4)
+    resumed = NonFiniteUpdates(tmp_path, Mesh(0, 1, 1), max_bad_updates=9)
+    resumed.load_state_dict(monitor.state_dict())
+    assert "left the usual range in iteration 4" in resumed.divergence(6)
     for iteration in (7, 8):
-        again.bad(rollouts(1), ranks=[0], iteration=iteration)
-    assert "left the usual range in iteration 7" in again.divergence(9)
+        resumed.record_skipped(rollouts(1), ranks=[0], iteration=iteration)
+    assert "left the usual range in iteration 7" in resumed.divergence(9)

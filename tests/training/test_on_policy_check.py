@@ -1,4 +1,4 @@
-"""The on-policy gate: silent while rollout and update agree, and names a planted fault of each kind."""
+"""The on-policy check passes if rollout and update agree, and names the cause of each injected fault."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from torch import nn
 from hyvideo.models.conditions import Conditions
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
-from hyvideo.training.on_policy_check import OffPolicyError, tolerances_of
+from hyvideo.training.on_policy_check import OffPolicyError, log_ratio_tolerances
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
-TRAINED = {"random_weights": False}  # random ones make little of a timestep of 752 in the place of 750
+TRAINED = {"random_weights": False}  # random weights hardly respond to a timestep of 752 instead of 750
 
 
 def in_training(change):
-    """A hook that changes what the training path sees only."""
+    """Return a hook that changes the output in the training path only."""
 
     def hook(_module, _inputs, output):
         return change(output) if torch.is_grad_enabled() else None
@@ -25,18 +25,18 @@ def in_training(change):
     return hook
 
 
-def with_dropout(trainer):
+def enable_dropout(trainer):
     trainer.policy.transformer.train()
     for module in trainer.policy.transformer.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.2
 
 
-def in_bf16(trainer):
+def compute_in_bf16(trainer):
     trainer.pipeline.compute_dtype = torch.bfloat16
 
 
-def rollout_saw_rounded_timesteps(trainer):
+def round_timesteps_in_the_rollout(trainer):
     def rounded(_module, arguments, options):
         if not torch.is_grad_enabled():
             return arguments, options | {"timestep": options["timestep"].bfloat16().float()}
@@ -45,18 +45,18 @@ def rollout_saw_rounded_timesteps(trainer):
     trainer.policy.transformer.register_forward_pre_hook(rounded, with_kwargs=True)
 
 
-def depends_on_the_batch(trainer):
+def depend_on_the_batch(trainer):
     def hook(_module, _inputs, output):
         return output + 0.3 * len(output) * torch.linspace(-1, 1, output.shape[-1])
 
     trainer.policy.transformer.x_embedder.register_forward_hook(hook)
 
 
-def guides_one_by_one(trainer):
+def guide_one_by_one(trainer):
     trainer.pipeline.sampling = dataclasses.replace(trainer.pipeline.sampling, batched_forward=False)
 
 
-def recomputes_something_else(trainer):
+def recompute_other_values(trainer):
     from torch.utils.checkpoint import checkpoint
 
     def perturbed(module, image, *others):
@@ -65,7 +65,7 @@ def recomputes_something_else(trainer):
     trainer.policy.transformer.enable_gradient_checkpointing(perturbed)
 
 
-def compiles_something_else(trainer):
+def compile_another_function(trainer):
     block = trainer.policy.transformer.transformer_blocks[1]
 
     def compiled(image, *others):
@@ -75,19 +75,19 @@ def compiles_something_else(trainer):
     block._compiled_call_impl = compiled
 
 
-def fault_of(config, mesh, *, before=(), between=()):
-    """What the gate says of faults planted before the rollout and between it and the update."""
+def check_message(config, mesh, *, before=(), between=()):
+    """Return the message of the check for faults injected before the rollout and between rollout and update."""
     trainer = Trainer(config, mesh, CPU)
-    for plant in before:
-        plant(trainer)
+    for fault in before:
+        fault(trainer)
     anchor_means = trainer.update.anchor_means
 
-    def planted(rollouts):
-        for plant in between:
-            plant(trainer)
+    def faulty(rollouts):
+        for fault in between:
+            fault(trainer)
         return anchor_means(rollouts)
 
-    trainer.update.anchor_means = planted
+    trainer.update.anchor_means = faulty
     trainer.iteration = 1
     weights = [parameter.detach().clone() for parameter in trainer.policy.parameters]
     with pytest.raises(OffPolicyError) as error:
@@ -99,44 +99,44 @@ def fault_of(config, mesh, *, before=(), between=()):
 @pytest.mark.parametrize(
     "settings, before, between, cause, module",
     [
-        ({}, [], [with_dropout], "dropout or train mode", "context_embedder (HunyuanVideo15TokenRefiner)"),
-        ({}, [], [in_bf16], "dtype or autocast", "none"),
-        (TRAINED, [rollout_saw_rounded_timesteps], [], "timestep rounding", "time_embed"),
-        (TRAINED | {"mini_batch_size_per_update": 4}, [depends_on_the_batch], [], "batch shape", "x_embedder"),
-        (TRAINED | {"cfg_scale": 2.0}, [depends_on_the_batch], [guides_one_by_one], "batched forward", "none"),
-        ({}, [], [recomputes_something_else], "activation checkpointing", "transformer_blocks.0"),
-        ({}, [], [compiles_something_else], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
+        ({}, [], [enable_dropout], "dropout or train mode", "context_embedder (HunyuanVideo15TokenRefiner)"),
+        ({}, [], [compute_in_bf16], "dtype or autocast", "none"),
+        (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding", "time_embed"),
+        (TRAINED | {"mini_batch_size_per_update": 4}, [depend_on_the_batch], [], "batch shape", "x_embedder"),
+        (TRAINED | {"cfg_scale": 2.0}, [depend_on_the_batch], [guide_one_by_one], "batched forward", "none"),
+        ({}, [], [recompute_other_values], "activation checkpointing", "transformer_blocks.0"),
+        ({}, [], [compile_another_function], "compile", "transformer_blocks.2 (HunyuanVideo15TransformerBlock)"),
     ],
 )
-def test_a_planted_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
-    told = fault_of(tiny_config.with_settings(**settings), mesh, before=before, between=between)
-    assert "iteration 1 trains another policy than the one it sampled from: on rank 0" in told
-    assert f"cause: {cause}" in told, told
-    assert f"first module that differs: {module}" in told, told
+def test_an_injected_fault_is_found_and_named(tiny_config, mesh, settings, before, between, cause, module):
+    message = check_message(tiny_config.with_settings(**settings), mesh, before=before, between=between)
+    assert "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
+    assert f"cause: {cause}" in message, message
+    assert f"first module that differs: {module}" in message, message
 
 
-def test_a_fault_of_no_known_kind_is_followed_to_its_module(tiny_config, mesh):
-    def plant(trainer):
+def test_a_fault_of_unknown_kind_is_traced_to_its_module(tiny_config, mesh):
+    def fault(trainer):
         part = trainer.policy.transformer.context_embedder
         part.register_forward_hook(in_training(lambda output: output * 1.01))
 
-    told = fault_of(tiny_config, mesh, between=[plant])
-    assert "first module that differs: context_embedder (HunyuanVideo15TokenRefiner), by " in told
+    message = check_message(tiny_config, mesh, between=[fault])
+    assert "first module that differs: context_embedder (HunyuanVideo15TokenRefiner), by " in message
 
 
 @pytest.mark.parametrize(
     "settings, stops",
     [({"gate_interval": 2}, False), ({"gate_interval": 0}, False), ({"gate_tolerance": 10.0}, False), ({}, True)],
 )
-def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, stops):
+def test_the_interval_and_the_tolerance_of_the_check_can_be_set(tiny_config, mesh, settings, stops):
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
     anchor_means = trainer.update.anchor_means
 
-    def planted(rollouts):
-        in_bf16(trainer)
+    def faulty(rollouts):
+        compute_in_bf16(trainer)
         return anchor_means(rollouts)
 
-    trainer.update.anchor_means = planted
+    trainer.update.anchor_means = faulty
     trainer.iteration = 1
     if stops:
         with pytest.raises(OffPolicyError):
@@ -145,7 +145,7 @@ def test_the_gate_can_look_less_often_and_be_wider(tiny_config, mesh, settings, 
         assert trainer.run_iteration()["policy/ratio_first_deviation"] > 1e-6
 
 
-def test_the_bound_in_bf16_is_wide_only_where_the_calls_have_other_shapes(tiny_config, mesh):
+def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_config, mesh):
     config = tiny_config.with_settings(dtype="bf16", cfg_scale=2.0, grpo_sampling_steps=2)
     trainer = Trainer(config, mesh, CPU)
     rollouts, _ = trainer.collector.collect(1, StageTimer(CPU))
@@ -153,30 +153,30 @@ def test_the_bound_in_bf16_is_wide_only_where_the_calls_have_other_shapes(tiny_c
     shorter = dataclasses.replace(samples[0], text=samples[0].text[:-1])
     rollouts = dataclasses.replace(rollouts, conditions=Conditions((shorter,) * 4 + samples[4:]))
 
-    def told(*rows, off):
+    def check(*rows, deviation):
         zeros = [torch.zeros(())] * (len(rows) - 1)
-        trainer.update.on_policy_check(rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(off)], 1)
+        trainer.update.on_policy_check(rollouts, [(part, 0) for part in rows], [*zeros, torch.tensor(deviation)], 1)
 
-    as_sampled, turned = [*range(8)], [*range(4, 8), *range(4)]
-    told(as_sampled, off=0.9e-6)
-    told(as_sampled, turned, off=0.9e-4)  # texts of another length stand in other rows
-    told(as_sampled, [4, 5], off=0.9e-4)
+    as_sampled, rotated = [*range(8)], [*range(4, 8), *range(4)]
+    check(as_sampled, deviation=0.9e-6)
+    check(as_sampled, rotated, deviation=0.9e-4)  # the shorter texts are in other rows
+    check(as_sampled, [4, 5], deviation=0.9e-4)
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06") as error:
-        told(as_sampled, off=1.1e-6)
+        check(as_sampled, deviation=1.1e-6)
     assert "samples x branches" not in str(error.value)
     video, (long, short) = 2 * 2 * 2, (len(sample.text) for sample in (samples[0], shorter))
     shapes = f"8 x 2 x {video + long} in the rollout, 2 x 2 x {video + short} in the update"
     with pytest.raises(OffPolicyError, match=f"the tolerance of 0.0001(?s:.*){shapes}.* --batched_forward false"):
-        told(as_sampled, [0, 1], off=1.1e-4)
-    guides_one_by_one(trainer)
+        check(as_sampled, [0, 1], deviation=1.1e-4)
+    guide_one_by_one(trainer)
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06"):
-        told([0], [4], off=1.1e-6)
-    assert tolerances_of(config.loss, "fp32") == (1e-6, 1e-6)
-    assert tolerances_of(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (1e-2, 1e-2)
+        check([0], [4], deviation=1.1e-6)
+    assert log_ratio_tolerances(config.loss, "fp32") == (1e-6, 1e-6)
+    assert log_ratio_tolerances(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (1e-2, 1e-2)
 
 
-def split_wrongly(settings):
-    """What the gate of each rank says of a fault in what joins the parts of a video."""
+def join_wrongly(settings):
+    """Return each rank's message for a fault in the join of sequence parallelism."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sequence_parallel import SplitSequence
@@ -185,11 +185,11 @@ def split_wrongly(settings):
     trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
     join = SplitSequence.join
 
-    def wrong(self, tokens, num_tokens):
+    def faulty(self, tokens, num_tokens):
         joined = join(self, tokens, num_tokens)
         return joined * 1.01 if torch.is_grad_enabled() else joined
 
-    SplitSequence.join = wrong
+    SplitSequence.join = faulty
     trainer.iteration = 1
     try:
         trainer.run_iteration()
@@ -202,6 +202,6 @@ def split_wrongly(settings):
 def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
     settings = {"output_dir": str(tmp_path), "valid_video_csv": "", "sp_size": 2, "enable_fsdp": shard}
     settings |= {"log_video_interval": 0, "num_threads": 1}
-    told = launch("tests.training.test_on_policy_check:split_wrongly", 2, settings)
-    assert all("cause: sequence parallelism" in one for one in told), told
-    assert "on rank 0" in told[0] and "on rank 1" in told[1]
+    messages = launch("tests.training.test_on_policy_check:join_wrongly", 2, settings)
+    assert all("cause: sequence parallelism" in message for message in messages), messages
+    assert "On rank 0" in messages[0] and "On rank 1" in messages[1]

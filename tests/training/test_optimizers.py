@@ -1,4 +1,4 @@
-"""The optimizers of a run as one."""
+"""Optimizers of a run combined into one."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hyvideo.training.optimizers import Optimizers
 
 
 @pytest.mark.parametrize("start", [0.5, torch.tensor(0.5)])
-def test_the_rate_reaches_optimizers_that_keep_it_as_a_number_or_as_a_tensor(start):
+def test_the_learning_rate_is_set_in_optimizers_that_store_it_as_a_number_or_as_a_tensor(start):
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.ones(2)
     sgd = torch.optim.SGD([weight], lr=start, foreach=False)

@@ -1,4 +1,4 @@
-"""The policy on its ranks: what it gives away of itself, and what it starts from."""
+"""The policy: gathering the adapter, and starting from a LoRA."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 SETTINGS = {"reshard_after_forward": False, "dtype": "bf16", "lora_rank": 3, "enable_fsdp": True, "batch_size": 4}
 
 
-def adapters(folder):
-    """Whether the adapter is the same float32 numbers before and after a forward that leaves weights gathered."""
+def adapter_is_unchanged(folder):
+    """Return whether the adapter has the same float32 values after a forward pass that leaves weights gathered."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.trainer import Trainer
@@ -33,11 +33,11 @@ def adapters(folder):
 
 
 @pytest.mark.slow
-def test_an_adapter_is_given_away_in_full_precision_while_weights_are_gathered(tmp_path):
-    assert launch("tests.training.test_policy:adapters", 2, str(tmp_path)) == [True, True]
+def test_the_adapter_has_full_precision_while_weights_are_gathered(tmp_path):
+    assert launch("tests.training.test_policy:adapter_is_unchanged", 2, str(tmp_path)) == [True, True]
 
 
-# --- a LoRA to start from -------------------------------------------------------------------------------------------
+# --- starting from a LoRA -------------------------------------------------------------------------------------------
 
 MINIATURE = ("assets/miniature", "miniature")
 TARGETS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.net.2", "transformer_blocks.0.attn.add_k_proj")
@@ -54,14 +54,14 @@ def draw(targets=TARGETS, rank=2, alpha=4.0):
     return lora
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        torch.equal(one[name].a, other[name].a) and torch.equal(one[name].b, other[name].b) for name in one
+def same(first, second):
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].a, second[name].a) and torch.equal(first[name].b, second[name].b) for name in first
     )
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_adapter_of_a_file_is_what_is_trained_and_anchored(tiny_config, mesh, tmp_path, form):
+def test_a_lora_file_is_the_initial_adapter_and_anchor(tiny_config, mesh, tmp_path, form):
     lora = draw()
     save_lora(lora, tmp_path / "lora", form=form)
     path = tmp_path / "lora" if form == "original" else next((tmp_path / "lora").glob("*.safetensors"))
@@ -77,7 +77,7 @@ def test_the_adapter_of_a_file_is_what_is_trained_and_anchored(tiny_config, mesh
     assert not same(policy.lora(), lora)
 
 
-def test_without_an_adapter_the_file_is_in_the_weights_that_are_trained(tiny_config, mesh, tmp_path):
+def test_in_full_training_a_lora_file_is_merged_into_the_weights(tiny_config, mesh, tmp_path):
     lora = draw()
     save_lora(lora, tmp_path)
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), random_weights=False)
@@ -90,7 +90,7 @@ def test_without_an_adapter_the_file_is_in_the_weights_that_are_trained(tiny_con
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         ({"lora_rank": 2}, "got 2 and 2, it has 2 and 4"),
         ({"lora_rank": 8, "lora_alpha": 4.0}, "got 8 and 4, it has 2 and 4"),
@@ -98,27 +98,27 @@ def test_without_an_adapter_the_file_is_in_the_weights_that_are_trained(tiny_con
         ({"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]}, "did you mean attn.to_q"),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_read(tiny_config, tmp_path, settings, said):
+def test_an_adapter_that_does_not_fit_is_rejected_before_weights_are_read(tiny_config, tmp_path, settings, message):
     save_lora(draw(), tmp_path / "lora")
     config = tiny_config.with_settings(**{"pretrained_lora_path": str(tmp_path / "lora")} | settings)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         check_adapter(config.model, config.optimizer)
 
 
-def test_a_lora_of_another_model_is_refused_before_weights_are_read(tiny_config, tmp_path):
+def test_a_lora_of_another_model_is_rejected_before_weights_are_read(tiny_config, tmp_path):
     save_lora({TARGETS[1]: Pair(torch.ones(2, 3), torch.ones(3, 2), 4.0)}, tmp_path)
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
     with pytest.raises(ValueError, match="blocks.1.ff.net.2 has shape"):
         check_adapter(config.model, config.optimizer)
 
 
-def starts(folder, given):
-    """The adapter, and the norms of the weights, of a policy that starts from a LoRA on these ranks."""
+def start(folder, settings):
+    """Return the norms of the weights of a policy that starts from a LoRA, and whether it has its adapter."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import whole
 
-    flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **given}
+    flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **settings}
     config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)
     policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, REQUESTS)
     weights = {name: whole(tensor).norm().item() for name, tensor in policy.transformer.state_dict().items()}
@@ -126,12 +126,12 @@ def starts(folder, given):
 
 
 @pytest.mark.slow
-def test_a_lora_to_start_from_is_the_same_on_sharded_ranks(tiny_config, mesh, tmp_path):
+def test_starting_from_a_lora_gives_the_same_weights_on_sharded_ranks(tiny_config, mesh, tmp_path):
     save_lora(draw(), tmp_path)
-    for given in ({"lora_rank": 2, "lora_alpha": 4.0}, {}):
-        config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), **given)
-        alone = Policy(config, mesh, CPU, REQUESTS)
-        expected = {name: tensor.norm().item() for name, tensor in alone.transformer.state_dict().items()}
-        for weights, is_that_of_the_file in launch("tests.training.test_policy:starts", 2, str(tmp_path), given):
-            assert is_that_of_the_file == bool(given)
+    for settings in ({"lora_rank": 2, "lora_alpha": 4.0}, {}):
+        config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), **settings)
+        single = Policy(config, mesh, CPU, REQUESTS)
+        expected = {name: tensor.norm().item() for name, tensor in single.transformer.state_dict().items()}
+        for weights, has_adapter in launch("tests.training.test_policy:start", 2, str(tmp_path), settings):
+            assert has_adapter == bool(settings)
             assert weights == pytest.approx(expected)

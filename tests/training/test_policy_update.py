@@ -1,4 +1,4 @@
-"""The gradient of an update, built by hand from the equations; and what the coefficient is fed with."""
+"""The gradient of an update against the equations, its cost, and the input of the KL coefficient."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
 from tests.test_trainer import CPU, Redness, run
 
-# Guidance, permuted steps, two mini-batches, two batches of rollouts, both distances.
+# Guidance, permuted steps, two mini-batches, two batches of rollouts, both KL terms.
 SETTINGS = {
     "cfg_scale": 2.0,
     "batch_size": 4,
@@ -43,7 +43,7 @@ def move(policy, scale, seed):
 
 
 def log_prob_and_mean(trainer, rollouts, row, step):
-    """Equations 1 and 2 of method.md, in the order of the page: SAGE's variance from Python floats."""
+    """Compute the transition of docs/sde.md in the order of the page, with SAGE's variance from Python floats."""
     pipeline, rollout = trainer.pipeline, trainer.config.rollout
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)
     sigma, sigma_next = levels[step], levels[step + 1]
@@ -63,7 +63,7 @@ def log_prob_and_mean(trainer, rollouts, row, step):
 
 
 @pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
-def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
+def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity):
     config = tiny_config.with_settings(**SETTINGS, kl_velocity=kl_velocity)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
     assert len({tuple(order) for order in orders}) > 1 and all(sorted(order) == [0, 1, 2] for order in orders)
 
     with trainer.policy.anchor.in_place(), torch.no_grad():
-        move(trainer.policy, 5e-3, seed=2)  # an anchor that is not the policy of the rollouts
+        move(trainer.policy, 5e-3, seed=2)  # an anchor that differs from the rollout policy
         anchors = [[log_prob_and_mean(trainer, rollouts, row, step)[1] for step in range(3)] for row in range(8)]
     move(trainer.policy, 1e-2, seed=1)  # ratios leave 1, some beyond the clip range
     trainer.policy.anchor.age += 1
@@ -107,7 +107,7 @@ def test_the_gradient_is_that_of_the_equations(tiny_config, mesh, kl_velocity):
 
 
 def gradient_and_position(trainer, rollouts, turns):
-    """Gradient of an update that compares with the anchor at these turns, and the distance that it reports."""
+    """Return the gradient of an update that measures the position KL at these turns, and its position KL."""
     applied = []
     trainer.policy.optimizers.step = lambda rate: applied.extend(p.grad.clone() for p in trainer.policy.parameters)
     rollouts = replace(rollouts, anchor_turns=turns)
@@ -121,11 +121,11 @@ def gradient_and_position(trainer, rollouts, turns):
     [
         {},
         {"kl_compute_mode": "training_phase"},
-        {"objective": "nft", "nft_levels": 3},  # of one update: here the optimizer's step is left out
+        {"objective": "nft", "nft_levels": 3},  # one update per iteration, since the test skips the optimizer step
     ],
 )
-def test_the_distance_at_drawn_steps_is_that_at_all_on_average(tiny_config, mesh, settings):
-    """The mean over all draws of one of three steps, all as likely, is what all three give together."""
+def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings):
+    """The mean over the three equally likely draws of one step equals the result with all three steps."""
     config = tiny_config.with_settings(**SETTINGS | {"kl_weight": 3e3, "anchor_fraction": 0.34} | settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
@@ -140,7 +140,7 @@ def test_the_distance_at_drawn_steps_is_that_at_all_on_average(tiny_config, mesh
     parts, distances = zip(*(gradient_and_position(trainer, rollouts, [turn]) for turn in range(3)))
     assert distance > 0 and sum(distances) / 3 == pytest.approx(distance, rel=1e-5)
     assert (sum(parts) / 3 - full).norm() < 1e-5 * full.norm()
-    assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()  # no draw alone is the whole
+    assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()  # no single draw gives the full gradient
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_the_distance_at_drawn_steps_is_that_at_all_on_average(tiny_config, mesh
         (NFT | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2}, 1 + 4),
     ],
 )
-def test_a_run_makes_the_forwards_that_the_planner_counts(tiny_config, mesh, settings, anchor):
-    """In the second iteration, where the anchor is another than the policy; nft with several updates makes old ones."""
+def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(tiny_config, mesh, settings, anchor):
+    """In iteration 2 the anchor differs from the policy. With several updates, nft also needs old velocities."""
     recomputing = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
     config = tiny_config.with_settings(**{"use_moving_KL": False} | recomputing | settings)
     (_, metrics), trainer = run(config, mesh, iterations=2)
@@ -169,13 +169,13 @@ def test_a_run_makes_the_forwards_that_the_planner_counts(tiny_config, mesh, set
 @pytest.mark.parametrize(
     "settings, before, after",
     [
-        ({}, True, False),  # the anchor is the policy, and then is not
+        ({}, True, False),  # the anchor first equals the policy, then differs
         ({"kl_velocity": "gaussian"}, True, True),
-        ({"kl_strategy": "moving", "kl_velocity": "gaussian"}, True, False),  # no velocity is measured
+        ({"kl_strategy": "moving", "kl_velocity": "gaussian"}, True, False),  # no velocity KL
         ({"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0}, False, False),
     ],
 )
-def test_means_are_stored_only_where_the_updates_read_them(tiny_config, mesh, settings, before, after):
+def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, settings, before, after):
     config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     stored, anchor_means = [], trainer.update.anchor_means
@@ -187,7 +187,7 @@ def test_means_are_stored_only_where_the_updates_read_them(tiny_config, mesh, se
 
 
 @pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
-def test_the_coefficient_is_fed_with_both_distances_by_their_weights(tiny_config, mesh, kl_velocity):
+def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, mesh, kl_velocity):
     config = tiny_config.with_settings(
         kl_strategy="dual_fixed",
         kl_velocity=kl_velocity,
@@ -199,13 +199,13 @@ def test_the_coefficient_is_fed_with_both_distances_by_their_weights(tiny_config
     )
     history, trainer = run(config, mesh, iterations=3)
     recent = list(trainer.update.kl_coefficient.recent)
-    for index, line in enumerate(history):  # both updates of an iteration have as many terms
-        fed = (recent[2 * index] + recent[2 * index + 1]) / 2
-        assert fed == pytest.approx(0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6)
+    for index, line in enumerate(history):  # both updates of an iteration have equally many terms
+        observed = (recent[2 * index] + recent[2 * index + 1]) / 2
+        assert observed == pytest.approx(0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6)
     assert abs(5.0 * history[-1]["kl/velocity"]) > 1e-3 * history[-1]["kl/position"]
 
 
-def test_the_running_average_follows_the_policy_by_its_decay(tiny_config, mesh):
+def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
     config = tiny_config.with_settings(ema_decay=0.9, learning_rate=1e-2)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     start = {name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()}

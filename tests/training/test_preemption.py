@@ -1,4 +1,4 @@
-"""A signal is answered at the next pass, wherever it comes, and nothing of the run is lost by it."""
+"""A signal stops the run at the next pass, in any stage, without losing results."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from hyvideo.records.metrics_file import whole_lines
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
 from tests.test_trainer import CPU, TIMING, Redness
-from tests.training.test_run_state import SETTINGS, held
+from tests.training.test_run_state import SETTINGS, snapshot
 
-# Where each life is struck: stage, how many times it is entered in that iteration before, and the iteration.
-STRUCK = (("anchor", 2, 2), ("update", 1, 2), ("reward", 0, 3), ("validation", 1, 4))
+# Where each process receives the signal: stage, how often it was entered before in that iteration, iteration.
+SIGNALED = (("anchor", 2, 2), ("update", 1, 2), ("reward", 0, 3), ("validation", 1, 4))
 SECOND_UPDATE = ("update", 4, 3)
 
 
@@ -29,7 +29,7 @@ def config(tiny_config, tmp_path):
 
 
 class Slow(Redness):
-    """Waits to be let go, where it is told to."""
+    """Waits for the event ``free`` before it scores."""
 
     def __init__(self):
         self.free = threading.Event()
@@ -40,15 +40,15 @@ class Slow(Redness):
         return super().score(videos, prompts, fps=fps)
 
 
-def live(config, mesh, stage="", number=0, iteration=0):
-    """A life of the run, which is struck; gives the trainer, what ended it, and what was entered after the blow."""
+def train(config, mesh, stage="", number=0, iteration=0):
+    """Train until a signal in the given stage; return the trainer, the message, and the stages entered afterwards."""
     entered, scorer = [], Slow()
 
     def on_stage(name, at):
         if entered or (name, at) == (stage, iteration):
             entered.append(name)
         if (name, at) == (stage, iteration) and entered.count(stage) == number + 1:
-            entered[:] = ["struck"]
+            entered[:] = ["signaled"]
             if stage == "reward":
                 scorer.free.clear()
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -68,26 +68,27 @@ def lines(config):
     return [{name: value for name, value in line.items() if not name.startswith(TIMING)} for line in metrics]
 
 
-def test_a_run_struck_between_all_passes_answers_at_once_and_ends_as_the_unbroken_one(config, mesh, tmp_path):
-    whole, *_ = live(config, mesh)
-    broken = config.with_settings(output_dir=str(tmp_path / "broken"), resume_from_checkpoint="latest")
-    for stage, number, iteration in STRUCK:
-        trainer, ended, entered = live(broken, mesh, stage, number, iteration)
-        assert "SIGUSR1" in ended, stage
-        assert set(entered) <= {"save"}, stage  # which may be there
+def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterrupted_run(config, mesh, tmp_path):
+    uninterrupted, *_ = train(config, mesh)
+    interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"), resume_from_checkpoint="latest")
+    for stage, number, iteration in SIGNALED:
+        trainer, message, entered = train(interrupted, mesh, stage, number, iteration)
+        assert "SIGUSR1" in message, stage
+        assert set(entered) <= {"save"}, stage
         assert trainer.iteration == iteration - (stage != "validation")
         assert all(parameter.grad is None for parameter in trainer.policy.parameters)
-    last, ended, _ = live(broken, mesh)
-    assert not ended and lines(broken) == lines(config)
-    assert [line["iteration"] for line in lines(broken)] == [1, 2, 3, 4] and "validation/reward" in lines(broken)[3]
-    (tensors, numbers), (expected, expected_numbers) = held(last), held(whole)
+    last, message, _ = train(interrupted, mesh)
+    assert not message and lines(interrupted) == lines(config)
+    assert [line["iteration"] for line in lines(interrupted)] == [1, 2, 3, 4]
+    assert "validation/reward" in lines(interrupted)[3]
+    (tensors, numbers), (expected, expected_numbers) = snapshot(last), snapshot(uninterrupted)
     assert numbers == expected_numbers and tensors.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in tensors.items())
 
 
-def test_once_a_round_has_made_a_step_it_is_finished(config, mesh):
-    trainer, ended, entered = live(config.with_settings(save_minutes=1e-9), mesh, *SECOND_UPDATE)
-    assert "SIGUSR1" in ended and trainer.iteration == 3 and trainer.update.update_count == 6
+def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
+    trainer, message, entered = train(config.with_settings(save_minutes=1e-9), mesh, *SECOND_UPDATE)
+    assert "SIGUSR1" in message and trainer.iteration == 3 and trainer.update.update_count == 6
     assert "after update" in entered and "rollout" not in entered
     folder = Path(config.record.output_dir) / "checkpoints"
-    assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]  # of save_minutes
+    assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]  # because of save_minutes

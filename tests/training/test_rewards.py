@@ -1,4 +1,4 @@
-"""Which rewards the settings ask for, and that one which cannot be trained with is said so before a run."""
+"""Creating the scorers of the settings, checking them before a run, and missing rewards."""
 
 import json
 import math
@@ -27,7 +27,7 @@ PROMPT = "a red circle moves up"
 
 
 class Fixed:
-    """Always the same scores."""
+    """Returns constant scores."""
 
     def __init__(self, **scores):
         self.scores = scores
@@ -43,30 +43,30 @@ class Fixed:
 
 
 @pytest.fixture
-def scorer_of(tiny_config):
-    scorers_made = []
+def make_scorer(tiny_config):
+    created = []
 
     def make(scorers=None, **settings):
         config = tiny_config.with_settings(**settings)
-        scorers_made.append(make_async_scorer(config, CPU, scorers))
-        return config, scorers_made[-1]
+        created.append(make_async_scorer(config, CPU, scorers))
+        return config, created[-1]
 
     yield make
-    for scorer in scorers_made:
+    for scorer in created:
         scorer.close()
 
 
-def test_the_settings_name_scorers_and_their_options(scorer_of, tmp_path):
-    _, scorer = scorer_of()
+def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path):
+    _, scorer = make_scorer()
     assert list(scorer.scorers) == ["miniature"] and scorer.weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
     options = tmp_path / "rewards.yaml"
     options.write_text("miniature: {path: nowhere}\n")
-    _, scorer = scorer_of(reward_config=str(options))
+    _, scorer = make_scorer(reward_config=str(options))
     assert scorer.scorers["miniature"].reference is None
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("videoalign: {}", "options for miniature, got 'videoalign'"),
         ("miniature: 3", "options for miniature, got 'miniature'"),
@@ -75,33 +75,33 @@ def test_the_settings_name_scorers_and_their_options(scorer_of, tmp_path):
         ("a: [", "is not valid YAML"),
     ],
 )
-def test_options_of_no_scorer_are_refused(scorer_of, tmp_path, text, said):
+def test_invalid_options_are_rejected(make_scorer, tmp_path, text, message):
     options = tmp_path / "rewards.yaml"
     options.write_text(text)
-    with pytest.raises(ValueError, match=said):
-        scorer_of(reward_config=str(options))
+    with pytest.raises(ValueError, match=message):
+        make_scorer(reward_config=str(options))
 
 
-def test_an_option_that_a_scorer_does_not_have_is_refused(scorer_of, tmp_path):
+def test_an_unknown_option_of_a_scorer_is_rejected(make_scorer, tmp_path):
     options = tmp_path / "rewards.yaml"
     options.write_text("miniature: {beauty: 1}\n")
     with pytest.raises(ValueError, match="miniature has no option beauty"):
-        scorer_of(reward_config=str(options))
+        make_scorer(reward_config=str(options))
 
 
-def test_a_measure_of_a_set_that_is_a_number_is_refused_before_a_run_that_validates(scorer_of):
-    class OfAnEarlierVersion(Fixed):
+def test_a_held_out_metric_that_is_a_number_is_rejected_before_a_run_with_validation(make_scorer):
+    class NumberAsMetric(Fixed):
         def held_out(self, videos, prompts):
             return {"brightness": 0.5}
 
-    config, scorer = scorer_of({"mine": OfAnEarlierVersion(VQ=1.0, MQ=1.0, TA=1.0)})
+    config, scorer = make_scorer({"mine": NumberAsMetric(VQ=1.0, MQ=1.0, TA=1.0)})
     try_scorers(scorer, config.data, PROMPT)
     config = config.with_settings(valid_video_csv="prompts.csv")
     with pytest.raises(ValueError, match="held_out of reward mine must return a dict of SetMeasure.*brightness"):
         try_scorers(scorer, config.data, PROMPT)
 
 
-def test_an_offloaded_scorer_is_tried_where_it_scores(scorer_of):
+def test_an_offloaded_scorer_is_checked_on_its_device(make_scorer):
     class Movable(Fixed):
         places = []
 
@@ -113,40 +113,40 @@ def test_an_offloaded_scorer_is_tried_where_it_scores(scorer_of):
             return super().score(videos, prompts, fps=fps)
 
     mine = Movable(VQ=1.0, MQ=1.0, TA=1.0)
-    config, scorer = scorer_of({"mine": mine}, reward_offload=True)
+    config, scorer = make_scorer({"mine": mine}, reward_offload=True)
     try_scorers(scorer, config.data, PROMPT)
     assert mine.places == ["cpu", None, "cpu"]
 
 
-def test_a_good_scorer_passes(scorer_of):
-    config, scorer = scorer_of()
+def test_a_valid_scorer_passes_the_check(make_scorer):
+    config, scorer = make_scorer()
     try_scorers(scorer, config.data, PROMPT)
 
 
 @pytest.mark.parametrize(
-    "scorer, said",
+    "scorer, dimension",
     [
         (Fixed(VQ=1.0, MQ=1.0), "TA"),
         (Fixed(VQ=1.0, MQ=math.nan, TA=1.0), "MQ"),
     ],
 )
-def test_a_scorer_without_a_dimension_that_counts_is_refused(scorer_of, scorer, said):
-    config, scorer = scorer_of({"bad": scorer})
-    with pytest.raises(ValueError, match=f"(?s)reward bad cannot be trained with.*{said}"):
+def test_a_scorer_without_a_weighted_dimension_is_rejected(make_scorer, scorer, dimension):
+    config, scorer = make_scorer({"bad": scorer})
+    with pytest.raises(ValueError, match=f"(?s)reward bad failed its check.*{dimension}"):
         try_scorers(scorer, config.data, PROMPT)
 
 
-def test_a_scorer_that_does_not_repeat_itself_is_refused(scorer_of):
+def test_a_scorer_with_random_scores_is_rejected(make_scorer):
     class Random(Fixed):
         def score(self, videos, prompts, *, fps):
             return [{name: torch.rand(()).item() for name in ("VQ", "MQ", "TA")} for _ in videos]
 
-    config, scorer = scorer_of({"random": Random()})
-    with pytest.raises(ValueError, match="reward random cannot be trained with"):
+    config, scorer = make_scorer({"random": Random()})
+    with pytest.raises(ValueError, match="reward random failed its check"):
         try_scorers(scorer, config.data, PROMPT)
 
 
-def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_config, mesh):
+def test_a_run_stops_if_more_than_the_allowed_fraction_of_rewards_is_missing(tiny_config, mesh):
     local = dict(enumerate([Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3))
     rewards = GroupRewards(
         tiny_config.reward, make_async_scorer(tiny_config, CPU, {}), mesh, group_size=4, num_rollouts=4
@@ -156,8 +156,8 @@ def test_a_run_stops_above_its_fraction_of_missing_rewards_and_not_at_it(tiny_co
         rewards.refuse_too_many_missing({"reward/missing": 2.0}, local, 7)
 
 
-def a_slow_reward():
-    """Missing rewards of a round in which the scorer of rank 1 takes longer than any collective may; one reason."""
+def missing_slow_rewards():
+    """Return the number of missing rewards and a reason with a scorer on rank 1 that exceeds the collective timeout."""
     mesh, is_over = ranks.start(1, CPU, timeout=15.0), threading.Event()
 
     class Slow(Fixed):
@@ -171,22 +171,24 @@ def a_slow_reward():
     indices = [RolloutIndex(mesh.rank, member) for member in range(4)]
     clips = {row: torch.zeros(1, 3, 8, 8, dtype=torch.uint8) for row in range(4)}
     barrier(mesh)
-    given = rewards.wait(PendingRewards(clips, [scorer.submit([*clips.values()], [PROMPT] * 4, fps=8)]))
-    _, metrics = rewards.advantages(indices, given)
-    rewards.refuse_too_many_missing(metrics, given, 1)
+    collected = rewards.wait(PendingRewards(clips, [scorer.submit([*clips.values()], [PROMPT] * 4, fps=8)]))
+    _, metrics = rewards.advantages(indices, collected)
+    rewards.refuse_too_many_missing(metrics, collected, 1)
     is_over.set()
-    return metrics["reward/missing"], given[0].reason
+    return metrics["reward/missing"], collected[0].reason
 
 
-def test_a_reward_that_is_slow_on_one_rank_is_missing_before_the_others_give_up():
-    (missing, none), (same, reason) = launch("tests.training.test_rewards:a_slow_reward", 2)
+def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
+    (missing, none), (same, reason) = launch("tests.training.test_rewards:missing_slow_rewards", 2)
     assert missing == same == 4 and none is None and "no reward within 1.6 s" in reason
 
 
-def test_a_policy_that_diverged_is_called_so(tiny_config, mesh):
+def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
     config = tiny_config.with_settings(learning_rate=1e6, num_updates_per_rollout=2, max_steps=3, lora_rank=2)
-    told = "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
-    with pytest.raises(TooManyMissingRewards, match=told):
+    message = (
+        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual range in iteration 1"
+    )
+    with pytest.raises(TooManyMissingRewards, match=message):
         Trainer(config, mesh, CPU, scorers={"test": Fixed(VQ=1.0, MQ=1.0, TA=1.0)}).train()
 
 
@@ -201,10 +203,10 @@ class Shade:
 """
 
 
-def test_the_own_reward_of_the_docs_trains_beside_one_of_a_module_and_all_shows_what_was_scored(
+def test_the_reward_of_the_docs_trains_with_one_of_a_module_and_its_scores_are_recorded(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):
-    """And goes on with the same file only."""
+    """The run resumes only with an unchanged file."""
     page = Path("docs/own_reward.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(from \S+ import Scorer\n\n\nclass Brightness.*?)```", page, re.S)
     (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)
@@ -213,10 +215,10 @@ def test_the_own_reward_of_the_docs_trains_beside_one_of_a_module_and_all_shows_
     monkeypatch.syspath_prepend(tmp_path)
     root = Path(tiny_config.model.pretrained_model_root).resolve()
     monkeypatch.chdir(tmp_path)
-    asked = parse(shlex.split(flags)).config
+    parsed = parse(shlex.split(flags)).config
     config = tiny_config.with_settings(
-        **{"pretrained_model_root": str(root), "reward_weights": json.dumps(asked.reward_weights)},
-        reward_model=[*asked.reward.reward_model, "shades:Shade"],
+        **{"pretrained_model_root": str(root), "reward_weights": json.dumps(parsed.reward_weights)},
+        reward_model=[*parsed.reward.reward_model, "shades:Shade"],
         reward_config='{"my_rewards.py:Brightness": {"target": 0.5}}',
         **{"valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 2},
         **{"max_steps": 1, "validation_interval": 1, "save_interval": 1, "log_video_interval": 1, "log_num_videos": 1},
@@ -226,21 +228,21 @@ def test_the_own_reward_of_the_docs_trains_beside_one_of_a_module_and_all_shows_
     trainer.train()
     run_summary.print_summary(tmp_path / "run", 1, trainer.validation)
     (line,) = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-    own = {"brightness", "shade", "VQ"}
-    assert {f"reward/{name}" for name in (*own, "mean", "std", "missing")} == {
+    names = {"brightness", "shade", "VQ"}
+    assert {f"reward/{name}" for name in (*names, "mean", "std", "missing")} == {
         n for n in line if n.startswith("reward/")
     }
     assert line["reward/mean"] == line["reward/brightness"] < 0 < line["reward/shade"] and line["reward/VQ"] == 2
-    assert {f"validation/{name}" for name in own} < line.keys() and not {
+    assert {f"validation/{name}" for name in names} < line.keys() and not {
         "validation/MQ",
         "validation/Overall",
     } & line.keys()
     for scores in (tmp_path / "run").glob("*/000001/scores.json"):
         assert all(
-            own < entry.keys() and not {"MQ", "Overall"} & entry.keys() for entry in json.loads(scores.read_text())
+            names < entry.keys() and not {"MQ", "Overall"} & entry.keys() for entry in json.loads(scores.read_text())
         )
-    said = capsys.readouterr().out
-    assert re.search(r" brightness +-0\.", said) and re.search(r" VQ +2\.000", said) and "nan" not in said
+    output = capsys.readouterr().out
+    assert re.search(r" brightness +-0\.", output) and re.search(r" VQ +2\.000", output) and "nan" not in output
 
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, CPU)

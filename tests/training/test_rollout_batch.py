@@ -1,4 +1,4 @@
-"""Which rollout sits where, what noise it gets, and in which order its steps are trained."""
+"""Distribution of rollouts over replicas, their noise, and the order of their trained steps."""
 
 from itertools import product
 
@@ -23,13 +23,13 @@ def config(**settings):
     return Config().with_settings(**settings)
 
 
-def test_neighbours_share_a_group_and_replicas_and_batches_share_the_rest():
+def test_consecutive_rollouts_share_a_group_and_replicas_and_batches_split_the_iteration():
     settings = config(batch_size=2, num_generations=4)
     places = [indices_of_replica(settings.rollout, Mesh(rank, 4, 1), batch) for batch in range(2) for rank in range(4)]
     assert [place for part in places for place in part] == [RolloutIndex(*divmod(number, 4)) for number in range(16)]
 
 
-def test_ranks_of_one_video_have_the_same_places():
+def test_ranks_that_share_a_video_have_the_same_rollouts():
     settings = config(batch_size=2, num_generations=2)
     assert indices_of_replica(settings.rollout, Mesh(2, 4, 2), 0) == indices_of_replica(
         settings.rollout, Mesh(3, 4, 2), 0
@@ -37,7 +37,7 @@ def test_ranks_of_one_video_have_the_same_places():
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_a_group_starts_from_one_noise_only_if_asked_to(same):
+def test_the_rollouts_of_a_group_share_initial_noise_only_if_set(same):
     noise = RolloutNoise(42, SHAPE, is_shared=same)
     first, second = (noise.initial(1, RolloutIndex(0, member)) for member in range(2))
     assert torch.equal(first, second) == same
@@ -46,16 +46,16 @@ def test_a_group_starts_from_one_noise_only_if_asked_to(same):
     assert not torch.equal(first, RolloutNoise(43, SHAPE).initial(1, RolloutIndex(0, 0)))
 
 
-def test_the_noise_of_a_step_is_its_own_even_with_one_start():
+def test_step_noise_differs_even_with_shared_initial_noise():
     """It depends on seed, iteration, group, member and step."""
     noise = RolloutNoise(42, SHAPE, is_shared=True)
     indices = [RolloutIndex(0, 0), RolloutIndex(0, 1), RolloutIndex(1, 0)]
-    draws = [noise.of_step(*where) for where in product((1, 2), indices, (0, 1))]
-    draws.append(RolloutNoise(43, SHAPE, is_shared=True).of_step(1, RolloutIndex(0, 0), 0))
+    draws = [noise.for_step(*key) for key in product((1, 2), indices, (0, 1))]
+    draws.append(RolloutNoise(43, SHAPE, is_shared=True).for_step(1, RolloutIndex(0, 0), 0))
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
 
 
-def test_turns_of_the_anchor_are_drawn_alike_and_anew_in_each_iteration():
+def test_anchor_turns_are_uniform_new_in_each_iteration_and_the_same_on_all_ranks():
     noise = RolloutNoise(42, SHAPE)
     draws = [noise.anchor_turns(iteration, 5, 2) for iteration in range(1, 1001)]
     assert all(len(set(draw)) == 2 and draw == sorted(draw) for draw in draws)
@@ -65,7 +65,7 @@ def test_turns_of_the_anchor_are_drawn_alike_and_anew_in_each_iteration():
     assert noise.anchor_turns(1, 3, 3) == [0, 1, 2]
 
 
-def test_every_rollout_visits_every_stochastic_step_in_an_order_of_its_own():
+def test_every_rollout_trains_every_stochastic_step_in_its_own_order():
     places = [RolloutIndex(0, member) for member in range(8)]
     orders = timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
     assert orders.shape == (8, 4)
@@ -75,7 +75,7 @@ def test_every_rollout_visits_every_stochastic_step_in_an_order_of_its_own():
     assert not torch.equal(orders, timestep_permutations(LossSettings(), DataSettings(), 2, places, STEPS, len(STEPS)))
 
 
-def test_without_permutation_steps_come_in_the_order_of_the_schedule():
+def test_without_permutation_steps_follow_the_order_of_the_schedule():
     orders = timestep_permutations(
         LossSettings(enable_timestep_permutation=False),
         DataSettings(),
@@ -88,7 +88,7 @@ def test_without_permutation_steps_come_in_the_order_of_the_schedule():
 
 
 @pytest.mark.parametrize("permuted", [False, True])
-def test_a_fraction_of_the_steps_is_visited(permuted):
+def test_a_fraction_of_the_steps_is_trained(permuted):
     settings = config(enable_timestep_permutation=permuted)
     orders = timestep_permutations(
         settings.loss, settings.data, 1, [RolloutIndex(0, member) for member in range(6)], STEPS, 2
@@ -96,4 +96,4 @@ def test_a_fraction_of_the_steps_is_visited(permuted):
     assert orders.shape == (6, 2)
     assert all(len(set(order)) == 2 and set(order) <= set(STEPS) for order in orders.tolist())
     if permuted:
-        assert set(orders.flatten().tolist()) == set(STEPS)  # which ones differs from rollout to rollout
+        assert set(orders.flatten().tolist()) == set(STEPS)  # different steps for different rollouts

@@ -1,4 +1,4 @@
-"""Rollouts of a batch: what those of a group have in common is computed once."""
+"""Sampling of rollouts: steps that a group has in common are computed once."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ CPU = torch.device("cpu")
 SHARED = {"use_same_noise": True, "sde_window": "fixed:2:2", "grpo_sampling_steps": 6, "num_generations": 4}
 
 
-def counted(trainer):
-    """Samples of each call of the transformer from now on."""
+def count_samples(trainer):
+    """Return a list that receives the number of samples of each transformer call from now on."""
     sizes = []
     trainer.pipeline.transformer.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     return sizes
@@ -22,31 +22,31 @@ def counted(trainer):
 @pytest.mark.parametrize("batched, calls", [("false", [1] * (2 * 2 + 4 * 8)), ("true", [2] * 2 + [8] * 4)])
 def test_steps_before_the_first_noise_are_computed_once_for_a_group(tiny_config, mesh, monkeypatch, batched, calls):
     trainer = Trainer(tiny_config.with_settings(batch_size=8, batched_forward=batched, **SHARED), mesh, CPU)
-    collector, sizes = trainer.collector, counted(trainer)
+    collector, sizes = trainer.collector, count_samples(trainer)
     collector.noisy_steps(1)
     indices = collector.indices()
     conditions, kept = trainer.encoder(collector.requests_of(1, indices)), torch.tensor([[3, 2]] * 8)
     shared = collector.sample(1, indices, conditions, mean_steps=kept)
     assert sizes == calls
     monkeypatch.setattr(type(trainer.pipeline), "num_shared_steps", 0)
-    alone = collector.sample(1, indices, conditions, mean_steps=kept)
+    separate = collector.sample(1, indices, conditions, mean_steps=kept)
     assert len({tuple(row.flatten().tolist()) for row in shared.final}) == 8
     tolerance = {"rtol": 0, "atol": 0} if batched == "false" else {"rtol": 1e-5, "atol": 1e-5}
-    for one, other in ((shared.latents, alone.latents), (shared.log_probs, alone.log_probs)):
-        torch.testing.assert_close(one, other, **tolerance)
-    torch.testing.assert_close(shared.means, alone.means, **tolerance)
+    for first, second in ((shared.latents, separate.latents), (shared.log_probs, separate.log_probs)):
+        torch.testing.assert_close(first, second, **tolerance)
+    torch.testing.assert_close(shared.means, separate.means, **tolerance)
 
 
-def test_rollouts_with_noise_of_their_own_share_nothing(tiny_config, mesh):
+def test_rollouts_with_separate_noise_share_no_steps(tiny_config, mesh):
     trainer = Trainer(tiny_config.with_settings(**SHARED | {"use_same_noise": False}), mesh, CPU)
-    sizes, indices = counted(trainer), trainer.collector.indices()
+    sizes, indices = count_samples(trainer), trainer.collector.indices()
     trainer.collector.sample(1, indices, trainer.encoder(trainer.collector.requests_of(1, indices)))
     assert sizes == [8] * 6 and part_spared(trainer.config.rollout) == 0
 
 
 @pytest.mark.parametrize("batch_size, spared", [(8, 2 * 3 / 4), (2, 2 * 1 / 2)])  # two groups, and half of one
-def test_the_plan_counts_the_forwards_that_an_iteration_makes(tiny_config, mesh, batch_size, spared):
-    """The first iteration has no forward of the anchor, which still is the policy."""
+def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh, batch_size, spared):
+    """The first iteration needs no forward passes of the anchor, which equals the policy."""
     changes = {"batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size, "kl_strategy": "none"}
     config = tiny_config.with_settings(**SHARED | changes, kl_weight=0.0)
     assert part_spared(config.rollout) * steps_before_noise(config.rollout) == spared
@@ -58,8 +58,8 @@ def test_the_plan_counts_the_forwards_that_an_iteration_makes(tiny_config, mesh,
 @pytest.mark.parametrize(
     "batch_size, group_size, num_replicas", [(8, 4, 2), (2, 6, 3), (3, 6, 4), (1, 4, 8), (6, 6, 2)]
 )
-def test_every_batch_of_every_replica_stands_for_as_many_groups(tiny_config, batch_size, group_size, num_replicas):
-    """So all ranks make the same number of calls, and each spares the part that the plan says."""
+def test_every_batch_of_every_replica_has_the_same_number_of_groups(tiny_config, batch_size, group_size, num_replicas):
+    """All ranks then make the same number of calls, and save the fraction that the plan predicts."""
     changes = {"batch_size": batch_size, "num_generations": group_size, "use_same_noise": True}
     settings = tiny_config.with_settings(**changes).rollout
     meshes = [Mesh(rank, num_replicas, 1) for rank in range(num_replicas)]
@@ -68,8 +68,8 @@ def test_every_batch_of_every_replica_stands_for_as_many_groups(tiny_config, bat
     assert count == pytest.approx(batch_size * (1 - part_spared(settings)))
 
 
-def test_a_window_that_moves_spares_the_mean_of_its_places(tiny_config):
-    """Five steps are stochastic; at shift 9 and 40 steps the first is not, with a window or without."""
+def test_a_moving_window_saves_the_mean_over_its_positions(tiny_config):
+    """Five steps are stochastic; at shift 9 and 40 steps the first one is deterministic, with or without a window."""
 
     def before(window, **changes):
         return steps_before_noise(tiny_config.with_settings(**SHARED | {"sde_window": window} | changes).rollout)

@@ -1,4 +1,4 @@
-"""Settings reach what is built of them: each is set off its default, and looked for where it is used."""
+"""Every setting reaches the component that uses it, tested with values other than the defaults."""
 
 import pytest
 import torch
@@ -46,13 +46,13 @@ def trainer(tiny_config, mesh):
     return Trainer(tiny_config.with_settings(**OFF_DEFAULT), mesh, CPU, scorers={"test": Redness()})
 
 
-def test_the_values_are_off_their_defaults():
+def test_the_values_differ_from_the_defaults():
     defaults = Config().flat()
     same = [name for name, value in OFF_DEFAULT.items() if value == defaults[name]]
-    assert same in ([], ["kl_schedule", "use_muon"])  # whose other values leave nothing to look at
+    assert same in ([], ["kl_schedule", "use_muon"])  # their other values would disable what the tests check
 
 
-def test_loss_and_trust_region_are_those_of_the_settings(trainer):
+def test_loss_and_trust_region_follow_the_settings(trainer):
     update = trainer.update
     assert (update.kl_weights.position, update.kl_weights.velocity) == (0.6, 0.3)
     schedule = update.kl_coefficient.settings
@@ -67,7 +67,7 @@ def test_loss_and_trust_region_are_those_of_the_settings(trainer):
     assert trainer.policy.anchor.refresh_every is None
 
 
-def test_optimizers_have_the_settings_and_each_parameter_its_own(trainer):
+def test_optimizers_follow_the_settings_and_each_parameter_has_one(trainer):
     adamw, muon = trainer.policy.optimizers.optimizers
     (group,) = adamw.param_groups
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (3e-3, (0.8, 0.98), 1e-6, 0.02)
@@ -82,15 +82,15 @@ def test_optimizers_have_the_settings_and_each_parameter_its_own(trainer):
     assert by_muon == {name for name in matrices if name.split(".")[2] in ("attn", "ff", "ff_context")}
 
 
-def test_an_iteration_uses_the_clip_range_the_norm_the_rate_and_the_clip_of_advantages(trainer):
+def test_an_iteration_uses_gradient_clipping_learning_rate_and_advantage_clipping(trainer):
     applied = []
     step = trainer.policy.optimizers.step
 
-    def watched(rate):
+    def record_step(rate):
         applied.append((rate, torch.stack([p.grad.norm() for p in trainer.policy.parameters]).norm().item()))
         step(rate)
 
-    trainer.policy.optimizers.step = watched
+    trainer.policy.optimizers.step = record_step
     trainer.iteration = 1
     seen = []
     terms = trainer.update.terms
@@ -102,7 +102,7 @@ def test_an_iteration_uses_the_clip_range_the_norm_the_rate_and_the_clip_of_adva
 
 
 @pytest.mark.parametrize("clip_range, share", [(1e-7, 1.0), (1e3, 0.0)])
-def test_the_clip_range_decides_what_counts_as_clipped(tiny_config, mesh, clip_range, share):
+def test_clip_fraction_depends_on_the_clip_range(tiny_config, mesh, clip_range, share):
     config = tiny_config.with_settings(clip_range=clip_range, num_updates_per_rollout=2, learning_rate=1e-2)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
@@ -113,14 +113,14 @@ def test_the_clip_range_decides_what_counts_as_clipped(tiny_config, mesh, clip_r
     assert second[1].metrics["policy/clip_fraction"] == pytest.approx(share, abs=0.05)
 
 
-def test_an_adapter_that_cannot_be_trained_is_refused_before_anything_is_loaded(tiny_config, mesh, monkeypatch):
+def test_an_unusable_adapter_is_rejected_before_anything_is_loaded(tiny_config, mesh, monkeypatch):
     monkeypatch.setattr(run_setup, "load_encoder", None)
     config = tiny_config.with_settings(lora_rank=2, lora_target_modules=["nothing"])
     with pytest.raises(ValueError, match="no linear layer"):
         Trainer(config, mesh, CPU, scorers={"test": Redness()})
 
 
-def test_muon_trains_every_matrix_where_the_scope_says_so(tiny_config, mesh):
+def test_muon_trains_every_matrix_with_scope_all(tiny_config, mesh):
     trainer = Trainer(tiny_config.with_settings(use_muon=True, muon_scope="all"), mesh, CPU, scorers={"t": Redness()})
     _, muon = trainer.policy.optimizers.optimizers
     assert {id(p) for p in muon.param_groups[0]["params"]} == {id(p) for p in trainer.policy.parameters if p.ndim >= 2}

@@ -1,4 +1,4 @@
-"""A run that was interrupted is the run that was not, bit for bit; and it is not gone on with as another run."""
+"""A resumed run equals the uninterrupted run bit for bit, and does not resume with other settings of the method."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from hyvideo.config.identity import changed_settings
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.records.metrics_file import whole_lines
 from hyvideo.trainer import Trainer
-from hyvideo.training.run_state import changed_contents, contents, refuse_changes
+from hyvideo.training.run_state import changed_contents, check_changes, contents
 from tests.test_trainer import CPU, TIMING, Redness
 
 SETTINGS = {
@@ -29,7 +29,7 @@ SETTINGS = {
     "kl_warmup_updates": 2,
     "kl_window": 3,
     "kl_target": 1e-4,
-    "update_ref_model_step": 6,  # after two rounds the anchor is four updates old, in the third it moves
+    "update_ref_model_step": 6,  # after two iterations the anchor is four updates old; it moves in the third
     "warmup_steps": 3,
     "num_threads": 1,
 }
@@ -46,8 +46,8 @@ CASES = {
 }
 
 
-def go_on(trainer, iterations):
-    """Metrics without times."""
+def train_iterations(trainer, iterations):
+    """Run iterations and return their metrics without times."""
     lines = []
     for _ in range(iterations):
         trainer.iteration += 1
@@ -56,8 +56,8 @@ def go_on(trainer, iterations):
     return lines
 
 
-def held(trainer):
-    """All that a run is."""
+def snapshot(trainer):
+    """Return the complete state of a run."""
     anchor = trainer.policy.anchor
     tensors = {name: tensor.detach().clone() for name, tensor in trainer.policy.tensors().items()}
     numbers = {
@@ -70,19 +70,19 @@ def held(trainer):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_goes_on_is_the_unbroken_one_bit_for_bit(tiny_config, mesh, case):
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mesh, case):
     config = tiny_config.with_settings(**SETTINGS | CASES[case])
-    unbroken = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    go_on(unbroken, 2)
-    folder = unbroken.state.save()
-    unbroken.checkpoints.wait()
-    expected = go_on(unbroken, 2)
+    uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    train_iterations(uninterrupted, 2)
+    folder = uninterrupted.state.save()
+    uninterrupted.checkpoints.wait()
+    expected = train_iterations(uninterrupted, 2)
 
-    again = config.with_settings(resume_from_checkpoint=str(folder))
-    resumed = Trainer(again, mesh, CPU, scorers={"test": Redness()})
+    resuming = config.with_settings(resume_from_checkpoint=str(folder))
+    resumed = Trainer(resuming, mesh, CPU, scorers={"test": Redness()})
     assert resumed.iteration == 2 and resumed.state.changed_settings == []
-    assert go_on(resumed, 2) == expected
-    (tensors, numbers), (expected_tensors, expected_numbers) = held(resumed), held(unbroken)
+    assert train_iterations(resumed, 2) == expected
+    (tensors, numbers), (expected_tensors, expected_numbers) = snapshot(resumed), snapshot(uninterrupted)
     assert numbers == expected_numbers
     assert numbers["update"] == numbers["kl"]["num_updates"] == len(numbers["health"]["norms"]) == 8
     assert len(numbers["kl"]["recent"]) >= 3
@@ -95,36 +95,36 @@ def test_a_run_that_goes_on_is_the_unbroken_one_bit_for_bit(tiny_config, mesh, c
 # --- settings that changed ------------------------------------------------------------------------------------------
 
 
-def differ(config, **changes):
+def find_changes(config, **changes):
     saved = json.loads(json.dumps(config.flat()))
     return changed_settings(saved, config.with_settings(**changes).flat(), same_rollouts=True)
 
 
-def test_no_setting_differs_from_what_json_keeps_of_it(tiny_config):
-    found = differ(tiny_config, resume_from_checkpoint="latest", allow_changed_settings=True)
+def test_settings_survive_the_round_trip_through_json(tiny_config):
+    found = find_changes(tiny_config, resume_from_checkpoint="latest", allow_changed_settings=True)
     assert found.free == found.of_the_method == []
 
 
-def test_settings_of_the_machine_are_free_and_those_of_the_method_are_not(tiny_config):
-    found = differ(tiny_config, save_interval=7, max_steps=99, sp_size=2, learning_rate=1.0, seed=3)
-    assert sorted(sentence.split()[0] for sentence in found.free) == ["max_steps", "save_interval", "sp_size"]
-    assert sorted(sentence.split()[0] for sentence in found.of_the_method) == ["learning_rate", "seed"]
+def test_machine_settings_may_change_and_method_settings_may_not(tiny_config):
+    found = find_changes(tiny_config, save_interval=7, max_steps=99, sp_size=2, learning_rate=1.0, seed=3)
+    assert sorted(message.split()[0] for message in found.free) == ["max_steps", "save_interval", "sp_size"]
+    assert sorted(message.split()[0] for message in found.of_the_method) == ["learning_rate", "seed"]
     assert "learning_rate is 1.0 and was 0.0001" in found.of_the_method
-    with pytest.raises(ValueError, match="made with other settings:\n.*\n.*\nrestore them"):
-        refuse_changes(found)
+    with pytest.raises(ValueError, match="written with other settings:\n.*\n.*\nRestore them"):
+        check_changes(found)
 
 
-def test_another_layout_of_as_many_rollouts_is_free_and_of_more_is_not(tiny_config):
+def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
     saved, settings = tiny_config.flat(), tiny_config.with_settings(batch_size=4).flat()
     assert not changed_settings(saved, settings, same_rollouts=True).of_the_method
     assert changed_settings(saved, settings, same_rollouts=False).of_the_method == ["batch_size is 4 and was 8"]
 
 
-def test_another_lora_to_start_from_is_another_run(tiny_config, tmp_path):
+def test_a_changed_initial_lora_is_detected(tiny_config, tmp_path):
     pair = Pair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
     save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
-    assert differ(tiny_config, pretrained_lora_path=str(tmp_path)).of_the_method
+    assert find_changes(tiny_config, pretrained_lora_path=str(tmp_path)).of_the_method
     before = contents(config.flat())
     save_lora({"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)}, tmp_path, form="peft")
     found = changed_contents(before, contents(config.flat()), config.flat())
@@ -133,12 +133,12 @@ def test_another_lora_to_start_from_is_another_run(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_another_rubric_of_a_judge_is_another_run(tiny_config, tmp_path, as_json):
+def test_a_changed_rubric_of_a_judge_is_detected(tiny_config, tmp_path, as_json):
     rubric, options = tmp_path / "rubric.yaml", {"vlm_judge": {"rubric": str(tmp_path / "rubric.yaml"), "model": "m"}}
     rubric.write_text("dimensions: {}")
     (tmp_path / "judge.yaml").write_text(json.dumps(options))
-    given = json.dumps(options) if as_json else str(tmp_path / "judge.yaml")
-    settings = tiny_config.with_settings(reward_model=["vlm_judge"], reward_config=given).flat()
+    reward_config = json.dumps(options) if as_json else str(tmp_path / "judge.yaml")
+    settings = tiny_config.with_settings(reward_model=["vlm_judge"], reward_config=reward_config).flat()
     before = contents(settings)
     assert not changed_contents(before, contents(settings), settings)
     rubric.write_text("dimensions: {VQ: {}}")
@@ -150,7 +150,7 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_program_refuses_another_method_lists_what_is_free_and_goes_on_if_told_to(
+def test_post_train_rejects_changed_method_settings_unless_allowed_and_lists_the_others(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):
     def program(*command):
@@ -158,20 +158,20 @@ def test_the_program_refuses_another_method_lists_what_is_free_and_goes_on_if_to
         return post_train.main(), *capsys.readouterr()
 
     out = tmp_path / "run"
-    given = SETTINGS | {"valid_video_csv": "", "report_to": "none", "output_dir": str(out), "cfg_scale": 1.0, **LORA}
-    config = load_config("configs/smoke.yaml", **given | {"report_to": ["none"], "max_steps": 1})
+    settings = SETTINGS | {"valid_video_csv": "", "report_to": "none", "output_dir": str(out), "cfg_scale": 1.0, **LORA}
+    config = load_config("configs/smoke.yaml", **settings | {"report_to": ["none"], "max_steps": 1})
     Trainer(config, mesh, CPU).train()
     before = files(out)
-    flags = [f"--{name}={value}" for name, value in given.items()]
+    flags = [f"--{name}={value}" for name, value in settings.items()]
     command = ["post_train.py", "--config", "configs/smoke.yaml", *flags, "--resume_from_checkpoint=latest"]
     changed = ["--max_steps=2", "--save_interval=2", "--learning_rate=1e-4", "--clip_range=0.5"]
-    code, _, refusal = program(*command, *changed)
+    code, _, error = program(*command, *changed)
     assert code == 2
-    assert "learning_rate is 0.0001 and was 0.001" in refusal and "clip_range is 0.5" in refusal
-    assert "save_interval" not in refusal and "allow_changed_settings" in refusal
+    assert "learning_rate is 0.0001 and was 0.001" in error and "clip_range is 0.5" in error
+    assert "save_interval" not in error and "allow_changed_settings" in error
     assert files(out) == before
-    code, told, _ = program(*command, *changed, "--allow_changed_settings=true")
+    code, output, _ = program(*command, *changed, "--allow_changed_settings=true")
     assert code == 0
     for name in ("max_steps is 2 and was 1", "save_interval", "learning_rate is 0.0001 and was 0.001", "clip_range"):
-        assert f"changed settings       {name}" in told
+        assert f"changed settings       {name}" in output
     assert [iteration for iteration, _ in whole_lines(out / "metrics.jsonl")] == [1, 2]

@@ -1,9 +1,9 @@
-"""A small run is killed again and again until it is done, and is bit for bit the run that nobody killed.
+"""Soak test: a small run that is killed repeatedly equals an uninterrupted run bit for bit.
 
-Every life is a process, ended after a random time by kill -9 or by SIGTERM. Of the unbroken run the memory and the open
-files are sampled after every iteration. docs/reliability.md has the figures of a long one: ``SOAK_ITERATIONS=200``.
+Every process is ended after a random time by kill -9 or SIGTERM. Memory and open files of the uninterrupted run are
+sampled after every iteration. docs/reliability.md has the results of a long test: ``SOAK_ITERATIONS=200``.
 
-A second run has two ranks, of which one is struck in every stage, under the agent that starts them again.
+In a second test, one of two ranks is killed or signaled in every stage, and the agent restarts both.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # noqa: F401, no part of a life
+from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # noqa: F401, before the timer starts
 
 import post_train
 from hyvideo.config import processes
@@ -54,13 +54,13 @@ SETTINGS = {
     "resume_from_checkpoint": "latest",
 }
 ITERATIONS = int(os.environ.get("SOAK_ITERATIONS", "8"))
-MAX_SLOPE = 64.0  # KiB of memory an iteration
-LEAST_TO_FIT = 100  # iterations: before, memory settles
-MAX_IDLE_LIVES = 30
+MAX_SLOPE = 64.0  # KiB of memory per iteration
+MIN_ITERATIONS_TO_FIT = 100  # memory grows during the first iterations
+MAX_IDLE_RESTARTS = 30
 
 
-def live(run: Path, seconds: float, number: int) -> int:
-    """Trains, or goes on, in a process that a signal ends after so many seconds; gives its exit code."""
+def run_process(run: Path, seconds: float, number: int) -> int:
+    """Start or resume a run in a process, send it a signal after ``seconds``, and return its exit code."""
     run.mkdir(exist_ok=True)
     program = "from tests.training.test_soak import train; train()"
     flags = [f"--{name}={value}" for name, value in SETTINGS.items()]
@@ -71,20 +71,20 @@ def live(run: Path, seconds: float, number: int) -> int:
 
 
 def train():
-    """The program of such a process."""
+    """Program of the process of `run_process`."""
     samples, seconds, number, *flags = sys.argv[1:]
     torch.set_num_threads(1)
-    Trainer.run_iteration = sampled(Trainer.run_iteration, Path(samples))
+    Trainer.run_iteration = with_samples(Trainer.run_iteration, Path(samples))
     sys.argv = ["post_train.py", "--config", "configs/smoke.yaml", *flags]
     if float(seconds):
-        end = threading.Timer(float(seconds), os.kill, (os.getpid(), int(number)))
-        end.daemon = True
-        end.start()
+        timer = threading.Timer(float(seconds), os.kill, (os.getpid(), int(number)))
+        timer.daemon = True
+        timer.start()
     sys.exit(post_train.main())
 
 
-def sampled(run_iteration, path):
-    """Notes memory, open files and seconds after every iteration."""
+def with_samples(run_iteration, path):
+    """Return ``run_iteration`` extended to log memory, open files and seconds."""
     start = time.monotonic()
 
     def run(*arguments):
@@ -100,45 +100,46 @@ def sampled(run_iteration, path):
 
 
 def read_samples(run: Path) -> list[list[float]]:
-    """Iteration, memory in KiB, open files and seconds since the start, of each that was finished, even if lost."""
+    """Return iteration, memory in KiB, open files and seconds since the start, of each iteration, also of lost ones."""
     path = run / "samples.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def live_until_done(run: Path, unbroken: list[list[float]], chance: random.Random) -> Counter:
-    """Exit codes of the lives of a run, or minus the signal that ended one, and how often.
+def restart_until_finished(run: Path, samples: list[list[float]], generator: random.Random) -> Counter:
+    """Restart a killed run until it finishes; return the counts of the exit codes, or minus the signals.
 
-    A life ends while it loads, or within its first three iterations.
+    A process is killed while it loads, or within its first three iterations, timed by ``samples``.
     """
-    first, fourth = unbroken[0][-1], unbroken[3][-1]
-    ends: Counter = Counter()
+    first, fourth = samples[0][-1], samples[3][-1]
+    codes: Counter = Counter()
     idle = done = 0
-    while idle < MAX_IDLE_LIVES:
-        code = live(run, chance.uniform(first / 2, fourth), chance.choice((signal.SIGKILL, signal.SIGTERM)))
+    while idle < MAX_IDLE_RESTARTS:
+        seconds = generator.uniform(first / 2, fourth)
+        code = run_process(run, seconds, generator.choice((signal.SIGKILL, signal.SIGTERM)))
         if code == 2 and (run / "run" / "checkpoints" / f"{ITERATIONS:06d}").is_dir():
-            code = 0  # it was done, and killed on its way out: there was nothing left to train
-        ends[code] += 1
+            code = 0  # killed after its last checkpoint: nothing was left to train
+        codes[code] += 1
         if code not in (75, -signal.SIGKILL, -signal.SIGTERM):
             break
         before, done = done, len(read_samples(run))
         idle = idle + 1 if done == before else 0
-    return ends
+    return codes
 
 
 def growth(samples: list[list[int]]) -> dict[str, float]:
-    """Memory and open files after the first fifth, in which caches fill."""
+    """Return the growth of memory and open files after the first fifth, in which caches fill."""
     later = np.array(samples[len(samples) // 5 :])
     slope = np.polyfit(later[:, 0], later[:, 1], 1)[0] if len(later) > 2 else 0.0
     return {"memory_slope_kib": float(slope), "handles_first": int(later[0, 2]), "handles_last": int(later[-1, 2])}
 
 
-def facts(run: Path) -> dict:
-    """What must not depend on how often a run was ended."""
+def results(run: Path) -> dict:
+    """Return everything that must not depend on interruptions."""
     last = run / "checkpoints" / f"{ITERATIONS:06d}"
     state = json.loads((last / "state.json").read_text())
     files = json.loads((last / "manifest.json").read_text())
     lines = [json.loads(line) for _, line in whole_lines(run / "metrics.jsonl")]
-    # Who leaves between two saves leaves a checkpoint more.
+    # A run that is stopped between two saves has additional checkpoints.
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
     kept = (path for path in run.rglob("*") if not any(path.is_relative_to(folder) for folder in earlier))
     return {
@@ -150,22 +151,22 @@ def facts(run: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_is_the_unbroken_one(tmp_path):
-    whole, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert live(whole, 0, 0) == 0, (whole / "log").read_text()
-    ends = live_until_done(broken, read_samples(whole), random.Random(0))
-    again = len(read_samples(broken)) - ITERATIONS
-    figures = growth(read_samples(whole))
-    print(f"{ITERATIONS} iterations, ended {dict(ends)}, {again} iterations done again, {figures}")
-    assert ends[0] == 1 and ends.total() > 1, (broken / "log").read_text()
-    expected, ours = facts(whole / "run"), facts(broken / "run")
+def test_a_run_that_is_killed_repeatedly_equals_the_uninterrupted_run(tmp_path):
+    uninterrupted, interrupted = tmp_path / "uninterrupted", tmp_path / "interrupted"
+    assert run_process(uninterrupted, 0, 0) == 0, (uninterrupted / "log").read_text()
+    codes = restart_until_finished(interrupted, read_samples(uninterrupted), random.Random(0))
+    repeated = len(read_samples(interrupted)) - ITERATIONS
+    figures = growth(read_samples(uninterrupted))
+    print(f"{ITERATIONS} iterations, exit codes {dict(codes)}, {repeated} iterations repeated, {figures}")
+    assert codes[0] == 1 and codes.total() > 1, (interrupted / "log").read_text()
+    expected, found = results(uninterrupted / "run"), results(interrupted / "run")
     for name in expected:
-        assert ours[name] == expected[name], f"{name} differ"
-    assert ITERATIONS < LEAST_TO_FIT or figures["memory_slope_kib"] <= MAX_SLOPE
+        assert found[name] == expected[name], f"{name} differ"
+    assert ITERATIONS < MIN_ITERATIONS_TO_FIT or figures["memory_slope_kib"] <= MAX_SLOPE
     assert figures["handles_last"] <= figures["handles_first"] + 2
 
 
-def test_memory_that_grows_is_measured():
+def test_growth_of_memory_is_measured():
     samples = [[k, 1000 + 70 * k, 9 + (k > 30)] for k in range(1, 51)]
     grown = growth(samples)
     assert grown["memory_slope_kib"] == pytest.approx(70)
@@ -189,8 +190,8 @@ RANKS = SETTINGS | {
     "save_interval": 1,
     "max_steps": 7,
 }
-# Stage, the how manieth time that it is entered in the iteration, the iteration, and the signal; one life each.
-STRIKES = [
+# Stage, how many times it is entered in the iteration, iteration, and signal; one process each.
+FAULTS = [
     ("load", 1, 0, "KILL"),
     ("conditions", 1, 1, "KILL"),
     ("rollout", 2, 1, "KILL"),
@@ -211,13 +212,13 @@ STRIKES = [
 ]
 
 
-def train_and_strike():
-    """The program of a rank: trains, and in one of every two lives ends itself where this life is to be struck."""
+def train_with_fault():
+    """Program of a rank: train, and if the next fault is for this rank, send it to this process."""
     folder = Path(os.environ["SOAK"])
-    number = next((n for n in range(len(STRIKES)) if not (folder / str(n)).exists()), None)
-    if os.environ.get("SOAK_UNBROKEN") or number is None or processes.rank() != number % 2:
+    number = next((n for n in range(len(FAULTS)) if not (folder / str(n)).exists()), None)
+    if os.environ.get("SOAK_UNINTERRUPTED") or number is None or processes.rank() != number % 2:
         sys.exit(post_train.main())
-    stage, times, iteration, kind = STRIKES[number]
+    stage, times, iteration, kind = FAULTS[number]
     entered: Counter = Counter()
 
     def enter(name, at):
@@ -233,46 +234,46 @@ def train_and_strike():
 
 
 def launch_ranks(folder: Path, **variables) -> int:
-    """Starts two ranks by the agent, which starts them again where one is killed; gives its exit code."""
+    """Start two ranks with the agent, which restarts them if one is killed; return its exit code."""
     folder.mkdir(exist_ok=True)
     flags = [f"--{name}={value}" for name, value in RANKS.items()] + [f"--output_dir={folder / 'run'}"]
-    command = [python(), "-m", "scripts.launch", "--standalone", "--nproc_per_node=2", f"--max-restarts={len(STRIKES)}"]
-    own = {"SOAK": str(folder), "PYTHON_EXEC": python(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [python(), "-m", "scripts.launch", "--standalone", "--nproc_per_node=2", f"--max-restarts={len(FAULTS)}"]
+    variables |= {"SOAK": str(folder), "PYTHON_EXEC": python(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command += ["-m", "tests.training.test_soak", *flags]
     with open(folder / "log", "a") as log:
-        environment = os.environ | own | variables
+        environment = os.environ | variables
         return subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, env=environment, timeout=1800).returncode
 
 
-def stored(run: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the last checkpoint."""
+def read_tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of the last checkpoint."""
     folder = run / "checkpoints" / f"{RANKS['max_steps']:06d}"
     shapes = read_shapes(folder / checkpoint.TENSORS)
-    tensors = {name: torch.zeros(one.size, dtype=one.properties.dtype) for name, one in shapes.items()}
+    tensors = {name: torch.zeros(stored.size, dtype=stored.properties.dtype) for name, stored in shapes.items()}
     checkpoint.load_tensors(folder, tensors)
     return tensors
 
 
 @pytest.mark.slow
-def test_two_ranks_of_which_one_is_struck_in_every_stage_are_the_unbroken_run(tmp_path, monkeypatch):
-    whole, broken, codes = tmp_path / "unbroken", tmp_path / "broken", []
-    assert launch_ranks(whole, SOAK_UNBROKEN="1") == 0, (whole / "log").read_text()
+def test_two_ranks_with_a_fault_in_every_stage_equal_the_uninterrupted_run(tmp_path, monkeypatch):
+    uninterrupted, interrupted, codes = tmp_path / "uninterrupted", tmp_path / "interrupted", []
+    assert launch_ranks(uninterrupted, SOAK_UNINTERRUPTED="1") == 0, (uninterrupted / "log").read_text()
     while not codes or codes[-1] == 75:
-        codes.append(launch_ranks(broken))
-    struck = [number for number in range(len(STRIKES)) if (broken / str(number)).exists()]
-    assert struck == list(range(len(STRIKES))), (broken / "log").read_text()
-    # Struck on its way out it has nothing left to train.
-    assert codes == [75] * sum(kind == "USR1" for *_, kind in STRIKES) + [2], (broken / "log").read_text()
+        codes.append(launch_ranks(interrupted))
+    injected = [number for number in range(len(FAULTS)) if (interrupted / str(number)).exists()]
+    assert injected == list(range(len(FAULTS))), (interrupted / "log").read_text()
+    # After the last fault, at the end of the run, nothing is left to train: exit code 2.
+    assert codes == [75] * sum(kind == "USR1" for *_, kind in FAULTS) + [2], (interrupted / "log").read_text()
     monkeypatch.setattr("tests.training.test_soak.ITERATIONS", RANKS["max_steps"])
-    expected, ours = facts(whole / "run"), facts(broken / "run")
-    expected["files"].remove("before_after.png")  # made after the last life was struck
-    for name in ("metrics", "numbers", "files"):  # where in a file a tensor lies may differ
-        assert ours[name] == expected[name], f"{name} differ"
-    expected, ours = stored(whole / "run"), stored(broken / "run")
-    assert len(ours) > 1000 and ours.keys() == expected.keys()
-    assert [name for name, tensor in ours.items() if not tensor.equal(expected[name])] == []
-    assert "returned a view" not in (whole / "log").read_text() + (broken / "log").read_text()
+    expected, found = results(uninterrupted / "run"), results(interrupted / "run")
+    expected["files"].remove("before_after.png")  # written after the last fault
+    for name in ("metrics", "numbers", "files"):  # the position of tensors in their files may differ
+        assert found[name] == expected[name], f"{name} differ"
+    expected, found = read_tensors(uninterrupted / "run"), read_tensors(interrupted / "run")
+    assert len(found) > 1000 and found.keys() == expected.keys()
+    assert [name for name, tensor in found.items() if not tensor.equal(expected[name])] == []
+    assert "returned a view" not in (uninterrupted / "log").read_text() + (interrupted / "log").read_text()
 
 
 if __name__ == "__main__":
-    train_and_strike()
+    train_with_fault()

@@ -1,4 +1,4 @@
-"""Training a small Wan model: ratios of 1, every way of training, ranks, and a resume that changes nothing."""
+"""Training of a small Wan model: ratios of 1, every training method, several ranks, and resuming."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.tiny_wan import write_wan
 
 MODULE = "tests.training.test_wan_training"
 PROMPTS = ["a red car turns left", "a car turns"]
-# 8 rollouts of 5 frames of 16 x 16 pixels: 2 x 1 x 1 tokens would be too few to share among 3 ranks, so 48 x 32.
+# 16 x 16 pixels would give 2 x 1 x 1 tokens, too few for 3 ranks; hence 48 x 32.
 SETTINGS = {
     "transformer_version": "wan2.1_t2v_1.3b",
     "random_weights": False,
@@ -63,7 +63,7 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
         {},
         {"use_muon": True},
         {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "selective"},
-        # The gate asks for a model that predicts better than zero, which random weights do not.
+        # The on-policy check needs a model that predicts better than zero velocity, unlike random weights.
         {"objective": "nft", "nft_levels": 2, "eta": 0.0, "cfg_scale": 1.0, "lora_rank": 2, "gate_interval": 0},
         pytest.param(
             {"enable_compile": True, "compile_backend": "aot_eager", "enable_gradient_checkpointing": True},
@@ -71,9 +71,9 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
         ),
         {"ema_decay": 0.5, "kl_strategy": "dual_moving", "kl_weight": 0.1, "update_ref_model_step": 1},
     ],
-    ids=["all weights", "muon", "LoRA", "NFT", "compiled", "anchor and average"],
+    ids=["all weights", "muon", "LoRA", "NFT", "compiled", "anchor and EMA"],
 )
-def test_every_way_of_training_changes_the_weights(config, mesh, settings):
+def test_every_training_method_changes_the_weights(config, mesh, settings):
     trainer, metrics = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 2)
     assert all(line["grad/norm"] > 0 for line in metrics)
     assert all(torch.isfinite(p).all() for p in trainer.policy.parameters)
@@ -84,14 +84,16 @@ def test_every_way_of_training_changes_the_weights(config, mesh, settings):
 
 def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
     config = config.with_settings(max_steps=4, save_interval=2, learning_rate=1e-3, ema_decay=0.5, report_to=["none"])
-    unbroken = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    unbroken.train()
-    broken = config.with_settings(output_dir=str(tmp_path / "broken"))
-    Trainer(broken.with_settings(max_steps=2), mesh, CPU, scorers={"test": Redness()}).train()
-    resumed = Trainer(broken.with_settings(resume_from_checkpoint="latest"), mesh, CPU, scorers={"test": Redness()})
+    uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    uninterrupted.train()
+    interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
+    Trainer(interrupted.with_settings(max_steps=2), mesh, CPU, scorers={"test": Redness()}).train()
+    resumed = Trainer(
+        interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU, scorers={"test": Redness()}
+    )
     assert resumed.iteration == 2
     resumed.train()
-    expected = unbroken.policy.tensors()
+    expected = uninterrupted.policy.tensors()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in resumed.policy.tensors().items())
 
 
@@ -99,7 +101,7 @@ def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
 
 
 def train(root, csv, folder, settings):
-    """Metrics of two iterations on this rank."""
+    """Return the metrics of two iterations on this rank."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
 
@@ -120,17 +122,17 @@ LAYOUTS = {
 }
 
 
-def test_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
+def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
     (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
     run = str(root), str(tmp_path / "prompts.csv")
     (expected,) = launch(f"{MODULE}:train", 1, *run, str(tmp_path / "one"), {"batch_size": 8})
     for name, (num_ranks, settings) in LAYOUTS.items():
         for lines in launch(f"{MODULE}:train", num_ranks, *run, str(tmp_path / name), settings):
-            for line, one in zip(lines, expected):
-                assert line == {key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in one.items()}, name
+            for line, single in zip(lines, expected):
+                assert line == {key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()}, name
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- invalid inputs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,18 +143,18 @@ def test_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
         ({"transformer_version": "wan2.1_t2v_1.3B"}, "1.3B belongs to the family hunyuan_video15.* of wan"),
     ],
 )
-def test_sizes_and_versions_of_another_model_are_refused_before_loading(config, mesh, monkeypatch, settings, message):
+def test_sizes_and_versions_of_another_model_are_rejected_before_loading(config, mesh, monkeypatch, settings, message):
     monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(ValueError, match=message):
         Trainer(config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
 
 
-def test_an_image_is_refused(config):
+def test_an_image_is_rejected(config):
     with pytest.raises(ValueError, match="for text-to-video and was given reference images"):
         check_checkpoint(config, {"this call": [Request("a car", "car.png")]}, [(5, 48, 32)])
 
 
-def test_a_wan_version_on_a_folder_of_another_family_is_refused(config, tmp_path):
+def test_a_wan_version_with_a_folder_of_another_family_is_rejected(config, tmp_path):
     other = config.with_settings(pretrained_model_root=str(write_original(tmp_path / "ckpts")))
     with pytest.raises(ValueError, match="version 'wan2.1_t2v_1.3b': .* available: ..480p_t2v"):
         check_checkpoint(other, {"this call": [Request("a car")]}, [(5, 48, 32)])

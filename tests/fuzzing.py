@@ -1,4 +1,4 @@
-"""For the tests of hostile input: whether it is used, or refused in one message, and what was written."""
+"""Helpers for tests of hostile input: generated examples, and whether an input is accepted or rejected."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from hyvideo.data.outside import brief
 
-LONGEST = 5_000  # characters of a message
+LONGEST = 5_000  # characters of an error message
 ODD = [
     "",
     " ",
@@ -31,32 +31,33 @@ ODD = [
 ]
 
 
-has_time = False  # --slow
+run_all_examples = False  # set by --slow
 
 
 def fuzzed(max_examples: int):
-    """The same examples every time, in a folder that they share; a third of them unless there is time."""
-    number = max_examples if has_time else max_examples // 3
+    """Return hypothesis settings: reproducible examples in a shared folder, a third of them without --slow."""
+    number = max_examples if run_all_examples else max_examples // 3
     shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=shared)
 
 
 def contents(folder: Path) -> set[str]:
+    """Return all paths below the parent of a folder."""
     return {str(path) for path in folder.parent.rglob("*")}
 
 
 def outcome(action, *, seconds: float = 5.0):
-    """What ``action`` gives, or the message with which it refuses; all else that is raised is a failure."""
-    said, start = io.StringIO(), time.perf_counter()
+    """Return the result of ``action`` and its error message, one of them None. Other exceptions fail the test."""
+    stderr, start = io.StringIO(), time.perf_counter()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             return action(), None
     except SystemExit as end:
         assert end.code == 2
-        message = said.getvalue()
+        message = stderr.getvalue()
         assert message.count("error:") >= 1
     except ValueError as error:
-        assert type(error) is ValueError, f"{type(error).__name__} is not raised by ours: {error}"
+        assert type(error) is ValueError, f"{type(error).__name__} must be a plain ValueError: {error}"
         message = brief(str(error))
     finally:
         assert time.perf_counter() - start < seconds

@@ -217,5 +217,5 @@ def test_generate_writes_a_video_and_its_settings(program, tmp_path):
 
 def test_generate_rejects_a_folder_that_is_not_a_checkpoint(program, tmp_path):
     result = program("generate.py", "--prompt", "a", "--output_path", tmp_path / "out", "--checkpoint_path", tmp_path)
-    assert result.returncode == 2 and "a policy is a checkpoint of a run" in result.stderr
+    assert result.returncode == 2 and "a policy must be a checkpoint of a run" in result.stderr
     assert "Traceback" not in result.stderr

@@ -80,7 +80,7 @@ def test_two_processes_make_the_videos_of_all_policies_from_the_same_noise(tmp_p
     [
         (["--num_prompts", "0"], "--num_prompts must be at least 1, got 0"),
         (["--valid_video_csv="], "no prompts: give --prompt or --valid_video_csv"),
-        (["--policies", "x=configs"], "a policy is a checkpoint of a run, or a transformer's own folder"),
+        (["--policies", "x=configs"], "a policy must be a checkpoint of a run or a transformer folder"),
         (["--prompt", ""], "as number 1 of --prompt"),
         (["--out", "/proc/x"], "got '/proc/x"),
     ],

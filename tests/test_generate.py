@@ -146,20 +146,20 @@ def test_the_command_of_the_reference_generates_the_prompts_and_those_of_the_csv
     notes = [note for note in output.err.splitlines() if note.startswith("ignored flags: ")]
     assert notes == [
         "ignored flags: offloading false, rewrite false, sparse_attn false, use_sageattn false, enable_cache false, "
-        "overlap_group_offloading false, sr false; it is off",
-        "ignored flags: cache_type deepcache; nothing is cached between steps",
-        "ignored flags: save_pre_sr_video true; there is no super-resolution, and the video is kept as it is",
+        "overlap_group_offloading false, sr false; not available",
+        "ignored flags: cache_type deepcache; steps are not cached",
+        "ignored flags: save_pre_sr_video true; there is no super-resolution",
         "ignored flags: aspect_ratio 16:9; --height and --width set the size",
     ]
 
 
-@pytest.mark.parametrize("name", [name for name, row in table("generate").items() if row.refused])
+@pytest.mark.parametrize("name", [name for name, row in table("generate").items() if row.rejected])
 def test_an_unsupported_acceleration_is_rejected_by_name(monkeypatch, capsys, name):
     for on in (["on"], []):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", f"--{name}", *on])
         assert generate.main() == 2
         output = capsys.readouterr().err
-        assert f"{name} {' '.join(on) or 'true'} is refused: {table('generate')[name].refused}" in output
+        assert f"{name} {' '.join(on) or 'true'} is not supported: {table('generate')[name].rejected}" in output
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,9 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
     monkeypatch.setattr(sys, "argv", ["generate.py", "--negative_prompt", "blurry", *flags.split()])
     options = generate.parse()
     if version is None:
-        with pytest.raises(ValueError, match="is not (other than )?(cfg|step)_distilled, which|no listed version is 480p"):
+        with pytest.raises(
+            ValueError, match="is not (other than )?(cfg|step)_distilled, which|no listed version is 480p"
+        ):
             generate.config_of(options, has_images)
     else:
         config = generate.config_of(options, has_images)
@@ -257,13 +259,13 @@ def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
 
 def test_an_image_for_a_text_to_video_version_is_rejected(make, image):
     code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a", "--image_path", image, *SMALL)
-    assert code == 2 and "for text-to-video and was given reference images" in output.err
+    assert code == 2 and "for text-to-video, got 1 reference images" in output.err
 
 
 def test_an_image_to_video_version_needs_an_image(make):
     code, written, output = make("--transformer_version", "480p_i2v", "--prompt", "a", *SMALL)
     assert code == 2 and not written
-    assert "for image-to-video and was given no reference image" in output.err and "--image_path" in output.err
+    assert "for image-to-video, got no reference image" in output.err and "--image_path" in output.err
 
 
 def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(tmp_path, monkeypatch):

@@ -99,8 +99,8 @@ def hostile(tmp_path, name):
 @pytest.mark.parametrize(
     "name, output",
     [
-        ("aliases", "takes a list of words, got"),
-        ("loop", "output_dir must be a folder that can be written to"),
+        ("aliases", "must be a list of text, got"),
+        ("loop", "output_dir must be a writable folder"),
         ("control", "in row 2 of"),
         ("no gpu", "device cuda needs a GPU that torch can use, and none was found"),
     ],
@@ -161,7 +161,9 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
 
 def test_without_print_config_missing_checkpoints_are_an_error(program, tmp_path):
     result = program(ROOT / "post_train.py", *LINE, cwd=tmp_path, WORLD_SIZE="8", RANK="0")
-    assert result.returncode == 2 and result.stderr.startswith("post_train.py: pretrained_model_root must be a folder")
+    assert result.returncode == 2 and result.stderr.startswith(
+        "post_train.py: pretrained_model_root must be a checkpoint folder"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,7 +186,7 @@ def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeyp
 @pytest.mark.parametrize(
     "flags, output",
     [
-        ([*LINE, "--batch_size", "3"], "the number of processes must be a multiple of sp_size, got 1"),
+        ([*LINE, "--batch_size", "3"], "sp_size must divide the number of processes, got sp_size 2 and 1"),
         ([*SMOKE, "--validate_video_length", "16"], "validation_num_frames (given as --validate_video_length)"),
         ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be"),
     ],

@@ -1,7 +1,7 @@
-"""Settings from a YAML file and from flags: a file sets a run and a flag overrides it.
+"""Settings from a YAML file and from flags; flags override the file.
 
-What is wrong is told in one message before anything is imported that is slow: an unknown name with the nearest one that
-there is, a value of another type, a file that cannot be read.
+Mistakes end in one message before any slow import: an unknown name, with the closest known one, a value of the wrong
+type, or a file that cannot be read.
 """
 
 import argparse
@@ -18,86 +18,88 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, say_no_effect, table
+from hyvideo.config.reference_flags import TASK, Row, add_flags, flags_in, meanings, print_ignored, table
 from hyvideo.config.sections import RewardSettings
 from hyvideo.config.setting import TRUTHS, Switch
 from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json
 from hyvideo.data.outside import Parser, file_problem, parse_json, shown
 from hyvideo.models.versions import version_defaults
 
-MAX_BYTES = 2**20  # of a YAML file
-SCORERS_THERE = {"videoalign_local": "videoalign"}  # by their names in the reference
+MAX_BYTES = 2**20  # largest YAML file
+REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers in the public reference
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """The settings that were asked for and the flags that gave them, and whether to print them and stop, for whom."""
+    """Settings of a command line, the flags that set them, and whether to print them only."""
 
     config: Config
     print_config: bool
     world_size: int  # processes
-    flags: Mapping[str, str]  # by setting
+    flags: Mapping[str, str]  # flag by setting
 
 
-def parse(argv: list[str] | None = None, of_run: Mapping[str, Any] | None = None) -> CommandLine:
-    """Settings from ``--config file.yaml``, or from ``of_run`` where no file is named, and flags, which win.
+def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
+    """Return the settings of ``--config file.yaml``, or of a ``saved`` run without it, overridden by flags.
 
-    Ends the program with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
+    Exits with code 2 and one message for an unknown name, a value of the wrong type or an unreadable file.
     """
     words = [*map(_as_flag, sys.argv[1:] if argv is None else argv)]
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
-    options, strangers = parser.parse_known_args(words)
-    if strangers:
-        word, names = strangers[0][:200], [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name]
-        flag = dict(zip(words[1:], words)).get(strangers[0], "")
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        word, names = unknown[0][:200], [f"--{name}" for name in [*FIELDS, *table("post_train")] if "*" not in name]
+        flag = dict(zip(words[1:], words)).get(unknown[0], "")
         is_value = re.match("-[^-]", word) and flag.startswith("--")
         hint = f"if it is a value, write {flag}={word}" if is_value else nearest(word, names)
         parser.error(f"unknown flag {word}; {hint or '--help lists them'}")
     given = vars(options)
     path, print_config, world_size = (given.pop(name) for name in ("config", "print_config", "world_size"))
     if world_size is not None and not (print_config and world_size > 0):
-        parser.error("--world_size is a number above 0, with --print_config; a run has the processes of torchrun")
+        parser.error(
+            f"--world_size must be positive and needs --print_config, got {world_size}; a run gets it from torchrun"
+        )
     try:
-        of_file = read_settings(path) if path else dict(of_run or {})
+        inherited = read_settings(path) if path else dict(saved or {})
     except ValueError as error:
         parser.error(f"--config {error}")
     try:
-        words_of = {name: given.pop(name) for name in renamed if name in given}
-        values, flags = _understood(given, words_of, of_file)
-        asked = Config().with_settings(**_settled(of_file | values))
+        words_by_flag = {name: given.pop(name) for name in renamed if name in given}
+        values, flags = _translated(given, words_by_flag, inherited)
+        requested = Config().with_settings(**_settled(inherited | values))
     except ValueError as error:
         parser.error(str(error))
-    config = asked.resolved()
-    if asked.rollout.eta != config.rollout.eta and "eta" in given:
+    config = requested.resolved()
+    if requested.rollout.eta != config.rollout.eta and "eta" in given:
         parser.error(
-            f"--eta {asked.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which chooses eta "
-            f"{config.rollout.eta:.4g}; give one of them, or --match_noise= to match nothing"
+            f"--eta {requested.rollout.eta:g} contradicts match_noise {config.rollout.match_noise}, which chooses eta "
+            f"{config.rollout.eta:.4g}; remove --eta, or disable the matching with --match_noise="
         )
     return CommandLine(config, print_config, world_size or processes.world_size(), flags)
 
 
 def load_config(path: str | Path, **overrides) -> Config:
-    """The settings of a YAML file, with some of them changed. Raises ValueError for a file with a mistake."""
+    """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
     return Config().with_settings(**_settled(read_settings(path) | overrides)).resolved()
 
 
-def _understood(given: dict, words_of: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings of one source, flags or a file, that gives some under the reference's names; the name of each there.
+def _translated(given: dict, by_flag: dict[str, list[str]], inherited: dict) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of one source (flags or a file) and the name by which each was given.
 
-    Raises ValueError where two names of a setting have different values, and as `meanings`.
+    Raises ValueError if two names of a setting have different values, and as `meanings` does.
     """
     values, names = dict(given), {name: name for name in given}
-    found = meanings(words_of, table("post_train"), inherited | given)
+    found = meanings(by_flag, table("post_train"), inherited | given)
     for setting, flag, words, row in sorted(found, key=lambda meaning: meaning.row.unless_set):
         value = words[0] if setting == TASK else _value_of_words(setting, flag, words)
         if row.unless_set and value and (values.get(setting) or inherited.get(setting)):
             continue
         if setting in values and in_form(setting, values[setting]) != value:
             texts = (" ".join(v) if isinstance(v, list) else v for v in (in_form(setting, values[setting]), value))
-            both = f"{names[setting]} and {flag} mean {setting} {' and '.join(map(shown, texts))}"
-            why = row.one or ("they are names of one setting" if row.sets else "they contradict each other")
-            raise ValueError(f"{both}; {why}: give one of them")
+            both = f"{names[setting]} and {flag} set {setting} to {' and '.join(map(shown, texts))}"
+            why = row.conflict or ("they are two names of one setting" if row.sets else "they contradict each other")
+            raise ValueError(f"{both}; {why}: remove one of them")
         values[setting], names[setting] = value, flag
     return values, names
 
@@ -114,36 +116,36 @@ def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
 
 
 def _settled(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings by today's names. Raises ValueError for another version's task and an ambiguous scorer name."""
+    """Return settings by current names. Raises ValueError for another version's task or an ambiguous scorer name."""
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
-    its_task = known.task or task
-    if task not in (None, its_task):
-        raise ValueError(f"task_type {task} is not the task of transformer_version {version}, {its_task}; take another")
+    expected = known.task or task
+    if task not in (None, expected):
+        raise ValueError(f"task_type must be {expected} for transformer_version {version}, got {task}; change one")
     if "videoalign_local" in (scorers := in_form("reward_model", values.get("reward_model", []))):
         if version == "miniature":
             raise ValueError(
-                "reward_model videoalign_local is the real VideoAlign, as in the reference; the miniature's own reward "
-                "model is called miniature_videoalign now: write that in its place"
+                "reward_model videoalign_local is the original VideoAlign, as in the reference; use "
+                "miniature_videoalign, the reward model of the miniature"
             )
-        values["reward_model"] = [SCORERS_THERE.get(name, name) for name in scorers]
+        values["reward_model"] = [REFERENCE_SCORERS.get(name, name) for name in scorers]
     if task:
-        say_no_effect({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})
+        print_ignored({table("post_train")["task_type"].no_effect: [f"task_type {task}"]})
     return values
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        "Post-trains a video flow model by SAGE-GRPO. --config FILE.yaml sets a run, flags override it; "
-        "--print_config shows the resolved settings and the arithmetic of the run. Flags of the public reference that "
-        "have another name here are understood: docs/reference_flags.md.",
+        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of --config FILE.yaml. "
+        "--print_config prints the resolved settings and the plan of the run. Flags of the public reference that have "
+        "another name here are accepted: see docs/reference_flags.md.",
         usage="%(prog)s --config FILE.yaml [--setting value ...]",
         argument_default=argparse.SUPPRESS,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=36, width=120),
     )
-    parser.add_argument("--config", default=None, metavar="FILE.yaml", help="settings of a run")
-    parser.add_argument("--print_config", action="store_true", default=False, help="show what would be run, and stop")
-    parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes, for --print_config")
+    parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
+    parser.add_argument("--print_config", action="store_true", default=False, help="print the plan of the run and exit")
+    parser.add_argument("--world_size", type=int, default=None, metavar="INT", help="processes for --print_config")
     defaults = Config().flat()
     for section, cls in SECTIONS.items():
         group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
@@ -153,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
-    """Arguments for argparse to read a setting, with its help."""
+    """Return the arguments of ``add_argument`` for a setting."""
     words = str(default).lower() if kind is bool else " ".join(default) if isinstance(default, list) else default
     sentence = TRAITS[name].sentence + ("" if words in (None, "") else f" ({words})")
     options = {"type": partial(value_of, name), "help": sentence.replace("%", "%%")}
@@ -169,7 +171,7 @@ def _flag_options(name: str, kind: Any, default: Any) -> dict[str, Any]:
 
 
 def _as_flag(word: str) -> str:
-    """``--learning-rate=1e-5`` as ``--learning_rate=1e-5``, and ``--no_use_muon`` as ``--use_muon=false``."""
+    """Return ``--learning_rate=1e-5`` for ``--learning-rate=1e-5``, and ``--use_muon=false`` for ``--no_use_muon``."""
     if not word.startswith("--"):
         return word
     flag, equals, value = word.partition("=")
@@ -181,7 +183,7 @@ def _as_flag(word: str) -> str:
 
 
 def value_of(name: str, text: str) -> Any:
-    """A setting's value, or one of its list. Raises argparse.ArgumentTypeError for text that says none."""
+    """Return the value of a setting, or an element of its list. Raises argparse.ArgumentTypeError for invalid text."""
     kind = FIELDS[name].type
     if kind is Switch and text.lower() in TRUTHS:
         return in_form(name, TRUTHS[text.lower()])
@@ -190,8 +192,8 @@ def value_of(name: str, text: str) -> Any:
             return text
         hint = nearest(text, choices)
         others = " or FILE.py:NAME" if kind is str else ""
-        said = f"invalid choice: {shown(text)} (choose from {', '.join(choices)}{others})"
-        raise argparse.ArgumentTypeError(f"{said}; {hint}" if hint else said)
+        message = f"invalid choice: {shown(text)} (choose from {', '.join(choices)}{others})"
+        raise argparse.ArgumentTypeError(f"{message}; {hint}" if hint else message)
     if kind is bool:
         return truth(text)
     number = int if kind is int else float if float in (kind, *get_args(kind)) else str
@@ -202,20 +204,20 @@ def value_of(name: str, text: str) -> Any:
 
 
 def truth(text: str) -> bool:
-    """The truth value of ``true``, ``off`` and their like. Raises argparse.ArgumentTypeError for other text."""
+    """Return the truth value of ``true``, ``off`` etc. Raises argparse.ArgumentTypeError for other text."""
     if text.lower() not in TRUTHS:
-        raise argparse.ArgumentTypeError(f"invalid truth value: {shown(text)} (true or false)")
+        raise argparse.ArgumentTypeError(f"invalid bool value: {shown(text)} (choose from true, false)")
     return TRUTHS[text.lower()]
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """A question after the name that is most like a word, empty where none is like it."""
+    """Return ``did you mean NAME?`` for the name closest to a word, empty if none is close."""
     near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with decimal numbers, ``1e-5`` among them, and dates as text; refuses a name given twice."""
+    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate names."""
 
     yaml_implicit_resolvers: dict = {}
 
@@ -223,7 +225,7 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value]
         for number, (key, _) in enumerate(node.value):
             if key.value in names[:number]:
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1} gives {shown(key.value, 80)} a second time")
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1} repeats {shown(key.value, 80)}")
         return super().construct_mapping(node, deep)
 
 
@@ -235,29 +237,29 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first)
-# What the loader raises for text that is no YAML, for a tag that its value does not fit, and for depth without end.
-_NO_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+# Errors of the loader for invalid YAML, a tag that does not fit its value, and unbounded depth.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def read_yaml(path: str | Path) -> object:
-    """The content of a YAML file. Raises ValueError for a file that cannot be read, and for what is no YAML."""
+    """Return the content of a YAML file. Raises ValueError for an unreadable file or invalid YAML."""
     if problem := file_problem(path, MAX_BYTES):
         raise ValueError(f"{shown(path)} must be a readable YAML file: {problem}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:
         raise ValueError(f"{shown(path)} must be a readable YAML file: {error.strerror}") from error
-    except _NO_YAML as error:
+    except _YAML_ERRORS as error:
         raise ValueError(f"{shown(path)} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings of a file, by name. Raises ValueError for a name that is none and for a value of another type."""
+    """Return the settings of a file, by name. Raises ValueError for an unknown name or a value of the wrong type."""
     content = read_yaml(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold `name: value` lines, got {type(content).__name__}")
-    content.pop("environment", None)  # of the config.yaml that a run leaves
-    values, words_of = {}, {}
+        raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
+    content.pop("environment", None)  # written to config.yaml by a run
+    values, words_by_flag = {}, {}
     for name, value in content.items():
         row = flags_in([str(name)], table("post_train")).get(name)
         if not row and name not in FIELDS:
@@ -265,19 +267,19 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"{path}: unknown setting {shown(name, 80)}; {hint}")
         try:
             if row:
-                words_of[name] = _words_of_yaml(row, value)
+                words_by_flag[name] = _words_of_yaml(row, value)
             else:
                 values[name] = _value_of_yaml(name, value)
         except (TypeError, argparse.ArgumentTypeError) as error:
             raise ValueError(f"{path}: setting {name!r} {error}") from error
     try:
-        return _understood(values, words_of, {})[0]
+        return _translated(values, words_by_flag, {})[0]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _words_of_yaml(row: Row, value: object) -> list[str]:
-    """The words of a flag of the reference. Raises TypeError for a value that its setting cannot have."""
+    """Return the words of a reference flag. Raises TypeError for a value that its setting cannot have."""
     value = "none" if value is None and ("none" in row.values or not row.sets) else value
     if len(row.sets) == 1:
         _value_of_yaml(row.sets[0], value)
@@ -285,30 +287,28 @@ def _words_of_yaml(row: Row, value: object) -> list[str]:
 
 
 def _value_of_yaml(name: str, value: object) -> Any:
-    """A setting's value. Raises TypeError where YAML's type cannot be the setting's, though its text may look so."""
+    """Return the value of a setting. Raises TypeError if YAML's type cannot be the setting's."""
     kind = FIELDS[name].type
     if get_origin(kind) is list:
         words = value if isinstance(value, list) else [value]
-        if strangers := [word for word in words if not isinstance(word, str)]:
-            raise TypeError(f"takes a list of words, got {shown(strangers[0], 80)} in it; put it in quotes")
+        if others := [word for word in words if not isinstance(word, str)]:
+            raise TypeError(f"must be a list of text, got the element {shown(others[0], 80)}; put it in quotes")
         return words
     if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
         return json.dumps(value)
     if not isinstance(value, (str, bool, int, float)):
         got = {list: "a list", dict: "a mapping", type(None): "nothing"}.get(type(value), type(value).__name__)
-        raise TypeError(f"takes one value, got {got}; leave it out for its default")
+        raise TypeError(f"must be a single value, got {got}; remove the line to use the default")
     if isinstance(value, bool) and kind not in (bool, Switch):
         word = str(value).lower()
-        raise TypeError(
-            f"got the truth value {word}, as YAML reads yes, no, on, off, true and false; put text in quotes"
-        )
+        raise TypeError(f"must not be a bool, got {word} (YAML reads yes, no, on and off as bools); put text in quotes")
     if isinstance(value, float) and kind is int:
-        raise TypeError(f"takes a whole number, got {value:g}; write its digits")
+        raise TypeError(f"must be an integer, got {value:g}; write it without a point or exponent")
     return value_of(name, str(value))
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
-    """Options of each scorer, of the settings and of ``reward_config``, which wins. Raises ValueError for that one."""
+    """Return the options of each scorer; ``reward_config`` overrides settings. Raises ValueError if it is invalid."""
     options: dict[str, dict] = {name: {} for name in reward.reward_model}
     if "videoalign" in options:
         options["videoalign"] = {"mode": reward.reward_checkpoint_mode, "precision": reward.reward_precision}
@@ -320,12 +320,12 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
     except ValueError as error:
         raise ValueError(f"reward_config {error}{f', got {path}' if is_json(path) else ''}") from error
     for key, given in (content if isinstance(content, dict) else {"": None}).items():
-        name = SCORERS_THERE.get(key, key)
+        name = REFERENCE_SCORERS.get(key, key)
         if name not in options or not isinstance(given, dict):
             raise ValueError(
-                f"reward_config {path} must hold a mapping of options for {', '.join(options)}, got {shown(key)}"
+                f"reward_config {path} must map {', '.join(options)} to a mapping of options, got {shown(key)}"
             )
-        if of_the_run := sorted(given.keys() & {"name", "root", "device"}):
-            raise ValueError(f"reward_config {path} has {', '.join(of_the_run)} for {name}, which the run decides")
+        if reserved := sorted(given.keys() & {"name", "root", "device"}):
+            raise ValueError(f"reward_config {path} must not set {', '.join(reserved)} of {name}; remove it")
         options[name] = options[name] | given
     return options

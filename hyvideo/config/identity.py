@@ -1,4 +1,4 @@
-"""What the settings make the same: a run that goes on, an experiment, an evaluation. All follows from their traits."""
+"""Settings that must agree for a resumed run, an experiment and an evaluation; derived from the settings' traits."""
 
 import math
 import os
@@ -14,43 +14,43 @@ from hyvideo.models.reward_models.rewards import code_files
 
 
 class Changes(NamedTuple):
-    """Sentences on the settings that are not those of the checkpoint which a run goes on from."""
+    """Sentences on settings that differ from those of the checkpoint that a run resumes from."""
 
-    free: list[str]
-    of_the_method: list[str]
+    free: list[str]  # may change
+    of_the_method: list[str]  # affect learning
 
 
 def changed_settings(saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool) -> Changes:
-    """Settings of a checkpoint against those of now, both by name; the saved ones as JSON gives them back.
+    """Compare the settings of a checkpoint, as read from JSON, with the current ones.
 
-    An older checkpoint may have one word where a setting is a list today; a setting that it lacks had its default.
-    With ``same_rollouts`` an iteration has as many as it had, so that their layout is free.
+    An older checkpoint may have a word where a setting is now a list; settings that it lacks had their default. With
+    ``same_rollouts`` the number of rollouts per iteration is unchanged, so that their layout may change.
     """
     free: list[str] = []
     of_the_method: list[str] = []
     before = Config().flat() | dict(saved)
     for name, value in now.items():
         decides, was = TRAITS[name].decides, in_form(name, before[name])
-        # An eta that match_noise found may differ in its last bit between releases.
+        # A matched eta may differ in its last bit between releases.
         if decides == "start" or was == value or (name == "eta" and math.isclose(was, value, rel_tol=1e-12)):
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
         sentence = f"{name} is {value!r} and was {before[name]!r}"
         if name == "reward_model" and "videoalign_local" in before[name] and "miniature_videoalign" in value:
-            sentence += ", an older name of the same scorer: set allow_changed_settings to go on"
+            sentence += ", an older name of the same scorer: resume with allow_changed_settings"
         (free if is_free else of_the_method).append(sentence)
     return Changes(free, of_the_method)
 
 
 def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
-    """Files that settings name: prompts, the LoRA to start from, code of sampler and scorers, files of options."""
+    """Return the files that settings name: prompts, initial LoRA, code of sampler and scorers, option files."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     options, lora = settings["reward_config"], settings["pretrained_lora_path"]
     named = {name: settings[name] for name in ("prompts_csv", "valid_video_csv")}
     named["reward_config"] = [options] if options and not is_json(options) else []
-    for of_one in reward_options(Config().with_settings(**settings).reward).values():
-        values = [value for name, value in of_one.items() if name != "path" and isinstance(value, str)]
+    for scorer_options in reward_options(Config().with_settings(**settings).reward).values():
+        values = [value for name, value in scorer_options.items() if name != "path" and isinstance(value, str)]
         named["reward_config"] += [value for value in values if os.path.isfile(located(value))]
     named["reward_model"] = [] if settings["remote_reward_url"] else code_files(settings["reward_model"])
     named["sde_type"] = code_files([settings["sde_type"]])
@@ -59,9 +59,9 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
-    """The settings that change what is learned; runs that have them equal, but the seed, are seeds of one experiment.
+    """Return the settings that affect learning: runs that differ in the seed only belong to one experiment.
 
-    The trust region has its strategy by name, and nothing else where there is none.
+    The trust region is given by the name of its strategy; without one, its other settings are left out.
     """
     settings = {name: value for name, value in config.flat().items() if TRAITS[name].decides in ("learning", "layout")}
     unused = {"use_moving_KL", "use_dual_kl"}
@@ -72,6 +72,6 @@ def experiment_settings(config: Config) -> dict[str, object]:
 
 
 def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings, but no paths, that decide an evaluation beside the policy; frames, size, shift as of its videos."""
+    """Return the settings, except paths, that affect an evaluation of a policy, as for validation videos."""
     sampled = Config().with_settings(**settings).sampled_as_validation().flat()
     return {name: value for name, value in sampled.items() if TRAITS[name].measured}

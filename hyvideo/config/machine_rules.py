@@ -1,4 +1,4 @@
-"""The rules that a machine must keep for a run: packages, files and room, one function a rule, as in `rules`."""
+"""Rules that depend on the machine: packages, files and folders, one function per rule, as in `rules`."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ REPORTS = ("tensorboard", "wandb")
 def machine_problems(
     model: ModelSettings, data: DataSettings, optimizer: OptimizerSettings, record: RecordSettings
 ) -> Problems:
-    """Lacks of this machine that keep the run from it."""
+    """Yield what this machine lacks for the run."""
     yield from chain(
         packages_are_installed(record.report_to, optimizer.use_8bit_adam),
         prompts_are_readable(data, that_are_there=False),
@@ -34,7 +34,7 @@ def machine_problems(
 
 
 def problem_of(check: Callable[[], object]) -> Problems:
-    """The message of the ValueError that a check raises."""
+    """Yield the message of the ValueError that ``check`` raises, if any."""
     try:
         check()
     except ValueError as error:
@@ -44,19 +44,19 @@ def problem_of(check: Callable[[], object]) -> Problems:
 def packages_are_installed(report_to: list[str], use_8bit_adam: bool) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
-            yield f'report_to has "{name}", which is not installed; pip install {name} or take it out of report_to'
+            yield f'report_to has "{name}", which is not installed; pip install {name} or remove it from report_to'
     if use_8bit_adam and not is_installed("torchao"):
-        yield "use_8bit_adam needs torchao, which is not installed: pip install torchao"
+        yield "use_8bit_adam needs torchao, which is not installed; pip install torchao"
 
 
 def is_installed(package: str) -> bool:
-    """Claims that a package can be imported; a folder of its name, as ./wandb of an earlier run, is none."""
+    """Return whether a package is installed; a folder with its name, such as ./wandb of a run, does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def prompts_are_readable(data: DataSettings, *, that_are_there: bool) -> Problems:
-    """Files of prompts that cannot be read, of those that are there or of those that are not."""
+    """Yield prompt files that cannot be read, among those that exist or among those that do not."""
     for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv]):
         if os.path.isfile(located(path)) == that_are_there:
             yield from problem_of(lambda path=path: _read_prompts(path))
@@ -68,7 +68,7 @@ def _read_prompts(path: str) -> None:
 
 
 def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict[str, tuple]) -> Problems:
-    """Sizes (frames, height, width), by whose they are, and images that a released version cannot have."""
+    """Yield sizes (frames, height, width), by kind of video, and images that a released version does not support."""
     root, version = model.pretrained_model_root, model.transformer_version
     if not (released := RELEASED.get(version)):
         return
@@ -76,28 +76,27 @@ def videos_fit_the_version(model: ModelSettings, data: DataSettings, sizes: dict
         for problem in problem_of(lambda size=size: read_architecture(root, version).latent_size(*size)):
             yield f"{problem} for {whose}"
     for source in ("prompts_csv", "valid_video_csv"):
-        with suppress(ValueError):  # of files that `prompts_are_readable` tells of
+        with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
             requests = read_requests(*getattr(data, source))
             yield from images_fit_the_task(released.task, requests, f"transformer_version {version}", source)
 
 
 def images_fit_the_task(task: str | None, requests: list[Request], version: str, source: str) -> Problems:
-    """Images that the transformer was not made for, or none where it was made for them.
+    """Yield images given to a text-to-video version, or no image at all for an image-to-video version.
 
-    An image-to-video version also knows rows without an image, so some may lack one. Where all do, the images were
-    forgotten or the text-to-video version is meant.
+    An image-to-video version also accepts rows without an image. If all rows lack one, the images were forgotten or
+    the text-to-video version is meant.
     """
     with_image = sum(request.image is not None for request in requests)
     if task == "t2v" and with_image:
         yield (
-            f"{version} is for text-to-video and was given reference images, {with_image} in {source}; take an i2v "
-            "version, or leave out the images"
+            f"{version} is for text-to-video, got {with_image} reference images in {source}; use an i2v version or "
+            "remove the images"
         )
     if task == "i2v" and requests and not with_image:
         yield (
-            f"{version} is for image-to-video and was given no reference image for the {len(requests)} prompts of "
-            f"{source}; name images, in a column ref_image_path of the CSV or by --image_path of generate.py, or take "
-            "a t2v version by its name"
+            f"{version} is for image-to-video, got no reference image for the {len(requests)} prompts of {source}; add "
+            "a column ref_image_path to the CSV, pass --image_path to generate.py, or use a t2v version"
         )
 
 
@@ -105,14 +104,14 @@ def checkpoints_are_there(root: str) -> Problems:
     if problem := folder_problem(root):
         reason = "which does not exist" if problem == "it does not exist" else problem
         yield (
-            f"pretrained_model_root must be a folder of checkpoints, got {shown(root)}, {reason}; "
-            "checkpoints-download.md says how to get them, and configs/miniature.yaml needs no download"
+            f"pretrained_model_root must be a checkpoint folder, got {shown(root)}, {reason}; download the weights "
+            "(checkpoints-download.md), or use configs/miniature.yaml, which needs no download"
         )
 
 
 def a_lora_to_start_from_is_there(path: str) -> Problems:
     if path and folder_problem(path) and (problem := file_problem(path, 2**40)):
-        yield f"pretrained_lora_path must be the file or folder of a LoRA, got {shown(path)}: {problem}"
+        yield f"pretrained_lora_path must be a LoRA file or folder, got {shown(path)}: {problem}"
 
 
 def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
@@ -123,4 +122,4 @@ def a_checkpoint_to_go_on_from_is_there(wanted: str) -> Problems:
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:
     if problem := unwritable(folder):
-        yield f"{name} must be a folder that can be written to, got {shown(folder)}: {problem}"
+        yield f"{name} must be a writable folder, got {shown(folder)}: {problem}"

@@ -1,24 +1,24 @@
-"""How many processes torchrun started and which of them this is, read without torch."""
+"""Number and rank of this process as set by torchrun, read without torch."""
 
 import os
 import time
 
 
 def world_size() -> int:
-    """Number of processes that torchrun started, 1 without it. Needs no process group."""
+    """Return the number of processes started by torchrun, 1 without it. Needs no process group."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Number of this process among all, 0 without torchrun. Needs no process group."""
+    """Return the rank of this process, 0 without torchrun. Needs no process group."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """Number of this process on its machine."""
+    """Return the rank of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def wait_for_turn() -> None:
-    """Waits, but on the first rank, as torchrun ends the others when it has left: what all have to say is said once."""
+    """Wait on all ranks but the first: when rank 0 exits, torchrun ends the others, so a common message prints once."""
     time.sleep(2.0 * ((rank() > 0) + (local_rank() > 0)))

@@ -1,6 +1,6 @@
-"""The rules that settings must keep: functions which yield what breaks them.
+"""Rules that settings must satisfy: functions that yield a message for every violation.
 
-Neither torch nor a model is imported and no file is made: a mistake is told in the first second.
+No torch, no model and no written file, so that mistakes are reported within the first second.
 """
 
 import math
@@ -32,14 +32,14 @@ from hyvideo.schedulers.transitions import sampler_of
 
 
 def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) -> None:
-    """Raises ValueError that lists every rule the settings break, and what this machine lacks where they are to run."""
-    check_ranges(config.flat())  # what follows calculates with the numbers
+    """Raise ValueError with every rule that the settings violate and, if requested, what this machine lacks."""
+    check_ranges(config.flat())  # the other rules compute with these numbers
     updates = config.loss.num_updates_per_rollout
     _raise(
         batch_problems(config.rollout, config.distributed, updates, world_size),
         process_problems(config.distributed, config.reward, world_size),
         noise_can_be_matched(config.rollout),
-        problem_of(lambda: stochastic_transitions(config.rollout)),  # eta is legal, and a user's sampler is sound
+        problem_of(lambda: stochastic_transitions(config.rollout)),  # checks eta and a custom sampler
         trust_region_problems(config.trust_region, config.kl_strategy),
         anchor_problems(config.trust_region, updates, is_moving=config.anchor_moves) if config.needs_anchor else (),
         some_step_is_stochastic(config.rollout)
@@ -49,7 +49,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
         reward_problems(config.reward),
         weight_problems(config.model.dtype, config.model.master_weight_type, config.optimizer),
         record_problems(config.record, config.optimizer, config.data.valid_video_csv),
-        () if config.data.prompts_csv else ["prompts_csv must name a CSV file with a column `prompt`, got nothing"],
+        () if config.data.prompts_csv else ["prompts_csv is empty: name a CSV file with a column `prompt`"],
         machine.prompts_are_readable(config.data, that_are_there=True),
         machine.videos_fit_the_version(config.model, config.data, config.video_sizes),
         machine.machine_problems(config.model, config.data, config.optimizer, config.record) if on_this_machine else (),
@@ -57,7 +57,7 @@ def check(config: Config, world_size: int = 1, *, on_this_machine: bool = True) 
 
 
 def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) -> None:
-    """Raises ValueError as `check`, for what sampling ``validation_steps`` steps into ``output`` depends on."""
+    """Raise ValueError as `check` does, for sampling ``validation_steps`` steps into ``output``."""
     ranges = list(range_problems(config.flat()))
     as_sampled = config.with_settings(grpo_sampling_steps=config.record.validation_steps).rollout
     _raise(
@@ -70,7 +70,7 @@ def check_sampling(config: Config, *, output: Path, is_stochastic: bool = True) 
 
 
 def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
-    """Raises ValueError as `check`, for what an evaluation depends on, of a model or, if not ``has_model``, videos."""
+    """Raise ValueError as `check` does, for an evaluation of a model or, if not ``has_model``, of videos."""
     _raise(
         range_problems(config.flat()),
         reward_problems(config.reward),
@@ -80,7 +80,7 @@ def check_evaluation(config: Config, *, output: Path, has_model: bool) -> None:
 
 
 def check_ranges(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings, by name, that make no sense whatever the others are."""
+    """Raise ValueError for values, by setting, that are invalid whatever the other settings are."""
     _raise(range_problems(settings))
 
 
@@ -90,38 +90,37 @@ def _raise(*problems: Iterable[str]) -> None:
 
 
 def range_problems(values: Mapping[str, Any]) -> Problems:
-    """Settings, by name, that make no sense whatever the others are."""
+    """Yield values, by setting, that are invalid whatever the other settings are."""
     for name, value in values.items():
         if problem := TRAITS[name].range_problem(value):
             yield f"{name} {problem}, got {value}"
-    if ".py:" not in values["sde_type"]:  # the code of a user is run where the sampler is used
+    if ".py:" not in values["sde_type"]:  # a custom sampler is loaded only where it is used
         yield from problem_of(lambda: sampler_of(values["sde_type"]))
     for name in ("sample_n_frames", "validation_num_frames"):
         if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
             yield f"{name} must be 4n + 1, got {values[name]}"
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
-        yield f"validation_height and validation_width go together, got {height} and {width}; set both, or neither"
+        yield f"validation_height and validation_width must both be set or both be 0, got {height} and {width}"
     yield from problem_of(lambda: parse_interval(values["guidance_interval"]))
     if negative_prompt := values["negative_prompt"]:
         yield from problem_of(lambda: check_prompt(negative_prompt, "as negative_prompt"))
     version = values["transformer_version"]
     if "/" in version or "\\" in version or version in (".", ".."):
-        yield f"transformer_version must be the name of a folder below transformer/, not a path, got {shown(version)}"
+        yield f"transformer_version must be the name of a folder in transformer/, not a path, got {shown(version)}"
 
 
 def layout_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
-    """The one law of layouts, of runs and plans alike: reasons why ranks cannot be laid out so, with what could be."""
+    """Yield why the ranks of a run or plan cannot have this layout, with the values that are possible."""
     if world_size % sp_size:
         yield (
-            f"the number of processes must be a multiple of sp_size, got {world_size} and sp_size {sp_size}; "
-            f"sp_size could be {_divisors(world_size)}"
+            f"sp_size must divide the number of processes, got sp_size {sp_size} and {world_size} processes; "
+            f"possible values: {_divisors(world_size)}"
         )
     elif world_size % (dp_replicate * sp_size):
         yield (
-            f"dp_replicate must divide the {world_size // sp_size} data-parallel replicas "
-            f"({world_size} processes, sp_size {sp_size}), got {dp_replicate}; it could be "
-            f"{_divisors(world_size // sp_size)}"
+            f"dp_replicate must divide the {world_size // sp_size} data-parallel replicas ({world_size} processes, "
+            f"sp_size {sp_size}), got {dp_replicate}; possible values: {_divisors(world_size // sp_size)}"
         )
 
 
@@ -129,7 +128,7 @@ def every_rank_has_a_head(sp_size: int, num_heads: int) -> Problems:
     if sp_size > num_heads:
         yield (
             f"sp_size must be at most the {num_heads} attention heads of the transformer, got {sp_size}; "
-            f"{_divisors(num_heads)} give every rank the same number of them"
+            f"{_divisors(num_heads)} give every rank the same number of heads"
         )
 
 
@@ -140,45 +139,45 @@ def _divisors(number: int) -> str:
 def batch_problems(
     rollout: RolloutSettings, distributed: DistributedSettings, num_updates: int, world_size: int
 ) -> Problems:
-    """The rollouts of an iteration are whole groups, dealt evenly to the replicas."""
+    """Yield why the rollouts of an iteration are not whole groups, evenly distributed over the replicas."""
     if problems := [*layout_problems(world_size, distributed.sp_size, distributed.dp_replicate)]:
         yield from problems
         return
     batch, group, replicas = rollout.batch_size, rollout.num_generations, world_size // distributed.sp_size
     if (batch * replicas) % group:
         yield (
-            f"the rollouts of a batch must be whole groups: batch_size {batch} x {replicas} replicas = "
-            f"{batch * replicas} is not a multiple of num_generations {group}"
+            f"a batch must consist of whole groups: batch_size {batch} x {replicas} replicas = {batch * replicas} "
+            f"is not a multiple of num_generations {group}; change batch_size or num_generations"
         )
     elif batch % group and group % batch:
         yield (
-            f"a replica must hold whole groups, or a group whole replicas: of batch_size {batch} and num_generations "
-            f"{group} one must be a multiple of the other"
+            f"batch_size must be a multiple or a divisor of num_generations, got batch_size {batch} and "
+            f"num_generations {group}"
         )
     else:
         groups = batch * replicas * rollout.gradient_accumulation_steps // group
         if groups % num_updates:
             yield f"num_updates_per_rollout must divide the {groups} groups of an iteration, got {num_updates}"
     if group < 2:
-        yield f"num_generations must be at least 2, since advantages compare the rollouts of a group; got {group}"
+        yield f"num_generations must be at least 2, since advantages compare the rollouts of a group, got {group}"
 
 
 def process_problems(distributed: DistributedSettings, reward: RewardSettings, world_size: int) -> Problems:
-    """Copies of a whole model; a report, which may be late by a tenth, or scores that come after the timeout."""
+    """Yield replicas without sharding, and reports or rewards that may arrive after the collective timeout."""
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
-        yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp: without it every rank has the whole model"
+        yield f"dp_replicate {distributed.dp_replicate} needs enable_fsdp; set enable_fsdp true or dp_replicate 1"
     report, timeout = distributed.watchdog_seconds, distributed.collective_timeout
     if world_size > 1 and report > 0.9 * timeout:
         yield (
             f"watchdog_seconds must be at most 0.9 of collective_timeout, which ends a run that hangs, got {report:g} "
-            f"and {timeout:g}; lower it, or set 0 for no report"
+            f"and {timeout:g}; lower watchdog_seconds, or set it to 0 to disable the report"
         )
     number = len(reward.remote_reward_url.split(",")) if reward.remote_reward_url else 0
     seconds = SERVICE_ATTEMPTS * number * reward.remote_reward_timeout
     if world_size > 1 and seconds > (deadline := distributed.reward_deadline):
         yield (
-            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must end within 0.8 of collective_timeout, got "
-            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout, or raise collective_timeout"
+            f"{SERVICE_ATTEMPTS} attempts at {number} reward services must take at most 0.8 of collective_timeout, got "
+            f"{seconds:g} s and {deadline:g} s; lower remote_reward_timeout or raise collective_timeout"
         )
 
 
@@ -195,17 +194,17 @@ def some_step_is_stochastic(rollout: RolloutSettings) -> Problems:
         return
     if number == 0:
         yield (
-            f"the sampler must have at least one stochastic step, or there is nothing to train: sde_type "
-            f"{rollout.sde_type} with eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step "
-            f"{rollout.last_step} has none; raise eta or the number of steps"
+            f"the sampler must have at least one stochastic step to train, got none with sde_type {rollout.sde_type}, "
+            f"eta {rollout.eta}, {rollout.grpo_sampling_steps} steps and last_step {rollout.last_step}; raise eta or "
+            "grpo_sampling_steps"
         )
 
 
 def some_step_is_guided(rollout: RolloutSettings) -> Problems:
     if rollout.cfg_scale > 1 and max(branches_of_steps(rollout)) == 1:
         yield (
-            f"guidance_interval must have a step of the schedule, got {rollout.guidance_interval} and "
-            f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; make it wider"
+            f"guidance_interval must contain at least one step of the schedule, got {rollout.guidance_interval} and "
+            f"{rollout.grpo_sampling_steps} steps with shift {rollout.shift:g}; widen the interval"
         )
 
 
@@ -213,45 +212,46 @@ def nft_problems(model: ModelSettings, rollout: RolloutSettings) -> Problems:
     version = version_defaults(model.transformer_version)
     if version.kind == "step_distilled":
         yield (
-            f"objective nft trains velocities at any noise level, and transformer_version {version.name} knows those "
-            "of its few steps alone; take a version that is not step-distilled, or objective grpo"
+            f"objective nft trains at any noise level, but transformer_version {version.name} is step-distilled and "
+            "only covers the levels of its few steps; use another version or objective grpo"
         )
     if rollout.sde_window:
-        yield "sde_window chooses the steps that objective grpo trains, and nft trains none; leave it out"
+        yield f"sde_window has no meaning with objective nft, got {shown(rollout.sde_window)}; remove it"
     if rollout.use_same_noise and rollout.eta == 0:
-        yield "use_same_noise with eta 0 makes all rollouts of a group the same: leave it out, or raise eta"
+        yield "use_same_noise with eta 0 makes all rollouts of a group identical; remove use_same_noise or raise eta"
 
 
 def trust_region_problems(trust: TrustRegionSettings, strategy: str) -> Problems:
     if trust.kl_strategy not in ("flags", "none") and trust.kl_weight == 0:
-        yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or take kl_strategy none"
+        yield f"kl_strategy {trust.kl_strategy} needs kl_weight > 0, got 0; set kl_weight or use kl_strategy none"
     if trust.kl_strategy == "none" and trust.kl_weight > 0:
-        yield f"kl_strategy none means kl_weight 0, got kl_weight {trust.kl_weight}; set it to 0"
+        yield f"kl_strategy none needs kl_weight 0, got {trust.kl_weight}; set kl_weight 0 or choose a strategy"
     if strategy != "none" and not trust.kl_min_coef <= trust.kl_coef <= trust.kl_weight:
         got = f"{trust.kl_min_coef:g}, {trust.kl_coef:g} and {trust.kl_weight:g}"
-        yield f"need kl_min_coef <= kl_coef <= kl_weight, got {got}"
+        yield f"the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, got {got}"
 
 
 def anchor_problems(trust: TrustRegionSettings, num_updates: int, *, is_moving: bool) -> Problems:
     if is_moving and trust.update_ref_model_step % num_updates:
         yield (
-            "the anchor is refreshed between rounds: update_ref_model_step must be a multiple of "
-            f"num_updates_per_rollout, got {trust.update_ref_model_step} and {num_updates}"
+            "update_ref_model_step must be a multiple of num_updates_per_rollout (the anchor is refreshed between "
+            f"iterations), got {trust.update_ref_model_step} and {num_updates}"
         )
     if trust.reference_mode_offload and trust.kl_compute_mode == "training_phase":
         yield (
             "reference_mode_offload with kl_compute_mode training_phase would move all weights to the CPU and back "
-            "twice in every pass; take kl_compute_mode rollout_phase, or leave out the offload"
+            "twice in every pass; use kl_compute_mode rollout_phase or remove reference_mode_offload"
         )
 
 
 def reward_problems(reward: RewardSettings) -> Problems:
-    """Scorers that there are, their options, and their weights."""
+    """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
-        yield f"reward_model must name a scorer, of {', '.join(SCORERS)}, got nothing"
+        yield f"reward_model is empty: name one or more of {', '.join(SCORERS)} or FILE.py:CLASS"
     if unknown := [name for name in reward.reward_model if name not in SCORERS and ":" not in name]:
-        hint = nearest(unknown[0], SCORERS)
-        yield f"reward_model must be of {', '.join(SCORERS)}, got {', '.join(map(repr, unknown))}{hint and '; ' + hint}"
+        hint, names = nearest(unknown[0], SCORERS), ", ".join(SCORERS)
+        got = ", ".join(map(shown, unknown))
+        yield f"reward_model must be of {names} or FILE.py:CLASS, got {got}{hint and '; ' + hint}"
     if len(set(reward.reward_model)) < len(reward.reward_model):
         yield f"reward_model must name each scorer once, got {', '.join(reward.reward_model)}"
     for name in () if reward.remote_reward_url else reward.reward_model:
@@ -261,50 +261,51 @@ def reward_problems(reward: RewardSettings) -> Problems:
 
 
 def weights_are_numbers(text: str) -> Problems:
-    """Weights of the reward's dimensions: a preset, or a JSON object of finite numbers, not all 0."""
+    """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all 0."""
     if text in REWARD_PRESETS:
         return
     try:
         weights = flat_weights(parse_json(text))
-    except (ValueError, AttributeError):  # no JSON, or no object
+    except (ValueError, AttributeError):  # invalid JSON, or not an object
         weights = {}
     are_numbers = all(type(weight) in (int, float) and abs(weight) < math.inf for weight in weights.values())
     if not are_numbers or not any(weights.values()):
         yield (
-            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object of numbers, one for each dimension "
-            f"such as VQ, MQ and TA, with one not 0, got {shown(text)}"
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number for each dimension, "
+            f"such as VQ, MQ and TA, at least one of them not 0, got {shown(text)}"
         )
     if taken := weights.keys() & RECORDED:
-        yield f"reward_weights: no dimension can be called {', '.join(sorted(taken))}: records use the name"
+        yield f"reward_weights: a dimension cannot be named {', '.join(sorted(taken))}, which the records use"
 
 
 def record_problems(record: RecordSettings, optimizer: OptimizerSettings, valid_video_csv: list[str]) -> Problems:
     if unknown := set(record.report_to) - {*machine.REPORTS, "none"}:
-        yield f"report_to takes tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
+        yield f"report_to must be tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
     if optimizer.use_8bit_adam and record.resume_from_checkpoint:
-        yield "use_8bit_adam cannot go on from a checkpoint: its state would come back in full precision; set it false"
+        yield (
+            "use_8bit_adam cannot resume from a checkpoint, since its state would be restored in full precision; "
+            "set it to false"
+        )
     if record.on_reward_hacking == "warn":
         return
     action = f"on_reward_hacking {record.on_reward_hacking}"
     if not valid_video_csv:
-        yield f"{action} needs validations, which alone show it: name a valid_video_csv, or take warn"
+        yield f"{action} needs validation prompts; set valid_video_csv or use on_reward_hacking warn"
     elif not record.validate_at_step0 and not record.resume_from_checkpoint:
-        yield (
-            f"{action} needs the base's validation, which the others are judged by: set validate_at_step0, or take warn"
-        )
+        yield f"{action} needs a validation of the base model; set validate_at_step0 true or use on_reward_hacking warn"
 
 
 def weight_problems(dtype: str, master_weight_type: str, optimizer: OptimizerSettings) -> Problems:
     if master_weight_type == "bf16" and not optimizer.lora_rank:  # a LoRA is always in float32
         if dtype == "fp32":
-            yield "master_weight_type bf16 needs dtype bf16, got fp32: weights in bf16 cannot compute in fp32"
+            yield "master_weight_type bf16 needs dtype bf16, got fp32; set dtype bf16 or master_weight_type fp32"
         if optimizer.ema_decay:
             yield (
-                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16: in bf16 a step of the "
-                "average rounds to nothing"
+                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, where an EMA update "
+                "rounds to zero; set master_weight_type fp32 or ema_decay 0"
             )
     if optimizer.lora_target_modules and not optimizer.lora_rank:
-        yield "lora_target_modules needs a lora_rank above 0, got 0"
+        yield "lora_target_modules needs a lora_rank above 0, got 0; set lora_rank"
     for pattern in optimizer.lora_target_modules:
         try:
             re.compile(pattern)

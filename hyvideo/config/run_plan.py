@@ -1,4 +1,4 @@
-"""The arithmetic of a run: how many of what it makes in an iteration, and what that is in words. Imports no torch."""
+"""Arithmetic of an iteration: rollouts, groups, updates, steps and forward passes. Imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from hyvideo.data.templates import fill
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import Transition, sampler_of, schedule, shifted_levels
 
-MOST_NOISE = 5.0  # standard deviation of a step over the noise level after it; eta 1 has at most 2.5 in 50 steps
+MOST_NOISE = 5.0  # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Numbers of what a run makes in one iteration."""
+    """Counts of one iteration."""
 
     replicas: int  # data-parallel replicas
     rollouts: int
     groups: int  # prompts
     updates: int
     stochastic_steps: int
-    num_trained_steps: int  # of each rollout, in one update
-    num_anchor_steps: int  # of those, where the distance to an anchor is measured
-    clip_can_bind: bool  # else every ratio is 1
-    sampled_branches: float  # transformer evaluations of a step, the mean over the steps of a rollout
-    trained_branches: float  # over those that can be trained; nft's levels are drawn as the steps lie
+    num_trained_steps: int  # per rollout and update
+    num_anchor_steps: int  # trained steps with a KL to the anchor
+    clip_can_bind: bool  # false: every ratio is 1
+    sampled_branches: float  # forward passes per step, mean over the steps of a rollout
+    trained_branches: float  # mean over the steps that can be trained; levels of nft are distributed like the steps
 
 
 def make_plan(config: Config, world_size: int = 1) -> Plan:
-    """The arithmetic of a run on ``world_size`` ranks. Call ``hyvideo.config.rules.check`` first."""
+    """Return the plan of a run on ``world_size`` ranks. Call ``hyvideo.config.rules.check`` first."""
     rollout, loss = config.rollout, config.loss
     replicas = world_size // config.distributed.sp_size
     rollouts = replicas * rollout.batch_size * rollout.gradient_accumulation_steps
@@ -41,7 +41,7 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
     trained = loss.nft_levels if is_nft else trained
     measured = max(1, round(trained * config.trust_region.anchor_fraction))
     branches = branches_of_steps(rollout)
-    of_noisy = [number for number, step in zip(branches, _transitions(rollout)) if step.is_stochastic]
+    noisy_branches = [number for number, step in zip(branches, _transitions(rollout)) if step.is_stochastic]
     return Plan(
         replicas=replicas,
         rollouts=rollouts,
@@ -52,12 +52,12 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         num_anchor_steps=min(trained, measured),
         clip_can_bind=loss.num_updates_per_rollout > 1 and not is_nft,
         sampled_branches=fmean(branches),
-        trained_branches=fmean(branches if is_nft or not of_noisy else of_noisy),
+        trained_branches=fmean(branches if is_nft or not noisy_branches else noisy_branches),
     )
 
 
 def stochastic_transitions(rollout: RolloutSettings) -> list[Transition]:
-    """The steps of the schedule that have noise where no window takes it away."""
+    """Return the stochastic steps of the schedule, regardless of an SDE window."""
     return [step for step in _transitions(rollout) if step.is_stochastic]
 
 
@@ -67,7 +67,7 @@ def _transitions(rollout: RolloutSettings) -> tuple[Transition, ...]:
 
 
 def parse_interval(text: str) -> tuple[float, float]:
-    """Noise levels that a guidance_interval is from and to. Raises ValueError for a text that is none."""
+    """Return the lowest and highest noise level of a guidance_interval. Raises ValueError for invalid text."""
     try:
         low, high = map(float, (text or "0:1").split(":"))
     except ValueError:
@@ -78,26 +78,26 @@ def parse_interval(text: str) -> tuple[float, float]:
 
 
 def branches_of_steps(rollout: RolloutSettings) -> list[int]:
-    """Transformer evaluations of each step of a rollout."""
+    """Return the number of forward passes of each step of a rollout."""
     low, high = parse_interval(rollout.guidance_interval)
     levels = shifted_levels(rollout.grpo_sampling_steps, rollout.shift)[:-1]
     return [2 if rollout.cfg_scale > 1 and low <= level <= high else 1 for level in levels]
 
 
 def num_stochastic_steps(rollout: RolloutSettings) -> int:
-    """Steps of a rollout that have noise. Raises ValueError for a window that does not fit."""
+    """Return the number of stochastic steps of a rollout. Raises ValueError for a window that does not fit."""
     number = len(stochastic_transitions(rollout))
     window = parse_window(rollout.sde_window, number)
     return window.length if window else number
 
 
 def part_spared(rollout: RolloutSettings) -> float:
-    """Part of a rollout's forwards before the first noise that its group, as far as it is in the batch, has made."""
+    """Return the fraction of forward passes before the first noise that a rollout shares with its group in a batch."""
     return 1 - 1 / min(rollout.batch_size, rollout.num_generations) if rollout.use_same_noise else 0.0
 
 
 def steps_before_noise(rollout: RolloutSettings) -> float:
-    """Steps of a rollout before the first noise, in the mean over the places of a window."""
+    """Return the number of steps before the first noise, averaged over the positions of a window."""
     stochastic = [place for place, step in enumerate(_transitions(rollout)) if step.is_stochastic]
     window = parse_window(rollout.sde_window, len(stochastic))
     starts = window.starts(len(stochastic)) if window else range(1)
@@ -105,12 +105,12 @@ def steps_before_noise(rollout: RolloutSettings) -> float:
 
 
 def labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Lines of which the first has a label."""
+    """Return lines with a label before the first."""
     return [f"{'' if number else label:<23}{line}" for number, line in enumerate(lines)]
 
 
 def describe(config: Config, plan: Plan) -> str:
-    """The arithmetic in words, a line each."""
+    """Return the plan as text."""
     rollout = config.rollout
     variances = [step.std**2 for step in stochastic_transitions(rollout)]
     window = parse_window(rollout.sde_window, len(variances)) if variances else None
@@ -120,23 +120,23 @@ def describe(config: Config, plan: Plan) -> str:
         Path(__file__).with_suffix(".txt.jinja"),
         config=config,
         plan=plan,
-        own=plan.rollouts // (plan.replicas * plan.updates),  # rollouts of a replica in an update
+        per_update=plan.rollouts // (plan.replicas * plan.updates),  # rollouts of a replica
         size=config.rows_per_pass,
         variances=variances,
         inside=window.sums(variances) if window else [],
         noise=max((step.std / level for step, level in zip(_transitions(rollout), levels[1:-1])), default=0.0),
         most_noise=MOST_NOISE,
-        part_of_the_kl=_part_of_the_kl(rollout) if by_ratio else "",
+        ratio_note=_ratio_note(rollout) if by_ratio else "",
     )
 
 
-def _part_of_the_kl(rollout: RolloutSettings) -> str:
-    """Words for what is left of the velocity distance where the log-probability lacks ``1 / (2 std^2)``; else none."""
+def _ratio_note(rollout: RolloutSettings) -> str:
+    """Return a note on the velocity KL of a log-probability without ``1 / (2 std^2)``; empty for other samplers."""
     sampler = sampler_of(rollout.sde_type)
     if sampler.is_normalised:
         return ""
-    parts = [sampler.log_prob_scale(step) for step in stochastic_transitions(rollout)]
+    scales = [sampler.log_prob_scale(step) for step in stochastic_transitions(rollout)]
     return (
-        f"; the log_ratio of {rollout.sde_type} is 2 std^2 times the KL, {parts[0]:.2g} at the first and "
-        f"{parts[-1]:.2g} at the last stochastic step: kl_velocity gaussian is the KL"
+        f"; the log_ratio of {rollout.sde_type} is 2 std^2 times the KL: {scales[0]:.2g} times at the first and "
+        f"{scales[-1]:.2g} times at the last stochastic step; kl_velocity gaussian measures the KL"
     )

@@ -1,6 +1,6 @@
-"""Every setting: name, default, one sentence and its traits, once, by section.
+"""All settings by section: name, default, help text and traits, each declared once.
 
-Flags keep the names and the meaning of the public reference implementation.
+Flags keep the names and meaning of the public reference implementation.
 """
 
 from dataclasses import dataclass
@@ -13,69 +13,69 @@ from hyvideo.schedulers.transitions import SAMPLERS
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The model, its precision, and where it computes."""
+    """Model, precision and device."""
 
-    pretrained_model_root: str = machine("./ckpts", "Folder of the checkpoints, in either layout.")
-    transformer_version: str = learning("480p_t2v", "Which transformer under <root>/transformer.", measured=True)
-    dtype: Literal["bf16", "fp32"] = learning("bf16", "Precision in which the transformer computes.", measured=True)
+    pretrained_model_root: str = machine("./ckpts", "Checkpoint folder, in the original or the diffusers layout.")
+    transformer_version: str = learning("480p_t2v", "Model version: a folder under <root>/transformer.", measured=True)
+    dtype: Literal["bf16", "fp32"] = learning("bf16", "Compute precision of the transformer.", measured=True)
     master_weight_type: Literal["fp32", "bf16"] = learning(
-        "fp32", "Precision of the weights in training and of the optimizer's state; frozen weights have that of dtype."
+        "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the encoders.", measured=True)
-    vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the decoder.", measured=True)
-    vae_tile_size: int = machine(256, "Pixels on a side of a tile to decode; 0 decodes videos whole.", measured=True)
-    vae_tile_overlap: float = machine(0.125, "Part of a tile that neighbours share.", no.TILES, below=1, measured=True)
-    precompute_conditions: bool = machine(False, "Encode all prompts first, then free the encoders.")
+    vae_dtype: Literal["fp16", "bf16", "fp32"] = learning("fp16", "Precision of the VAE.", measured=True)
+    vae_tile_size: int = machine(256, "Tile size of VAE decoding in pixels; 0 disables tiling.", measured=True)
+    vae_tile_overlap: float = machine(0.125, "Fraction shared by adjacent tiles.", no.TILES, below=1, measured=True)
+    precompute_conditions: bool = machine(False, "Encode all prompts before training, then free the encoders.")
     conditions_dir: str = machine("", "Folder of encoded prompts; with precompute_conditions <output_dir>/conditions.")
-    random_weights: bool = learning(False, "Draw weights at random, for smoke tests.", measured=True)
-    device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device to compute on; auto takes a GPU if there is one.")
-    num_threads: int = machine(0, "CPU threads of a process; 0 leaves the choice to torch.")
+    random_weights: bool = learning(False, "Initialize weights at random, for smoke tests.", measured=True)
+    device: Literal["auto", "cuda", "cpu"] = machine("auto", "Device; auto uses a GPU if there is one.")
+    num_threads: int = machine(0, "CPU threads per process; 0 uses PyTorch's default.")
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Prompts, and the size of the videos."""
+    """Prompts and video size."""
 
-    prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "Prompts in CSV files: `prompt`, `ref_image_path`.")
-    valid_video_csv: list[str] = records([], "CSV files of validation prompts, of the same kind; none by default.")
-    negative_prompt: str = learning("", "Negative prompt, also in validation.", no.GUIDANCE, measured=True)
+    prompts_csv: list[str] = learning(["assets/prompts/train.csv"], "CSV files of prompts: `prompt`, `ref_image_path`.")
+    valid_video_csv: list[str] = records([], "CSV files of validation prompts, same columns; none by default.")
+    negative_prompt: str = learning("", "Negative prompt, for training and validation.", no.GUIDANCE, measured=True)
     height: int = learning(352, "Height of a rollout in pixels.", at_least=1, measured=True)
     width: int = learning(624, "Width of a rollout in pixels.", at_least=1, measured=True)
-    sample_n_frames: int = learning(81, "Frames of a rollout; 4n + 1.", at_least=1, measured=True)
-    fps: float = learning(24.0, "Frames per second, for files and the reward.", at_least=0.01, measured=True)
-    seed: int = learning(42, "Seed of the run; every random number is derived from it.")
+    sample_n_frames: int = learning(81, "Frames of a rollout, 4n + 1.", at_least=1, measured=True)
+    fps: float = learning(24.0, "Frames per second of files and for scorers.", at_least=0.01, measured=True)
+    seed: int = learning(42, "Random seed of the run.")
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Rollouts: how many, and the sampler."""
+    """Number of rollouts, and the sampler."""
 
-    batch_size: int = layout(2, "Rollouts of a data-parallel replica in one batch.", at_least=1)
-    num_generations: int = learning(4, "Group size: rollouts of one prompt.", at_least=1)
-    gradient_accumulation_steps: int = layout(1, "Batches of rollouts that an iteration trains on.", at_least=1)
-    sde_type: str = learning("sage_grpo", "Sampler: a name of docs/sde.md, or FILE.py:NAME.", choices=SAMPLERS)
-    eta: float = learning(0.5, "Exploration scale of the sampler.", at_most=1000)
-    match_noise: str = learning("", "Choose eta to add as much noise as `SAMPLER:ETA`, or `recommended`: its paper's.")
+    batch_size: int = layout(2, "Rollouts per batch and data-parallel replica.", at_least=1)
+    num_generations: int = learning(4, "Group size: rollouts per prompt.", at_least=1)
+    gradient_accumulation_steps: int = layout(1, "Rollout batches per iteration.", at_least=1)
+    sde_type: str = learning("sage_grpo", "Sampler: a name from docs/sde.md, or FILE.py:NAME.", choices=SAMPLERS)
+    eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
+    match_noise: str = learning("", "Choose eta to match the noise of `SAMPLER:ETA`; `recommended`: its paper's eta.")
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", at_least=1)
-    shift: float | None = learning(None, "Shift of the schedule; else the version's.", at_least=0.001, measured=True)
+    shift: float | None = learning(None, "Shift of the schedule; default: version's.", at_least=0.001, measured=True)
     cfg_scale: float | None = learning(
-        None, "Guidance scale; up to 1 has one branch. By default the version's.", at_least=None, measured=True
+        None, "Guidance scale; 1 or less disables guidance. Default: the model version's.", at_least=None, measured=True
     )
-    guidance_interval: str = learning("", "Noise levels LOW:HIGH to guide; all by default.", no.GUIDANCE, measured=True)
-    batched_forward: Switch = machine("auto", "Samples and branches share a forward pass; auto: not on a GPU.")
-    sde_window: str = learning("", "Stochastic steps: fixed:START:LENGTH, random:LENGTH, sliding:LENGTH[:STRIDE].")
+    guidance_interval: str = learning("", "Guided noise levels LOW:HIGH; all by default.", no.GUIDANCE, measured=True)
+    batched_forward: Switch = machine("auto", "Share a forward pass among samples and branches; auto: on CPU.")
+    sde_window: str = learning("", "Steps with noise: fixed:START:LENGTH, random:LENGTH, sliding:LENGTH[:STRIDE].")
     last_step: Literal["stochastic", "deterministic"] = learning(
-        "stochastic", "Whether the last step leaves its noise in the video, or takes the mean and is not trained."
+        "stochastic", "Whether the last step adds noise, or takes the mean and is not trained."
     )
-    use_same_noise: bool = learning(False, "Rollouts of a group share their initial noise and steps before a window.")
+    use_same_noise: bool = learning(False, "Share initial noise, and steps before a window, within a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", at_least=1)
 
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """Scorers, their weights, and the advantages."""
+    """Reward models, their weights, and advantages."""
 
-    reward_model: list[str] = learning(["videoalign"], "Scorers, by name or FILE.py:CLASS.", no.SCORERS, measured=True)
+    reward_model: list[str] = learning(["videoalign"], "Scorers: names or FILE.py:CLASS.", no.SCORERS, measured=True)
     reward_weights: str = learning(
         "alignment",
         "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B (0.5, 0.5, 1), or JSON.",
@@ -83,163 +83,165 @@ class RewardSettings:
     )
     reward_config: str = learning("", "Options by scorer, `videoalign: {batch_size: 8}`: YAML file, JSON.", no.SCORERS)
     reward_checkpoint_mode: Literal["auto", "v1", "v2", "v3"] = learning(
-        "auto", "VideoAlign's tensor names: v1, v3 released, v2 newer transformers.", *no.VIDEOALIGN, measured=True
+        "auto", "VideoAlign's tensor names: v1, v3 as released, v2 newer transformers.", *no.VIDEOALIGN, measured=True
     )
     reward_precision: Literal["bf16", "fp32_math"] = learning(
-        "bf16", "bf16 as published, or float32, which tells close scores apart.", *no.VIDEOALIGN, measured=True
+        "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", *no.VIDEOALIGN, measured=True
     )
     reward_video: Literal["memory", "file"] = learning(
-        "memory", "Score decoded frames, or what an H.264 file keeps of them, as was published.", measured=True
+        "memory", "Score decoded frames, or frames read back from an H.264 file as published.", measured=True
     )
-    reward_offload: bool = machine(False, "Keep idle scorers on the CPU.", no.SCORERS)
-    reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one by one.")
-    check_reward: bool = machine(True, "Try the scorers on one clip before the run begins.")
-    max_missing_fraction: float = machine(0.25, "Most missing rewards, as a fraction; more stop the run.", at_most=1)
-    remote_reward_url: str = machine("", "Reward services by address, with commas, in place of scorers.", measured=True)
-    remote_reward_timeout: float = machine(120.0, "Seconds after which a service has failed.", no.SERVICE, above=0)
-    advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this.", no.CLIP, above=0)
+    reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.", no.SCORERS)
+    reward_retries: int = machine(1, "Retries of a failed batch before its videos are scored one at a time.")
+    check_reward: bool = machine(True, "Check the scorers on a test video before training.")
+    max_missing_fraction: float = machine(0.25, "Fraction of failed rewards above which the run stops.", at_most=1)
+    remote_reward_url: str = machine("", "URLs of reward services, comma-separated; replace scorers.", measured=True)
+    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", no.SERVICE, above=0)
+    advantage_clip: float = learning(5.0, "Advantages are clipped to plus or minus this value.", no.CLIP, above=0)
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """The loss and the steps, or levels, that it trains."""
+    """Loss, and the steps or noise levels that it trains."""
 
     objective: Literal["grpo", "nft"] = learning(
-        "grpo", "Loss: grpo clips the ratios of transitions; nft (DiffusionNFT) contrasts velocities at noisy rollouts."
+        "grpo", "Loss: grpo (clipped ratios), or nft (DiffusionNFT, a velocity loss on re-noised rollouts)."
     )
-    nft_levels: int = learning(4, "Noise levels at which nft trains each rollout.", no.NFT, at_least=1)
-    clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this.", no.RATIO, above=0)
-    use_grad_balancing: bool = learning(True, "Weight the steps by the temporal gradient equalizer.", no.RATIO)
-    enable_timestep_permutation: bool = learning(True, "Visit a rollout's steps in random order.", no.RATIO)
+    nft_levels: int = learning(4, "Noise levels per rollout that nft trains.", no.NFT, at_least=1)
+    clip_range: float = learning(1e-4, "Ratios are clipped to 1 plus or minus this value.", no.RATIO, above=0)
+    use_grad_balancing: bool = learning(True, "Weight steps with the temporal gradient equalizer.", no.RATIO)
+    enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.", no.RATIO)
     timestep_fraction: float = learning(
         1.0, "Fraction of the stochastic steps to train: the noisiest, unless permuted.", no.RATIO, above=0, at_most=1
     )
     num_updates_per_rollout: int = learning(1, "Optimizer updates per iteration, each on whole groups.", at_least=1)
-    mini_batch_size_per_update: int = machine(1, "Rollouts in one training forward.", no.APART, at_least=1)
-    gate_interval: int = machine(1, "Iterations between checks that fresh rollouts have a ratio of 1; 0 never checks.")
+    mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", no.APART, at_least=1)
+    gate_interval: int = machine(1, "Iterations between on-policy checks (ratio 1 on fresh rollouts); 0 disables them.")
     gate_tolerance: float | None = machine(
-        None, "Largest log-ratio allowed; by default 1e-6, or clip_range in bf16 for other shapes.", no.CHECK, above=0
+        None, "Largest allowed log-ratio; default: 1e-6, or clip_range in bf16 for other shapes.", no.CHECK, above=0
     )
 
 
 @dataclass(frozen=True)
 class TrustRegionSettings:
-    """Distances that hold the policy, and their coefficient."""
+    """KL terms and their coefficient."""
 
     kl_strategy: Literal["flags", "none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = learning(
         "flags", "KL terms of the trust region; `flags` derives them from kl_weight, use_moving_KL and use_dual_kl."
     )
-    use_moving_KL: bool = learning(True, "The anchor (reference model) follows the policy.", no.FLAGS)
-    use_dual_kl: bool = learning(True, "Hold both position (anchor) and velocity (last policy).", no.FLAGS)
+    use_moving_KL: bool = learning(True, "Use a moving anchor (reference model) instead of a fixed one.", no.FLAGS)
+    use_dual_kl: bool = learning(True, "Use both position KL (anchor) and velocity KL (rollout policy).", no.FLAGS)
     update_ref_model_step: int = learning(
-        10, "Optimizer updates between two refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
+        10, "Optimizer updates between refreshes of a moving anchor.", no.MOVING_ANCHOR, no.REFRESH, at_least=1
     )
-    dual_kl_moving_weight: float = learning(1.0, "Weight of the position distance in dual strategies.", no.DUAL)
-    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity distance in dual strategies.", no.DUAL)
+    dual_kl_moving_weight: float = learning(1.0, "Weight of the position KL in dual strategies.", no.DUAL)
+    dual_kl_step_weight: float = learning(0.1, "Weight of the velocity KL in dual strategies.", no.DUAL)
     kl_velocity: Literal["log_ratio", "gaussian"] = learning(
-        "log_ratio", "Velocity distance: mean log-ratio of actions, or closed form of the means.", no.VELOCITY, no.RATIO
+        "log_ratio", "Velocity KL: mean log-ratio of actions, or closed form of the means.", no.VELOCITY, no.RATIO
     )
-    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 turns it off.")
-    kl_coef: float = learning(1e-7, "Coefficient at the start.", no.KL, no.RISE)
-    kl_min_coef: float = learning(1e-7, "Smallest coefficient.", no.KL, no.ADAPTATION)
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "Rule of the coefficient.", no.KL)
+    kl_weight: float = learning(1e-5, "Largest coefficient of the KL term; 0 disables it.")
+    kl_coef: float = learning(1e-7, "Initial KL coefficient.", no.KL, no.RISE)
+    kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.", no.KL, no.ADAPTATION)
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning("adaptive", "Coefficient schedule.", no.KL)
     kl_feedback: Literal["paper", "lagrangian"] = learning(
         "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian).", *no.FEEDBACK
     )
     kl_warmup_updates: int = learning(100, "Updates over which the coefficient rises to kl_weight.", no.KL, no.RISE)
-    kl_window: int = learning(10, "Updates whose KL the feedback averages.", *no.FEEDBACK, at_least=1)
-    kl_gain: float = learning(0.1, "Strength of the feedback.", *no.FEEDBACK)
-    kl_target: float | None = learning(None, "KL to aim at; kl_weight by default.", *no.FEEDBACK, above=0)
-    anchor_fraction: float = learning(1.0, "Part of steps whose anchor KL is measured.", no.ANCHOR, above=0, at_most=1)
+    kl_window: int = learning(10, "Updates over which the feedback averages the KL.", *no.FEEDBACK, at_least=1)
+    kl_gain: float = learning(0.1, "Gain of the feedback.", *no.FEEDBACK)
+    kl_target: float | None = learning(None, "Target KL; default: kl_weight.", *no.FEEDBACK, above=0)
+    anchor_fraction: float = learning(1.0, "Fraction of steps with an anchor KL.", no.ANCHOR, above=0, at_most=1)
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = machine(
         "rollout_phase", "Compute the anchor's means once after the rollout, or step by step in the update.", no.ANCHOR
     )
-    reference_mode_offload: bool = machine(False, "Keep anchor and average on the CPU while not used.", no.COPIES)
+    reference_mode_offload: bool = machine(False, "Keep the anchor and the EMA on the CPU while unused.", no.COPIES)
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The optimizer, the average, and the LoRA."""
+    """Optimizer, EMA and LoRA."""
 
-    max_steps: int = machine(10000, "Iterations: rounds of rollouts and their training.", at_least=1)
+    max_steps: int = machine(10000, "Iterations; each samples rollouts and trains on them.", at_least=1)
     learning_rate: float = learning(1e-5, "Learning rate.", above=0)
     weight_decay: float = learning(0.01, "Decoupled weight decay.")
-    adam_beta1: float = learning(0.9, "AdamW's decay of the mean.", below=1)
-    adam_beta2: float = learning(0.999, "AdamW's decay of the variance.", below=1)
+    adam_beta1: float = learning(0.9, "Decay rate of AdamW's first moment.", below=1)
+    adam_beta2: float = learning(0.999, "Decay rate of AdamW's second moment.", below=1)
     adam_epsilon: float = learning(1e-8, "AdamW's epsilon.", above=0)
     max_grad_norm: float = learning(1.0, "Gradients are clipped to this global norm.", above=0)
     max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", at_least=1)
-    warmup_steps: int = learning(0, "Updates over which the learning rate rises to its value.")
-    use_muon: bool = learning(True, "Muon for matrices and AdamW for the rest; false is AdamW for all.", no.MATRICES)
-    muon_momentum: float = learning(0.95, "Muon's decay of the momentum.", no.MUON, no.MATRICES, below=1)
-    muon_scope: Literal["hidden", "all"] = learning("hidden", "Muon for the blocks' matrices, or for all.", no.MUON)
+    warmup_steps: int = learning(0, "Updates of linear learning-rate warmup.")
+    use_muon: bool = learning(True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all.", no.MATRICES)
+    muon_momentum: float = learning(0.95, "Muon's momentum.", no.MUON, no.MATRICES, below=1)
+    muon_scope: Literal["hidden", "all"] = learning("hidden", "Matrices for Muon: the blocks', or all.", no.MUON)
     use_8bit_adam: bool = learning(False, "Keep AdamW's state in 8 bits; needs torchao.")
-    ema_decay: float = learning(0.0, "Decay per update of the averaged weights; 0: no average.", no.AVERAGE, below=1)
-    lora_rank: int = learning(0, "Train a LoRA of this rank and freeze the rest; 0 trains all weights.")
-    lora_alpha: float = learning(0.0, "The LoRA is scaled by alpha / rank; 0 stands for the rank.", no.LORA)
-    pretrained_lora_path: str = learning("", "LoRA to start from: trained or, with lora_rank 0, merged into the base.")
+    ema_decay: float = learning(0.0, "EMA decay of the weights per update; 0 disables the EMA.", no.AVERAGE, below=1)
+    lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.")
+    lora_alpha: float = learning(0.0, "LoRA scale is alpha / rank; 0 uses the rank.", no.LORA)
+    pretrained_lora_path: str = learning("", "Initial LoRA: trained or, with lora_rank 0, merged into the base model.")
     lora_target_modules: list[str] = learning(
-        [], "Modules that get a LoRA: regular expressions of names or of their ends; by default the blocks' matrices."
+        [], "Modules that get a LoRA: regular expressions of names or their endings; default: the blocks' matrices."
     )
 
 
 @dataclass(frozen=True)
 class DistributedSettings:
-    """Processes, sharding, recomputation and compilation."""
+    """Parallelism, activation checkpointing and compilation."""
 
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", at_least=1)
     dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", at_least=1)
-    enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state over ranks.", no.OTHER_PROCESS)
-    reshard_after_forward: bool = machine(True, "Free gathered weights after a pass; false keeps them.", no.SHARDING)
+    enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.", no.OTHER_PROCESS)
+    reshard_after_forward: bool = machine(True, "Free gathered weights after each pass; false keeps them.", no.SHARDING)
     gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto", "Reduce gradients in every backward pass, or in an update's last; auto: last for LoRA.", no.SHARDING
+        "auto", "Reduce gradients in every backward pass, or in an update's last one; auto: last for LoRA.", no.SHARDING
     )
-    enable_gradient_checkpointing: bool = machine(False, "Recompute activations in the backward pass.")
+    enable_gradient_checkpointing: bool = machine(False, "Use activation checkpointing, which saves memory.")
     activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto", "What to recompute: blocks, or all but attention; auto: the latter if it fits.", no.RECOMPUTATION
+        "auto", "Recompute blocks, or all but attention; auto: the latter if it fits.", no.RECOMPUTATION
     )
-    enable_compile: Switch = machine("auto", "Compile the blocks of the transformer; auto is true on a GPU.")
+    enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
     compile_backend: str = machine("inductor", "Backend of torch.compile; aot_eager finds breaks fast.", no.COMPILE)
     deterministic: bool = machine(False, "Use only deterministic kernels on a GPU; slower.")
     collective_timeout: float = machine(1800.0, "Seconds until a silent rank ends the run.", no.OTHER_PROCESS, above=0)
-    watchdog_seconds: float = machine(900.0, "Seconds in one stage until all stages and the stack are shown; 0 never.")
+    watchdog_seconds: float = machine(900.0, "Seconds in one stage until all stages and the stack are printed; 0: off.")
 
     @property
     def reward_deadline(self) -> float:
-        """Seconds that ranks wait for the rewards of a round: what is late must not look like a rank that is gone."""
+        """Seconds to wait for rewards: less than collective_timeout, so that late ones do not look like a lost rank."""
         return 0.8 * self.collective_timeout
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """Records of a run: metrics, videos, checkpoints, validations."""
+    """Metrics, videos, checkpoints and validation."""
 
     output_dir: str = records("./outputs", "Folder of metrics, videos and checkpoints.")
-    report_to: list[str] = records(["tensorboard"], "Besides metrics.jsonl: tensorboard, wandb, both or none.")
-    report: bool = records(True, "Write report.html, the run as a page, at every validation and at the end.")
+    report_to: list[str] = records(["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none.")
+    report: bool = records(True, "Write report.html at every validation and at the end of the run.")
     save_interval: int = records(50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1)
-    save_minutes: float = records(0.0, "Minutes after which the end of an iteration saves too; 0: never.")
+    save_minutes: float = records(0.0, "Minutes after which an iteration also ends with a checkpoint; 0: never.")
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
     keep_every: int = records(0, "Interval of checkpoints that save_total_limit does not delete; 0: none.", no.LIMIT)
     save_asynchronously: bool = records(True, "Write checkpoints in the background, from a copy on the CPU.")
-    resume_from_checkpoint: str = start("", "Checkpoint folder, or `latest` (`auto`), the newest whole one.")
-    allow_changed_settings: bool = start(False, "Resume a run although settings of its method have changed.")
-    log_video_interval: int = records(10, "Iterations between those whose videos are kept; 0 keeps none.")
-    log_num_videos: int = records(4, "Videos to keep of an iteration or validation.", no.VIDEOS)
+    resume_from_checkpoint: str = start("", "Checkpoint folder, or `latest` (`auto`) for the newest complete one.")
+    allow_changed_settings: bool = start(False, "Resume although settings that affect learning have changed.")
+    log_video_interval: int = records(10, "Iterations between those whose videos are saved; 0 saves none.")
+    log_num_videos: int = records(4, "Videos to save per iteration or validation.", no.VIDEOS)
     validation_interval: int = records(50, "Iterations between validations.", no.VALIDATION, at_least=1)
     validation_steps: int = records(40, "ODE steps of a validation video.", no.VALIDATION, at_least=1, measured=True)
-    validation_seed: int = records(930, "Seed of the validation noise, always the same.", no.VALIDATION, measured=True)
+    validation_seed: int = records(930, "Seed of the validation noise.", no.VALIDATION, measured=True)
     validation_repeats: int = records(1, "Videos per validation prompt.", no.VALIDATION, at_least=1, measured=True)
-    validation_batch_size: int = records(1, "Videos sampled together in a validation.", no.VALIDATION, at_least=1)
-    validation_num_frames: int = records(0, "Frames of a validation video, 4n + 1; 0 is a rollout's.", no.VALIDATION)
-    validation_shift: float | None = records(None, "Shift in validation; default: rollouts'.", no.VALIDATION, above=0)
+    validation_batch_size: int = records(1, "Validation videos sampled together.", no.VALIDATION, at_least=1)
+    validation_num_frames: int = records(0, "Frames of a validation video, 4n + 1; 0: sample_n_frames.", no.VALIDATION)
+    validation_shift: float | None = records(None, "Shift in validation; default: shift.", no.VALIDATION, above=0)
     validation_cfg_scale: float | None = records(
-        None, "Guidance scale in validation; that of the rollouts by default.", no.VALIDATION, at_least=None
+        None, "Guidance scale in validation; default: cfg_scale.", no.VALIDATION, at_least=None
     )
-    validate_at_step0: bool = records(True, "Validate the base policy too, to compare with.", no.VALIDATION)
-    validation_height: int = records(0, "Height of a validation video; 0 is a rollout's.", no.VALIDATION)
-    validation_width: int = records(0, "Width of a validation video; 0 is a rollout's.", no.VALIDATION)
+    validate_at_step0: bool = records(True, "Validate the base model before training.", no.VALIDATION)
+    validation_height: int = records(0, "Height of a validation video in pixels; 0: height.", no.VALIDATION)
+    validation_width: int = records(0, "Width of a validation video in pixels; 0: width.", no.VALIDATION)
     on_reward_hacking: Literal["warn", "stop"] = records(
-        "warn", "Where validation shows more reward and worse held-out measures: warn, or save and stop.", no.FEW_VIDEOS
+        "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
     )
-    hacking_threshold: float = records(1.5, "Base deviations that a held-out mean may move.", no.VALIDATION, above=0)
+    hacking_threshold: float = records(
+        1.5, "Largest allowed change of a held-out metric, in base standard deviations.", no.VALIDATION, above=0
+    )

@@ -1,14 +1,14 @@
-"""One setting: its default, its sentence, and what else is to be known of it, in one place.
+"""Declaration of a setting: its default, help text and traits in one place.
 
-    batch_size: int = layout(2, "Rollouts of a data-parallel replica in one batch.", at_least=1)
+    batch_size: int = layout(2, "Rollouts per batch and data-parallel replica.", at_least=1)
 
-The function says what the setting decides:
+The function names what the setting affects:
 
-    learning    samples, rewards or updates: with another value it is another experiment
-    layout      how the rollouts of an iteration are dealt; free as long as there are as many of them
-    machine     how and how far a run computes, or when it gives up, and not what it learns
-    records     what is kept of a run, and where
-    start       how this start goes, and nothing after it
+    learning    samples, rewards or updates: another value is another experiment
+    layout      how an iteration's rollouts are distributed; may change while their number stays the same
+    machine     how and how long a run computes, or when it stops with an error, but not what it learns
+    records     which outputs of a run are kept, and where
+    start       this start of the program only
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 Decides = Literal["learning", "layout", "machine", "records", "start"]
-Switch = Literal["auto", "true", "false"]  # a truth value, or what the machine makes of it
+Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
 
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
     ("false", "no", "off", "0", "f", "n"), False
@@ -27,15 +27,15 @@ TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromke
 
 
 class Unused(NamedTuple):
-    """A condition under which settings do nothing, and its words, which may name settings: ``kl_schedule {x}``."""
+    """Condition under which a setting has no effect, and its description, which may contain ``{settings}``."""
 
     reason: str
-    holds: Callable[[Any, int], bool]  # of the run's settings (`Config`) and the number of processes
+    holds: Callable[[Any, int], bool]  # arguments: the run's settings (`Config`) and the number of processes
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts of a setting beside name, type and default. A number is not negative but where it says so."""
+    """Properties of a setting besides name, type and default. Numbers must not be negative unless stated otherwise."""
 
     sentence: str
     decides: Decides
@@ -43,12 +43,12 @@ class Traits:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    measured: bool = False  # an evaluation of a policy depends on its value, and not on what a path leads to alone
+    measured: bool = False  # the value affects an evaluation of a policy; false for paths
     choices: Collection[str] = ()  # built-in names of a setting that may also be FILE.py:NAME
-    unused: tuple[Unused, ...] = ()  # the first that holds is the reason why the setting does nothing
+    unused: tuple[Unused, ...] = ()  # the first that holds is reported as the reason
 
     def range_problem(self, value: object) -> str | None:
-        """The reason why the setting cannot have a number, None where it can and for what is no number."""
+        """Return why a number is out of range; None if it is in range or not a number."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         if isinstance(value, float) and not math.isfinite(value):
@@ -65,7 +65,7 @@ class Traits:
 
 
 def setting(decides: Decides, default: Any, sentence: str, *unused: Unused, **traits) -> Any:
-    """A dataclass field with its traits; ``traits`` and ``unused`` as in `Traits`."""
+    """Return a dataclass field with traits; ``unused`` and ``traits`` are fields of `Traits`."""
     metadata = {"traits": Traits(sentence, decides, unused=unused, **traits)}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)

@@ -1,4 +1,4 @@
-"""The settings of a run as one object, by section, and what follows from them alone."""
+"""Settings of a run as one object, by section, and the values derived from them."""
 
 import dataclasses
 import json
@@ -11,14 +11,14 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 
-# The paper's settings A and B, and their names.
+# Settings A and B of the paper (arXiv:2603.21872, Table 2).
 REWARD_PRESETS = {"averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}, "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}}
 REWARD_PRESETS |= {"A": REWARD_PRESETS["averaged"], "B": REWARD_PRESETS["alignment"]}
 
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run, by section."""
+    """Settings of a run, by section."""
 
     model: sections.ModelSettings = sections.ModelSettings()
     data: sections.DataSettings = dataclasses.field(default_factory=sections.DataSettings)
@@ -31,11 +31,11 @@ class Config:
     record: sections.RecordSettings = dataclasses.field(default_factory=sections.RecordSettings)
 
     def flat(self) -> dict:
-        """All settings in one dict, by flag name."""
+        """Return all settings in one dict, by flag name."""
         return {name: value for section in dataclasses.asdict(self).values() for name, value in section.items()}
 
     def with_settings(self, **changes) -> "Config":
-        """A copy in which the named settings have other values."""
+        """Return a copy with the given settings changed."""
         by_section: dict[str, dict] = {}
         for name, value in changes.items():
             by_section.setdefault(_OWNERS[name], {})[name] = in_form(name, value)
@@ -43,9 +43,9 @@ class Config:
         return dataclasses.replace(self, **sections)
 
     def resolved(self) -> "Config":
-        """A copy in which what is left to the transformer's version has the version's value, and eta is matched.
+        """Return a copy with the model version's defaults filled in and eta matched to ``match_noise``.
 
-        An eta that ``match_noise`` cannot have stays as it is; ``hyvideo.config.rules.check`` says why.
+        If no eta matches, eta is unchanged, and ``hyvideo.config.rules.check`` reports why.
         """
         version = version_defaults(self.model.transformer_version)
         defaults = {"shift": version.shift, "cfg_scale": version.guidance_scale}
@@ -57,20 +57,20 @@ class Config:
             return config
 
     def settled(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
-        """A copy in which what is left to the machine (``auto``) has its value; ``recompute`` where that is left."""
+        """Return a copy with every ``auto`` of the machine replaced; ``recompute`` is the activation checkpointing."""
         chosen = {"batched_forward": not on_gpu, "enable_compile": on_gpu, "activation_checkpointing": recompute}
         given = self.flat()
         return self.with_settings(**{name: value for name, value in chosen.items() if given[name] == "auto"})
 
     @property
     def is_batched(self) -> bool:
-        """Claims that samples and guidance branches go through the transformer together; ``auto``: on a CPU."""
+        """Whether samples and guidance branches share a forward pass; ``auto``: on a CPU."""
         batched = self.rollout.batched_forward
         return batched == "true" or (batched == "auto" and self.model.device == "cpu")
 
     @property
     def rows_per_pass(self) -> int:
-        """Rollouts of one training forward: one where samples go apart, or sharded ranks would make unequal calls."""
+        """Rollouts per training forward pass: 1 without batching, so that sharded ranks make the same calls."""
         return self.loss.mini_batch_size_per_update if self.is_batched else 1
 
     @property
@@ -80,38 +80,38 @@ class Config:
 
     @property
     def validation_size(self) -> tuple[int, int, int]:
-        """Frames, height and width of a validation video: its own where they are set, else a rollout's."""
-        own = self.record.validation_num_frames, self.record.validation_height, self.record.validation_width
-        frames, height, width = (mine or rollouts for mine, rollouts in zip(own, self.rollout_size))
+        """Frames, height and width of a validation video; unset values are those of a rollout."""
+        given = self.record.validation_num_frames, self.record.validation_height, self.record.validation_width
+        frames, height, width = (value or default for value, default in zip(given, self.rollout_size))
         return frames, height, width
 
     @property
     def video_sizes(self) -> dict[str, tuple[int, int, int]]:
-        """Frames, height and width of the videos that a run makes, by whose they are."""
-        of_validation = {"a validation video": self.validation_size} if self.data.valid_video_csv else {}
-        return {"a rollout": self.rollout_size} | of_validation
+        """Frames, height and width of the videos of a run, by kind of video."""
+        validation = {"a validation video": self.validation_size} if self.data.valid_video_csv else {}
+        return {"a rollout": self.rollout_size} | validation
 
     @property
     def validation_shift(self) -> float:
-        """Shift of a validation's schedule: its own where it is set, else the rollouts'."""
-        own = self.record.validation_shift
-        return self.rollout.shift if own is None else own
+        """Shift of the validation schedule; by default that of the rollouts."""
+        shift = self.record.validation_shift
+        return self.rollout.shift if shift is None else shift
 
     @property
     def validation_cfg_scale(self) -> float:
-        """Guidance scale of a validation: its own where it is set, else the rollouts'."""
-        own = self.record.validation_cfg_scale
-        return self.rollout.cfg_scale if own is None else own
+        """Guidance scale of the validation; by default that of the rollouts."""
+        scale = self.record.validation_cfg_scale
+        return self.rollout.cfg_scale if scale is None else scale
 
     def sampled_as_validation(self) -> "Config":
-        """A copy whose rollouts have the frames, size, shift and guidance of a validation."""
+        """Return a copy whose rollouts have the frames, size, shift and guidance of the validation."""
         frames, height, width = self.validation_size
-        how = {"shift": self.validation_shift, "cfg_scale": self.validation_cfg_scale, "validation_cfg_scale": None}
-        return self.with_settings(sample_n_frames=frames, height=height, width=width, **how)
+        values = {"shift": self.validation_shift, "cfg_scale": self.validation_cfg_scale, "validation_cfg_scale": None}
+        return self.with_settings(sample_n_frames=frames, height=height, width=width, **values)
 
     @property
     def kl_strategy(self) -> str:
-        """The strategy by its name, whichever flags chose it."""
+        """Name of the KL strategy, whichever flags chose it."""
         settings = self.trust_region
         if settings.kl_weight == 0:
             return "none"
@@ -122,28 +122,28 @@ class Config:
 
     @property
     def needs_anchor(self) -> bool:
-        """Claims that the strategy measures a distance to the anchor."""
+        """Whether the strategy has a KL to the anchor."""
         has_no_weight = self.kl_strategy.startswith("dual") and self.trust_region.dual_kl_moving_weight == 0
         return self.kl_strategy not in ("none", "stepwise") and not has_no_weight
 
     @property
     def anchor_moves(self) -> bool:
-        """Claims that there is an anchor and that it is refreshed."""
+        """Whether there is an anchor that is refreshed."""
         return self.needs_anchor and self.kl_strategy.endswith("moving")
 
     @property
     def measures_velocity(self) -> bool:
-        """Claims that the strategy measures a distance to the policy of the rollouts."""
+        """Whether the strategy has a KL to the rollout policy."""
         return self.kl_strategy == "stepwise" or self.kl_strategy.startswith("dual")
 
     @property
     def num_branches(self) -> int:
-        """Most forward passes of one velocity of training: 2 with guidance, 1 without."""
+        """Forward passes per velocity in training: 2 with guidance (at most), 1 without."""
         return 2 if self.rollout.cfg_scale > 1 else 1
 
     @property
     def negative_requests(self) -> list[Request]:
-        """The one request of the branch that guidance leads away from; none where nothing is guided."""
+        """Request of the negative branch of guidance; empty without guidance."""
         is_guided = max(self.rollout.cfg_scale, self.validation_cfg_scale) > 1
         return [Request(self.data.negative_prompt)] if is_guided else []
 
@@ -166,7 +166,7 @@ _OWNERS = {field.name: section for section, cls in SECTIONS.items() for field in
 
 
 def in_form(name: str, value: object) -> object:
-    """A setting's value, where it is a list as a list: a word is a list of one, and an empty word none; or a switch."""
+    """Return a value in the form of its setting: a word becomes a list if needed, a bool of a switch becomes text."""
     if FIELDS[name].type is Switch and isinstance(value, bool):
         return str(value).lower()
     if get_origin(FIELDS[name].type) is not list:
@@ -175,12 +175,12 @@ def in_form(name: str, value: object) -> object:
 
 
 def is_json(text: str) -> bool:
-    """Claims that ``reward_weights`` or ``reward_config`` is a JSON object, not a name."""
+    """Return whether ``reward_weights`` or ``reward_config`` is a JSON object instead of a name or path."""
     return text.lstrip().startswith("{")
 
 
 def eta_of(rollout: sections.RolloutSettings) -> float:
-    """The eta that ``match_noise`` asks for. Raises ValueError if there is none."""
+    """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""
     return matched_eta(
         rollout.match_noise,
         rollout.sde_type,
@@ -192,7 +192,7 @@ def eta_of(rollout: sections.RolloutSettings) -> float:
 
 
 def flat_weights(weights: dict) -> dict:
-    """Weights by dimension, of a mapping that may name the scorers: ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``."""
+    """Return weights by dimension; scorers are flattened: ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``."""
     flat: dict = {}
     for name, value in weights.items():
         flat |= value if isinstance(value, dict) else {name: value}

@@ -1,6 +1,6 @@
-"""Settings that do nothing in the run that they are part of: said at the start, with the reason.
+"""Settings that have no effect in a run, reported at its start with the reason.
 
-Most of a day can go into a setting that cannot change anything. What is listed is arithmetic, not advice.
+The list follows from arithmetic on the settings; it is not advice.
 """
 
 import math
@@ -13,12 +13,11 @@ from hyvideo.config.settings import TRAITS, Config
 from hyvideo.data.templates import fill
 from hyvideo.schedulers.transitions import sampler_of
 
-# The KL term's pull against the policy's below which nobody will see it.
-_WEAK = 1e-3
+_WEAK = 1e-3  # gradient of the KL term relative to that of the policy loss below which it is negligible
 
 
 def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list[str]:
-    """A sentence for each setting, or group of them, that cannot change this run."""
+    """Return a sentence for each setting, or group of settings, that has no effect in this run."""
     values, defaults = config.flat(), Config().flat()
     words = values | {
         "strategy": config.kl_strategy,
@@ -33,12 +32,12 @@ def settings_without_effect(config: Config, plan: Plan, world_size: int) -> list
         reason = next((condition.reason for condition in traits.unused if condition.holds(config, world_size)), None)
         if reason:
             names.setdefault(reason.format_map(words), []).append(name)
-    return [*_of_the_method(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
+    return [*_of_the_loss(config, plan), *(f"{', '.join(given)}: {reason}" for reason, given in names.items())]
 
 
-def _of_the_method(config: Config, plan: Plan) -> list[str]:
+def _of_the_loss(config: Config, plan: Plan) -> list[str]:
     settings = config.trust_region
-    if config.loss.objective == "nft":  # what follows is of ratios
+    if config.loss.objective == "nft":  # the rest concerns ratios
         return []
     strength = _strength_of_kl(config.kl_strategy, config.rollout, settings, is_balanced=config.loss.use_grad_balancing)
     target = settings.kl_weight if settings.kl_target is None else settings.kl_target
@@ -50,11 +49,11 @@ def _of_the_method(config: Config, plan: Plan) -> list[str]:
 def _strength_of_kl(
     strategy: str, rollout: RolloutSettings, settings: TrustRegionSettings, *, is_balanced: bool
 ) -> float:
-    """The KL term's gradient in units of that of an advantage of 1, over ``sqrt(2 distance)``; 0 without a distance.
+    """Return the gradient of the KL term divided by that of an advantage of 1 and by ``sqrt(2 KL)``; 0 without a KL.
 
-    Both with respect to the mean of a step, at the largest coefficient and the step where it is most. With V = std^2
-    and n elements the norms are ``sqrt(2 distance / (n V))`` and, weighted by the equalizer, ``S / sqrt(n V)``; where
-    the log-probability drops ``1 / (2 V)``, as that of cps, ``2 V S / sqrt(n V)``.
+    Gradients are with respect to the mean of a step, at the largest coefficient and the step with the largest quotient.
+    With V = std^2 and n elements the norms are ``sqrt(2 KL / (n V))`` and, with equalizer weight S, ``S / sqrt(n V)``
+    or, if the log-probability omits ``1 / (2 V)`` like that of cps, ``2 V S / sqrt(n V)``.
     """
     from hyvideo.grpo.trust_region import kl_weights  # imports torch
 

@@ -93,7 +93,7 @@ def test_a_word_of_an_old_checkpoint_is_the_list_of_it(tiny_config):
 def test_a_checkpoint_with_the_old_name_of_the_miniatures_scorer_says_what_to_set(tiny_config):
     now = tiny_config.with_settings(reward_model="miniature_videoalign").flat()
     (said,) = changed_settings(now | {"reward_model": ["videoalign_local"]}, now, same_rollouts=True).of_the_method
-    assert said.endswith("an older name of the same scorer: set allow_changed_settings to go on")
+    assert said.endswith("an older name of the same scorer: resume with allow_changed_settings")
 
 
 @pytest.mark.parametrize("was, now", [("", []), ("attn", ["attn"])])

@@ -24,7 +24,7 @@ def test_eta_is_chosen_for_the_runs_own_schedule(matched):
     schedule = dict(num_steps=rollout.grpo_sampling_steps, shift=rollout.shift, last_step=rollout.last_step)
     assert rollout.eta == matched_eta("sage_grpo:0.5", "flow_grpo", **schedule)
     check(matched)
-    assert f"flow_grpo at eta {rollout.eta:.4g}, matched with sage_grpo:0.5" in describe(matched, make_plan(matched))
+    assert f"flow_grpo with eta {rollout.eta:.4g}, matched to sage_grpo:0.5" in describe(matched, make_plan(matched))
 
 
 def test_the_shift_of_the_version_is_known_before_eta_is_chosen(tiny_config):

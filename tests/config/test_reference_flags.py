@@ -109,39 +109,51 @@ def test_files_may_have_names_of_the_reference_and_flags_override_them(tmp_path,
     assert settings_of("--config", str(path), "--use_lora")["lora_rank"] == 64
     assert settings_of("--config", str(path), "--use_lora", "no")["lora_rank"] == 0
     path.write_text("fps: 24\nvideo_fps: 16\n")
-    with pytest.raises(ValueError, match="run.yaml: fps and video_fps mean fps '24.0' and '16.0'"):
+    with pytest.raises(ValueError, match="run.yaml: fps and video_fps set fps to '24.0' and '16.0'"):
         load_config(path)
 
 
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ("--neg_prompt a --validation_negative_prompt b", "one policy has one negative prompt, in training and val"),
-        ("--neg_prompt a --negative_prompt b", "one policy has one negative prompt"),
-        ("--prompts_csv a --train_video_csv b", "mean prompts_csv 'a' and 'b'; they are names of one setting: give"),
-        ("--width 640 --video_bucket_hw_base_size 480", "mean width '640' and '624'; they contradict each other: give"),
-        ("--use_lora --lora_r 0", "lora_r and use_lora mean lora_rank '0' and '8'; they contradict each other"),
+        ("--neg_prompt a --validation_negative_prompt b", "training and validation share one negative prompt"),
+        ("--neg_prompt a --negative_prompt b", "training and validation share one negative prompt"),
+        (
+            "--prompts_csv a --train_video_csv b",
+            "set prompts_csv to 'a' and 'b'; they are two names of one setting: remove",
+        ),
+        (
+            "--width 640 --video_bucket_hw_base_size 480",
+            "set width to '640' and '624'; they contradict each other: remove",
+        ),
+        ("--use_lora --lora_r 0", "lora_r and use_lora set lora_rank to '0' and '8'; they contradict each other"),
         ("--debug true", "unknown flag --debug; --help lists them"),
         ("--neg_prompt -blur", "unknown flag -blur; if it is a value, write --neg_prompt=-blur"),
-        ("--neg_prompt", "neg_prompt takes a value, got nothing"),
-        ("--train_video_csv --use_muon", "train_video_csv takes a value, got nothing"),
-        ("--task_type", "task_type takes a value, got nothing"),
-        ("--validation_fixed_size 0x864", "validation_fixed_size 0x864 is no size"),
-        ("--config configs/miniature.yaml --task_type i2v", "i2v is not the task of transformer_version miniature, t"),
-        ("--config configs/miniature.yaml --task_type nonsense", "task_type nonsense is refused: transformer_"),
-        ("--height 480 --video_bucket_hw_base_size 480", "height and video_bucket_hw_base_size mean height '480' and"),
-        ("--lora_rank 4 --use_lora false", "lora_rank and use_lora mean lora_rank '4' and '0'"),
-        ("--lora_r 4", "lora_r 4 does nothing in the reference without use_lora; add use_lora true"),
-        ("--use_lora perhaps", "use_lora perhaps is refused: it is true or false"),
-        ("--validation_fixed_size 480", "validation_fixed_size 480 is no size; write height x width"),
-        ("--video_bucket_hw_base_size 512", "512 is refused: buckets here are 480 and 640"),
+        ("--neg_prompt", "neg_prompt needs a value, got nothing"),
+        ("--train_video_csv --use_muon", "train_video_csv needs a value, got nothing"),
+        ("--task_type", "task_type needs a value, got nothing"),
+        ("--validation_fixed_size 0x864", "validation_fixed_size 0x864 is not a size"),
+        (
+            "--config configs/miniature.yaml --task_type i2v",
+            "task_type must be t2v for transformer_version miniature, got i2v",
+        ),
+        ("--config configs/miniature.yaml --task_type nonsense", "task_type nonsense is not supported: transformer_"),
+        (
+            "--height 480 --video_bucket_hw_base_size 480",
+            "height and video_bucket_hw_base_size set height to '480' and",
+        ),
+        ("--lora_rank 4 --use_lora false", "lora_rank and use_lora set lora_rank to '4' and '0'"),
+        ("--lora_r 4", "lora_r 4 has no effect in the reference without use_lora; add use_lora true"),
+        ("--use_lora perhaps", "use_lora perhaps is not supported: it must be true or false"),
+        ("--validation_fixed_size 480", "validation_fixed_size 480 is not a size; write height x width"),
+        ("--video_bucket_hw_base_size 512", "512 is not supported: the buckets are 480 and 640"),
         ("--precision fp16", "precision invalid choice: 'fp16' (choose from bf16, fp32)"),
         ("--video_fps 8 9", "video_fps takes one value, got '8 9'"),
         ("--video_fps many", "video_fps invalid float value: 'many'"),
-        ("--task_type i2v", "task_type i2v is not the task of transformer_version 480p_t2v, t2v"),
+        ("--task_type i2v", "task_type must be t2v for transformer_version 480p_t2v, got i2v"),
         ("--train_video_csvs a.csv", "unknown flag --train_video_csvs; did you mean --train_video_csv?"),
-        ("--world_size 8", "--world_size is a number above 0, with --print_config"),
-        ("--world_size 0 --print_config", "--world_size is a number above 0"),
+        ("--world_size 8", "--world_size must be positive and needs --print_config, got 8"),
+        ("--world_size 0 --print_config", "--world_size must be positive and needs --print_config, got 0"),
     ],
 )
 def test_what_contradicts_itself_or_cannot_be_is_refused_in_words(capsys, flags, said):
@@ -158,18 +170,18 @@ def test_a_task_type_may_be_left_open(capsys, word):
 @pytest.mark.parametrize(
     "line, expected",
     [
-        ("neg_prompt: no", "'neg_prompt' got the truth value false"),
-        ("neg_prompt: [a]", "'neg_prompt' takes one value, got a list"),
+        ("neg_prompt: no", "'neg_prompt' must not be a bool, got false"),
+        ("neg_prompt: [a]", "'neg_prompt' must be a single value, got a list"),
         ("neg_prompt:", {"negative_prompt": ""}),
         ("train_video_csv: []", {"prompts_csv": []}),
-        ("train_video_csv: {a: b}", "'train_video_csv' takes a list of words, got "),
-        ("train_video_csv: [1, 2]", "'train_video_csv' takes a list of words, got '1' in it"),
-        ("train_video_csv:", "'train_video_csv' takes a list of words"),
-        ("video_fps:", "'video_fps' takes one value, got nothing"),
-        ("validate_video_length: 121.0", "'validate_video_length' takes a whole number"),
-        ("validation_fixed_size: no", "validation_fixed_size False is no size"),
+        ("train_video_csv: {a: b}", "'train_video_csv' must be a list of text, got "),
+        ("train_video_csv: [1, 2]", "'train_video_csv' must be a list of text, got the element '1'"),
+        ("train_video_csv:", "'train_video_csv' must be a list of text"),
+        ("video_fps:", "'video_fps' must be a single value, got nothing"),
+        ("validate_video_length: 121.0", "'validate_video_length' must be an integer"),
+        ("validation_fixed_size: no", "validation_fixed_size False is not a size"),
         ("use_lora: no", {"lora_rank": 0}),
-        ("use_lora:", "use_lora none is refused: it is true or false"),
+        ("use_lora:", "use_lora none is not supported: it must be true or false"),
         ("task_type:", {"transformer_version": "480p_t2v"}),
         ("debug_overfit:", {"transformer_version": "480p_t2v"}),
     ],
@@ -212,13 +224,13 @@ def test_a_flag_that_changes_nothing_says_so(capsys, monkeypatch, name):
 def test_a_value_that_would_change_something_is_refused_with_the_reason(capsys, flags):
     name = flags.split()[0][2:]
     row = TRAINING["debug_*" if name.startswith("debug") else name]
-    assert f"{flags[2:]} is refused: {row.refused}" in refused(capsys, *flags.split())
-    assert row.refused
+    assert f"{flags[2:]} is not supported: {row.rejected}" in refused(capsys, *flags.split())
+    assert row.rejected
 
 
 def test_the_name_of_the_miniatures_scorer_is_not_taken_for_the_real_one(capsys, tmp_path):
     assert load_config("configs/miniature.yaml").reward.reward_model == ["miniature_videoalign"]
-    said = "the miniature's own reward model is called miniature_videoalign now: write that in its place"
+    said = "use miniature_videoalign, the reward model of the miniature"
     flags = ["--config", "configs/miniature.yaml", "--reward_model", "videoalign_local"]
     assert said in refused(capsys, *flags)
     (tmp_path / "old.yaml").write_text("transformer_version: miniature\nreward_model: [videoalign_local]\n")
@@ -245,11 +257,11 @@ def line_of(name, row):
     parts = [
         sets + (", height x width" if len(row.sets) == 2 else ""),
         *values,
-        "unless they are given" if row.unless_set else "",
-        f"counts where {row.needs} is on" if row.needs else "",
-        f"accepted ({accepted}): {row.no_effect}" if row.no_effect else "",
-        f"else refused: {row.refused}" if row.refused else "",
-        row.one,
+        "unless given elsewhere" if row.unless_set else "",
+        f"needs {row.needs} true" if row.needs else "",
+        f"ignored ({accepted}): {row.no_effect}" if row.no_effect else "",
+        f"otherwise an error: {row.rejected}" if row.rejected else "",
+        row.conflict,
     ]
     return f"| `{name}` | {shown(row.default)} | {'; '.join(filter(None, parts))} |".replace("|  |", "| |")
 

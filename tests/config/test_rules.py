@@ -24,11 +24,17 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"grpo_sampling_steps": 0}, "grpo_sampling_steps must be at least 1, got 0"),
         ({"sample_n_frames": 6}, "must be 4n \\+ 1, got 6"),
         ({"validation_num_frames": 6}, "validation_num_frames must be 4n \\+ 1, got 6"),
-        ({"validation_height": 32}, "validation_height and validation_width go together, got 32 and 0; set both"),
+        (
+            {"validation_height": 32},
+            "validation_height and validation_width must both be set or both be 0, got 32 and 0",
+        ),
         ({"guidance_interval": "0.5"}, "must be LOW:HIGH with 0 <= LOW < HIGH <= 1, got '0.5'"),
         ({"guidance_interval": "0.7:0.7"}, "LOW < HIGH <= 1, got '0.7:0.7'"),
         ({"guidance_interval": "0:nan"}, "LOW < HIGH <= 1, got '0:nan'"),
-        ({"guidance_interval": "0.3:0.45", "cfg_scale": 2.0}, "a step of the schedule, got 0.3:0.45 and 4 steps with"),
+        (
+            {"guidance_interval": "0.3:0.45", "cfg_scale": 2.0},
+            "at least one step of the schedule, got 0.3:0.45 and 4 steps with",
+        ),
         ({"validation_shift": 0.0}, "validation_shift must be positive, got 0.0"),
         (
             {"negative_prompt": " "},
@@ -37,7 +43,7 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"negative_prompt": "a\0b"}, "as negative_prompt: "),
         (
             {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": "assets/prompts/train.csv"},
-            "on_reward_hacking stop needs the base's validation",
+            "on_reward_hacking stop needs a validation of the base model",
         ),
         ({"batch_size": 6}, "6 is not a multiple of num_generations 4"),
         ({"num_generations": 1}, "num_generations must be at least 2"),
@@ -45,19 +51,19 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
         ({"num_updates_per_rollout": 2, "update_ref_model_step": 3}, "must be a multiple of num_updates_per_rollout"),
         ({"kl_coef": 1.0}, "kl_min_coef <= kl_coef <= kl_weight"),
         ({"kl_strategy": "fixed", "kl_weight": 0.0}, "kl_strategy fixed needs kl_weight > 0"),
-        ({"kl_strategy": "none"}, "kl_strategy none means kl_weight 0"),
+        ({"kl_strategy": "none"}, "kl_strategy none needs kl_weight 0"),
         ({"reward_model": ["beauty"]}, "reward_model must be of .*, got 'beauty'$"),
         ({"reward_model": ["miniture"]}, "got 'miniture'; did you mean miniature\\?"),
         ({"reward_model": ["miniature", "miniature"]}, "each scorer once"),
         ({"reward_weights": "{VQ"}, "reward_weights must be"),
-        ({"reward_weights": '{"VQ": 0}'}, "with one not 0"),
-        ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "no dimension can be called reward, seed"),
+        ({"reward_weights": '{"VQ": 0}'}, "at least one of them not 0"),
+        ({"reward_weights": '{"VQ": 1, "seed": 1, "reward": 0}'}, "a dimension cannot be named reward, seed"),
         ({"reward_weights": "[1]"}, "reward_weights must be"),
         ({"reward_weights": '{"a": {"b": {"VQ": 1}}}'}, "reward_weights must be"),
-        ({"report_to": ["paper"]}, "report_to takes"),
+        ({"report_to": ["paper"]}, "report_to must be tensorboard, wandb or none"),
         ({"timestep_fraction": 1.5}, "timestep_fraction must be at most 1"),
         ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
-        ({"sp_size": 2}, "multiple of sp_size"),
+        ({"sp_size": 2}, "sp_size must divide the number of processes"),
         ({"dp_replicate": 2, "enable_fsdp": True}, "dp_replicate must divide the 1 data-parallel replicas"),
         ({"use_8bit_adam": True}, "needs torchao, which is not installed"),
         ({"master_weight_type": "bf16", "dtype": "fp32"}, "master_weight_type bf16 needs dtype bf16"),
@@ -66,9 +72,9 @@ def test_the_settings_of_the_shipped_configs_are_sound(tiny_config):
             "ema_decay needs master_weight_type fp32, got 0.99 and bf16",
         ),
         ({"lora_target_modules": ["attn"]}, "lora_target_modules needs a lora_rank above 0"),
-        ({"pretrained_lora_path": "nowhere"}, "must be the file or folder of a LoRA, got 'nowhere'"),
+        ({"pretrained_lora_path": "nowhere"}, "must be a LoRA file or folder, got 'nowhere'"),
         ({"ema_decay": 1.0}, "ema_decay must be below 1"),
-        ({"prompts_csv": ""}, "prompts_csv must name a CSV"),
+        ({"prompts_csv": ""}, "prompts_csv is empty: name a CSV file"),
         ({"prompts_csv": "README.md"}, "column named `prompt`"),
         ({"pretrained_model_root": "nowhere"}, "which does not exist"),
         ({"output_dir": "README.md/run"}, "README.md is not a folder"),
@@ -81,7 +87,7 @@ def test_a_broken_rule_is_named_with_its_value(tiny_config, changes, said):
 
 def test_groups_may_be_shared_by_neighbouring_replicas(tiny_config):
     check(tiny_config.with_settings(batch_size=2, num_generations=4), world_size=2)
-    with pytest.raises(ValueError, match="one must be a multiple of the other"):
+    with pytest.raises(ValueError, match="batch_size must be a multiple or a divisor of num_generations"):
         check(tiny_config.with_settings(batch_size=4, num_generations=6), world_size=3)
 
 
@@ -91,9 +97,9 @@ def test_groups_may_be_shared_by_neighbouring_replicas(tiny_config):
         ((8, 2, 2), None),
         ((12, 3), None),  # heads need not be shared evenly
         ((17, 17), "sp_size must be at most the 16 attention heads .* got 17; 1, 2, 4, 8, 16 give every rank"),
-        ((8, 3), "must be a multiple of sp_size, got 8 and sp_size 3; sp_size could be 1, 2, 4, 8"),
-        ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; it could be 1, 2, 4"),
-        ((1, 2), "must be a multiple of sp_size, got 1 and sp_size 2; sp_size could be 1"),
+        ((8, 3), "must divide the number of processes, got sp_size 3 and 8 processes; possible values: 1, 2, 4, 8"),
+        ((8, 2, 3), "dp_replicate must divide the 4 data-parallel replicas .* got 3; possible values: 1, 2, 4"),
+        ((1, 2), "must divide the number of processes, got sp_size 2 and 1 processes; possible values: 1"),
     ],
 )
 def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
@@ -107,11 +113,11 @@ def test_a_layout_has_whole_replicas_and_a_head_for_every_rank(layout, said):
     [
         (
             {"transformer_version": "480p_i2v"},
-            "for image-to-video and was given no reference image for the .* prompts",
+            "for image-to-video, got no reference image for the .* prompts",
         ),
         (
             {"valid_video_csv": "images.csv"},
-            "480p_t2v is for text-to-video and was .* reference images, 1 in valid",
+            "480p_t2v is for text-to-video, got 1 reference images in valid",
         ),
         (
             {"validation_height": 481, "validation_width": 864, "valid_video_csv": "text.csv"},
@@ -144,7 +150,7 @@ def test_services_that_do_not_answer_are_given_up_before_the_deadline_for_reward
     services = {"remote_reward_url": "http://a:1, http://b:1", "batch_size": 4, "watchdog_seconds": 0.0}
     config = tiny_config.with_settings(**services, remote_reward_timeout=14.0, collective_timeout=100.0)
     check(config)
-    said = "3 attempts at 2 reward services must end within 0.8 of collective_timeout, got 84 s and 80 s"
+    said = "3 attempts at 2 reward services must take at most 0.8 of collective_timeout, got 84 s and 80 s"
     with pytest.raises(ValueError, match=said):
         check(config, 2)
     check(config.with_settings(collective_timeout=105.0), 2)

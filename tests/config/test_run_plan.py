@@ -26,8 +26,9 @@ def test_what_cps_leaves_of_the_velocity_distance_is_said_where_it_counts(tiny_c
 
     def said(**changes):
         config = tiny_config.with_settings(**several | changes)
-        return "the log_ratio of cps is 2 std^2 times the KL, 0.98 at the first and 0.043 at the last" in describe(
-            config, make_plan(config)
+        return (
+            "the log_ratio of cps is 2 std^2 times the KL: 0.98 times at the first and 0.043 times at the last"
+            in describe(config, make_plan(config))
         )
 
     assert said(sde_type="cps") and said(sde_type="cps", kl_strategy="stepwise")
@@ -55,7 +56,7 @@ def test_passes_that_are_not_full_are_told(tiny_config):
         (line,) = [line for line in describe(config, make_plan(config)).splitlines() if line.startswith("updates")]
         return line.partition("groups")[2]
 
-    words = "; mini_batch_size_per_update {} does not divide a replica's 8: "
-    assert said(3) == words.format(3) + "passes of 3 and a last one of 2"
+    words = "; mini_batch_size_per_update {} does not divide a replica's 8 rollouts: "
+    assert said(3) == words.format(3) + "the last pass has 2"
     assert said(64) == words.format(64) + "one pass of 8"
     assert said(4) == said(1) == ""

@@ -48,7 +48,7 @@ def test_a_sound_file_passes_the_check_and_is_described(file, tiny_config):
     config = tiny_config.with_settings(sde_type=f"{file}:linear")
     check(config)
     plan = make_plan(config)
-    assert plan.stochastic_steps == 3 and f"{file}:linear at eta 0.7" in describe(config, plan)
+    assert plan.stochastic_steps == 3 and f"{file}:linear with eta 0.7" in describe(config, plan)
     assert settings_without_effect(config, plan, 1) == settings_without_effect(tiny_config, make_plan(tiny_config), 1)
 
 

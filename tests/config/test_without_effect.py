@@ -43,7 +43,7 @@ def mentions(sentences, words):
         (
             {"mini_batch_size_per_update": 3, "batched_forward": False},
             {"mini_batch_size_per_update": 3},
-            "mini_batch_size_per_update: batched_forward false",
+            "mini_batch_size_per_update: batched_forward false runs one sample",
         ),
         ({"dtype": "bf16"}, {"dtype": "bf16", "batched_forward": False}, "the tolerance of the on-policy check"),
         (
@@ -65,24 +65,28 @@ def mentions(sentences, words):
         ({"keep_every": 10, "save_total_limit": 0}, {"keep_every": 10}, "keep_every"),
         # From here on both sides of a bound; the run has 3 updates.
         ({"kl_feedback": "lagrangian"}, {"kl_feedback": "lagrangian", "kl_warmup_updates": 1}, "kl_feedback: "),
-        ({"kl_gain": 0.3}, {"kl_gain": 0.3, "kl_warmup_updates": 1}, "kl_gain: the run's"),
-        ({"kl_window": 3}, {"kl_window": 3, "max_steps": 4}, "kl_window: the run's"),
-        ({"kl_target": 0.3}, {"kl_target": 0.3, "max_steps": 4}, "kl_target: the run's"),
+        ({"kl_gain": 0.3}, {"kl_gain": 0.3, "kl_warmup_updates": 1}, "kl_gain: the run has"),
+        ({"kl_window": 3}, {"kl_window": 3, "max_steps": 4}, "kl_window: the run has"),
+        ({"kl_target": 0.3}, {"kl_target": 0.3, "max_steps": 4}, "kl_target: the run has"),
         ({"update_ref_model_step": 3}, {"update_ref_model_step": 2}, "update_ref_model_step: the run has 3 updates"),
         ({"update_ref_model_step": 4}, {"update_ref_model_step": 4, "max_steps": 5}, "update_ref_model_step"),
         ({"update_ref_model_step": 4}, {"update_ref_model_step": 4, "kl_strategy": "moving", "max_steps": 5}, "anchor"),
         (
             {"use_muon": True, "muon_momentum": 0.9, "lora_rank": 4},
             {"use_muon": True, "muon_momentum": 0.9, "lora_rank": 4, "muon_scope": "all"},
-            "muon_momentum: muon_scope hidden",
+            "muon_momentum: muon_scope hidden trains LoRA factors with AdamW",
         ),
         ({"lora_rank": 4}, {"lora_rank": 4, "muon_scope": "all"}, "use_muon: muon_scope hidden"),
-        ({"advantage_clip": 3**0.5}, {"advantage_clip": 1.73}, "advantage_clip: no advantage of num_generations 4 is"),
+        (
+            {"advantage_clip": 3**0.5},
+            {"advantage_clip": 1.73},
+            "advantage_clip: with num_generations 4 no advantage exceeds 1.73",
+        ),
         ({"advantage_clip": 6.0}, {"advantage_clip": 5.0}, "advantage_clip"),  # the default is never said
         (
             {"ema_decay": 0.8},
             {"ema_decay": 0.79},
-            "ema_decay: after the run's 3 updates 51% of the average is still the base",
+            "ema_decay: after the 3 updates of the run, 51% of the EMA is still the base model",
         ),
     ],
 )
@@ -96,7 +100,7 @@ def test_stop_does_nothing_with_fewer_videos_than_the_rule_believes(tiny_config,
     path = tmp_path / "prompts.csv"
     path.write_text("prompt\n" + "a\n" * (FEWEST_TO_STOP - lacking))
     config = tiny_config.with_settings(on_reward_hacking="stop", valid_video_csv=str(path))
-    words = f"on_reward_hacking: a validation of fewer than {FEWEST_TO_STOP} videos ends no run"
+    words = f"on_reward_hacking: a validation needs {FEWEST_TO_STOP} videos to stop a run"
     assert mentions(told(config), words) == bool(lacking)
     assert not mentions(told(config.with_settings(validation_repeats=2)), words)
 
@@ -118,14 +122,16 @@ def test_the_papers_own_constants_are_said_to_be_weak(tiny_config):
     paper = tiny_config.with_settings(**WEAK, grpo_sampling_steps=20, shift=5.0, eta=0.5, last_step="stochastic")
     (sentence,) = sentence_of_kl_weight(paper)
     # The equalizer weighs the last step's advantages by 0.06.
-    assert "at most 8e-07 of that of an advantage of 1; it" in sentence
-    assert sentence.endswith("anchor takes 20 forwards a rollout: kl_weight 0 saves them, anchor_fraction a part")
+    assert "at most 8e-07 times that of an advantage of 1; it" in sentence
+    assert sentence.endswith(
+        "anchor costs 20 forward passes per rollout: kl_weight 0 saves all of them, anchor_fraction a part"
+    )
     (sentence,) = sentence_of_kl_weight(paper.with_settings(dtype="bf16", cfg_scale=6.0, anchor_fraction=0.25))
-    assert "of 1, which bf16 rounds away; it" in sentence and "anchor takes 10 forwards a rollout" in sentence
+    assert "of 1, which bf16 rounds away; it" in sentence and "anchor costs 10 forward passes per rollout" in sentence
     (sentence,) = sentence_of_kl_weight(paper.with_settings(kl_strategy="stepwise", kl_velocity="gaussian"))
-    assert "anchor takes" not in sentence
+    assert "anchor costs" not in sentence
     (sentence,) = sentence_of_kl_weight(paper.with_settings(use_grad_balancing=False))
-    assert "at most 4e-08 of that of an advantage of 1" in sentence
+    assert "at most 4e-08 times that of an advantage of 1" in sentence
 
 
 def test_the_weight_of_the_distance_counts(tiny_config):
@@ -162,7 +168,7 @@ def test_the_pull_is_that_of_the_gradients(tiny_config, sde_type):
 def test_a_feedback_by_the_papers_protocol_is_said_to_compare_nothing():
     """100 updates, and a warm-up of as many by default; from the 102nd on the feedback tells the two apart."""
     ablation = load_config("configs/hunyuanvideo15_480p_8gpu.yaml", kl_feedback="lagrangian", sp_size=1, max_steps=100)
-    reason = "kl_feedback: the run's 100 updates end before the feedback, which follows kl_warmup_updates 100"
+    reason = "kl_feedback: the run has 100 updates, and the feedback starts after kl_warmup_updates 100"
     assert mentions(told(ablation, 8), reason)
     assert mentions(told(ablation.with_settings(max_steps=101), 8), "kl_feedback")
     assert not mentions(told(ablation.with_settings(max_steps=102), 8), "kl_feedback")

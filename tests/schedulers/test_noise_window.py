@@ -66,10 +66,10 @@ def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text):
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        ({}, "noise variance 1 over the steps\n"),
+        ({}, "noise variance 1 over all steps\n"),
         (
             {"sde_window": "fixed:1:2"},
-            "noise variance 1 over the steps without a window, 0.5 in sde_window fixed:1:2\n",
+            "noise variance 1 over all steps without a window, 0.5 in sde_window fixed:1:2\n",
         ),
         (
             {"sde_window": "random:1", "shift": 3.0},

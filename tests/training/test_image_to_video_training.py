@@ -66,7 +66,7 @@ def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
 
 
 def test_a_text_to_video_version_rejects_images(config, mesh):
-    with pytest.raises(ValueError, match="for text-to-video and was given reference images"):
+    with pytest.raises(ValueError, match="for text-to-video, got 1 reference images"):
         Trainer(config.with_settings(transformer_version="480p_t2v"), mesh, CPU)
 
 
@@ -78,7 +78,7 @@ def test_an_image_to_video_version_without_any_image_is_rejected_before_loading(
     csv = tmp_path / "no_images.csv"
     csv.write_text("\n".join(["prompt", *CAPTIONS]) + "\n")
     message = (
-        f"is for image-to-video and was given no reference image for the 2 prompts of {without}; name images.* or take"
+        f"is for image-to-video, got no reference image for the 2 prompts of {without}; add a column.* or use"
     )
     with pytest.raises(ValueError, match=message):
         Trainer(config.with_settings(**{without: str(csv)}), mesh, CPU)

@@ -68,10 +68,10 @@ def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path)
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("videoalign: {}", "options for miniature, got 'videoalign'"),
+        ("videoalign: {}", "must map miniature to a mapping of options, got 'videoalign'"),
         ("miniature: 3", "options for miniature, got 'miniature'"),
         ("- a", "options for miniature, got ''"),
-        ("miniature: {device: cuda}", "has device for miniature, which the run decides"),
+        ("miniature: {device: cuda}", "must not set device of miniature"),
         ("a: [", "is not valid YAML"),
     ],
 )

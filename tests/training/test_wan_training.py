@@ -150,7 +150,7 @@ def test_sizes_and_versions_of_another_model_are_rejected_before_loading(config,
 
 
 def test_an_image_is_rejected(config):
-    with pytest.raises(ValueError, match="for text-to-video and was given reference images"):
+    with pytest.raises(ValueError, match="for text-to-video, got 1 reference images"):
         check_checkpoint(config, {"this call": [Request("a car", "car.png")]}, [(5, 48, 32)])
 
 

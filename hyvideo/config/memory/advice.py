@@ -1,6 +1,6 @@
-"""The cheapest change of a run that does not fit, and the fastest run that does.
+"""The cheapest change that makes a run fit, and the fastest settings that fit.
 
-Every change that is named was evaluated, and a run may have it.
+Every suggested change was evaluated and breaks no rule.
 """
 
 import itertools
@@ -12,12 +12,12 @@ from hyvideo.config.memory.phases import memory, settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.config.rules import check
 
-_SMALL_TILE = 128  # pixels; smaller ones show at their seams
-_NO_FASTER = 1.01  # times the seconds of the fastest: less than is known of either
+_SMALL_TILE = 128  # pixels; smaller tiles have visible seams
+_NO_FASTER = 1.01  # runs within this factor of the fastest count as equal, given the accuracy of the prediction
 
 
 def changes_in_order(run: PlannedRun) -> list[dict]:
-    """Settings that could be changed, from what costs least (time, then work, then what is trained) to the most."""
+    """Return possible changes, cheapest first: those that cost time, then work, then trained parameters."""
     settings, sizes = vars(run.settings), range(run.settings.sp_size + 1, run.world_size + 1)
     has_small_tiles = 0 < settings["vae_tile_size"] < _SMALL_TILE
     changes = [
@@ -39,10 +39,10 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
 
 
 def cheapest_change(run: PlannedRun) -> dict | None:
-    """The first single change that makes a run fit, else the changes which do together; None if all do not."""
+    """Return the first single change that makes a run fit, else a combination; None if none does."""
     broken = _broken_rules(run)
 
-    def joined(changes: list[dict]) -> dict:  # a larger sp_size takes the place of a smaller one
+    def joined(changes: list[dict]) -> dict:  # a larger sp_size replaces a smaller one
         return {name: value for change in changes for name, value in change.items()}
 
     def fits(changes: list[dict]) -> bool:
@@ -53,17 +53,17 @@ def cheapest_change(run: PlannedRun) -> dict | None:
     needed = next(filter(fits, combinations), None)
     if needed is None:
         return None
-    for change in reversed(needed):  # the costliest first
+    for change in reversed(needed):  # most expensive first
         without = [other for other in needed if other is not change]
         needed = without if fits(without) else needed
     return joined(needed)
 
 
 def fastest_change(run: PlannedRun) -> dict | None:
-    """Change of sharding, recomputation, conditions and batching for the shortest iteration; None if none fits.
+    """Return the change of sharding, checkpointing, conditions and batching for the fastest iteration, or None.
 
-    Of runs that take as long, the one with every sample and branch apart, then with the fewest bytes between nodes,
-    then with the smallest memory.
+    Among equally fast runs, prefers no batching of samples and branches, then the least traffic between nodes, then the
+    smallest memory.
     """
     run = settled(run)
     choices = {

@@ -1,10 +1,10 @@
-"""Floating-point operations and seconds of an iteration and a validation, on given GPUs and links.
+"""Floating-point operations and seconds of an iteration and a validation, for given GPUs and links.
 
     forward = 2 x tokens x parameters of a token's stream  +  4 x tokens^2 x width, in each block
     seconds = max(sampling, its gathers) + max(training, its gathers and reductions) + decoding + scoring + exchanges
 
-FSDP gathers a block while another is computed, so of computing and gathering the longer one counts. A scorer works
-beside the sampling of the next batch, on the same GPU: nobody waits for it, and its operations are counted.
+FSDP gathers a block while another is computed, so the longer of computing and gathering counts. A scorer shares the GPU
+with the sampling of the next batch: its operations are counted, but nothing waits for it.
 """
 
 import math
@@ -15,19 +15,19 @@ from hyvideo.config.memory.phases import settled
 from hyvideo.config.memory.planned_run import PlannedRun
 from hyvideo.models.sizes import Forward
 
-# Of VideoAlign's Qwen2-VL-2B: for a second of video, which is one pair of frames and 256 tokens, and for its question.
+# VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for the question.
 _SCORE_FLOPS_OF_SECOND = 2 * 256 * (4 * 0.665e9 + 1.31e9)
 _SCORE_FLOPS_OF_QUESTION = 2 * 1000 * 1.31e9
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs of one iteration of the whole run."""
+    """FLOPs of one iteration on all ranks."""
 
     forward: Forward
-    forwards_per_rollout: float  # in all branches: of its steps, its anchor means and its training
+    forwards_per_rollout: float  # forward passes of all branches: sampling, anchor means and training
     rollouts: int
-    video_flops: float  # of decoding and scoring a video
+    video_flops: float  # to decode and score one video
 
     @property
     def flops(self) -> float:
@@ -39,8 +39,8 @@ class Duration:
     """Seconds of an iteration."""
 
     computing: float
-    network: float  # of all messages
-    waiting: float  # of messages that computing does not hide
+    network: float  # all messages
+    waiting: float  # messages that computing does not hide
 
     @property
     def total(self) -> float:
@@ -48,22 +48,21 @@ class Duration:
 
 
 def training_forwards(run: PlannedRun) -> float:
-    """Forwards that a training forward-backward counts as: three, and what is recomputed: all, or all but attention."""
+    """Return the cost of a training forward and backward in forward passes: 3, plus what is recomputed."""
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     linear = (forward.image + forward.text) / forward.total
     return 3 + {"none": 0.0, "selective": linear, "full": 1.0}[settled(run).checkpointing]
 
 
 def cost(run: PlannedRun) -> Cost:
-    """FLOPs of an iteration of this run."""
+    """Return the FLOPs of an iteration of this run."""
     forward = run.architecture.forward(run.image_tokens, run.text_tokens)
     forwards = run.forwards_without_gradient + training_forwards(run) * run.forwards_with_gradient
-    of_video = decode_flops(run) + scoring_flops(run)
-    return Cost(forward, forwards, run.replicas * run.rollouts_per_replica, of_video)
+    return Cost(forward, forwards, run.replicas * run.rollouts_per_replica, decode_flops(run) + scoring_flops(run))
 
 
 def decode_flops(run: PlannedRun) -> float:
-    """FLOPs of decoding one video; what neighbouring tiles share is decoded twice."""
+    """Return the FLOPs of decoding one video; overlaps of tiles are decoded twice."""
     ratio = run.architecture.spatial_compression_ratio
     covered, *sides = run.config.rollout_size
     for side in sides:
@@ -72,7 +71,7 @@ def decode_flops(run: PlannedRun) -> float:
 
 
 def scoring_flops(run: PlannedRun) -> float:
-    """FLOPs of VideoAlign on one video; 0 where a service scores. Smaller scorers are not counted."""
+    """Return the FLOPs of VideoAlign on one video; 0 with a reward service. Smaller scorers are not counted."""
     reward, data = run.config.reward, run.config.data
     if "videoalign" not in reward.reward_model or reward.remote_reward_url:
         return 0.0
@@ -80,25 +79,25 @@ def scoring_flops(run: PlannedRun) -> float:
 
 
 def duration(run: PlannedRun) -> Duration:
-    """Seconds of one iteration. The ranks of a sequence-parallel group share its decoding and scoring."""
+    """Return the seconds of one iteration. The ranks of a sequence-parallel group share decoding and scoring."""
     hardware, spent, sent, sp_size = run.hardware, cost(run), traffic(run), run.settings.sp_size
     rate = hardware.rate * 1e12
     forwards = run.rollouts_per_replica * spent.forward.of_rank(sp_size) / rate
     sampling = forwards * run.forwards_without_gradient
     training = forwards * training_forwards(run) * run.forwards_with_gradient
     videos = math.ceil(run.settings.batch_size / sp_size) * run.settings.gradient_accumulation_steps
-    of_videos = videos * spent.video_flops / rate
+    decoding = videos * spent.video_flops / rate  # and scoring
     gathering = sent.shards.seconds(sent.sampling, hardware)
     reducing = sent.shards.seconds(sent.training + sent.reduced, hardware)
     reducing += sent.replicas.seconds(sent.averaged, hardware)
     link = hardware.link if sp_size <= hardware.gpus_per_node else hardware.network
     exchanging = sent.exchanged / (link * 1e9)
     waiting = max(0.0, gathering - sampling) + max(0.0, reducing - training) + exchanging
-    return Duration(sampling + training + of_videos, gathering + reducing + exchanging, waiting)
+    return Duration(sampling + training + decoding, gathering + reducing + exchanging, waiting)
 
 
 def validation_seconds(run: PlannedRun, num_videos: int) -> float:
-    """Seconds of one validation of so many videos, which the replicas share; 0 where nothing is validated."""
+    """Return the seconds of a validation of ``num_videos``, shared by the replicas; 0 without validation."""
     if not (sampling := run.validation):
         return 0.0
     spent, rate, sp_size = cost(sampling), run.hardware.rate * 1e12, run.settings.sp_size
@@ -112,7 +111,7 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
 
 
 def _tiled(side: int, tile: int, overlap: float) -> int:
-    """Latent rows that the tiles along a side cover together."""
+    """Return the total number of latent rows of all tiles along a side."""
     if not tile or side <= tile:
         return side
     step = max(1, int(tile * (1 - overlap)))

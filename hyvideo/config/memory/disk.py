@@ -1,4 +1,4 @@
-"""Room on the disk for the checkpoints of a run: how large they are, how many there will be, and what is free."""
+"""Disk space for the checkpoints of a run: their size, their number, and the free space."""
 
 import math
 import sys
@@ -13,13 +13,13 @@ from hyvideo.data.outside import free_disk, shown
 
 
 def checkpoint_bytes(run: PlannedRun) -> float:
-    """Bytes of a checkpoint at most: weights, the optimizer's state, an anchor that has been left, an average."""
+    """Return the largest size of a checkpoint in bytes: weights, optimizer state, anchor and EMA."""
     copies = 1 + run.config.needs_anchor + bool(run.settings.ema_decay)
     return run.num_shards * (copies * trained_bytes(run) + optimizer_bytes(run))
 
 
 def most_checkpoints(run: PlannedRun) -> int:
-    """Checkpoints that are there together: those that stay, and the one that is written beside them."""
+    """Return the largest number of checkpoints on disk: those that are kept, and the one being written."""
     record, steps = run.config.record, run.settings.max_steps
     every = record.keep_every if record.save_total_limit else 1
     saved, kept = math.ceil(steps / record.save_interval), steps // every if every else 0
@@ -27,12 +27,12 @@ def most_checkpoints(run: PlannedRun) -> int:
 
 
 def check_room(run: PlannedRun) -> None:
-    """Warns on stderr where ``output_dir`` lacks room for all checkpoints. Raises ValueError where for one."""
+    """Warn on stderr if ``output_dir`` lacks space for all checkpoints. Raises ValueError if it lacks space for one."""
     folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
     free, more = free_disk(folder), max(1, most_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*"))))
     rule = (
         f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB, got {shown(folder)} with "
-        f"{free / GIB:.1f} GiB free; make room, lower save_total_limit, or name another output_dir"
+        f"{free / GIB:.1f} GiB free; free some space, lower save_total_limit, or use another output_dir"
     )
     if free < each:
         raise ValueError(rule)
@@ -41,11 +41,11 @@ def check_room(run: PlannedRun) -> None:
 
 
 def checkpoint_lines(run: PlannedRun) -> list[str]:
-    """A line about size and number of the checkpoints and what a kill costs; none for a model that is not timed."""
+    """Return a line on size and number of checkpoints and the loss in a crash; none for a model without timing."""
     if not run.is_timed:
         return []
     each, most, record = checkpoint_bytes(run) / GIB, most_checkpoints(run), run.config.record
-    line = f"{each:.1f} GiB, {most} at most: {each * most:,.0f} GiB"
+    line = f"{each:.1f} GiB each, at most {most}: {each * most:,.0f} GiB"
     if not record.save_minutes and (between := record.save_interval * duration(run).total / 3600) > 1:
-        line += f"; a killed run loses up to {between:.1f} h; with --save_minutes 60, an hour and an iteration"
+        line += f"; a crash loses up to {between:.1f} h (1 h + 1 iteration with --save_minutes 60)"
     return labelled("checkpoints", [line])

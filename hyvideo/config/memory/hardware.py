@@ -1,4 +1,4 @@
-"""The GPUs and links that a run is planned for."""
+"""GPUs and links that a run is planned for."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +10,13 @@ def _assumed(value: float, sentence: str) -> Any:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A GPU's memory, rate and links: those of an H100 or H800 with a card of 400 Gbit/s. Assumed, not measured.
+    """Memory, rate and links of a GPU; defaults: an H100 or H800 with a 400 Gbit/s network card, assumed, not measured.
 
-    The rate is half of what matrix products alone reach there.
+    The rate is half of what matrix products alone reach on it.
     """
 
-    gpu_memory: float = _assumed(80.0, "GiB of one GPU")
+    gpu_memory: float = _assumed(80.0, "memory of one GPU in GiB")
     rate: float = _assumed(400.0, "TFLOP/s that one GPU reaches")
-    gpus_per_node: int = _assumed(8, "GPUs of one node")
-    link: float = _assumed(450.0, "GB/s that a GPU receives from the others of its node")
-    network: float = _assumed(50.0, "GB/s that a node receives from others, for each of its GPUs")
+    gpus_per_node: int = _assumed(8, "GPUs per node")
+    link: float = _assumed(450.0, "GB/s that a GPU receives from other GPUs of its node")
+    network: float = _assumed(50.0, "GB/s that a node receives from other nodes, per GPU of the node")

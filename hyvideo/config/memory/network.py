@@ -1,12 +1,12 @@
-"""Bytes that a rank gets from others in an iteration, and the seconds they take on given links.
+"""Bytes that a rank receives from others in an iteration, and the seconds they take on given links.
 
-    gather of weights     parameters x 2 bytes x (n - 1) / n        each forward of the transformer, each backward again
-    reduction             trained x 4 bytes x (n - 1) / n           each backward, to n shards
-    between replicas      2 x trained x 4 bytes / n x (R - 1) / R   the last backward of an update, R = dp_replicate
-    exchange of tokens    four times the image tokens of a rank     each block, by sequence parallelism
+    gather of weights     parameters x 2 bytes x (n - 1) / n        each forward pass, and again each backward pass
+    reduction             trained x 4 bytes x (n - 1) / n           each backward pass, to n shards
+    between replicas      2 x trained x 4 bytes / n x (R - 1) / R   last backward pass of an update, R = dp_replicate
+    exchange of tokens    four times the image tokens of a rank     each block, with sequence parallelism
 
-A call of the transformer is one forward: of all samples and branches together with ``batched_forward``, else of each.
-Rings enter a node through all its network cards, so what comes from other nodes comes once for all GPUs of a node.
+A call of the transformer is one forward pass: of all samples and branches with ``batched_forward``, else of one.
+Rings enter a node through all its network cards, so data from other nodes arrives once for all GPUs of a node.
 """
 
 import math
@@ -20,34 +20,34 @@ from hyvideo.config.memory.planned_run import PlannedRun
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that hold the parts of what is gathered or reduced among them."""
+    """Ranks that gather or reduce a tensor among them, each holding a part."""
 
     ranks: int
     nodes: int
 
     def received(self, size: float) -> float:
-        """Bytes that a rank receives of ``size`` bytes, of which it has its own part."""
+        """Return the bytes that a rank receives of ``size`` bytes, without its part."""
         return size * (self.ranks - 1) / self.ranks
 
     def from_other_nodes(self, size: float) -> float:
-        """Bytes of them that come over the network, for each rank of a node."""
+        """Return the bytes that come over the network, per rank of a node."""
         return size * (self.nodes - 1) / self.ranks
 
     def seconds(self, size: float, hardware: Hardware) -> float:
-        """Seconds of a ring, which its slowest link decides."""
+        """Return the seconds of a ring, determined by its slowest link."""
         return max(self.received(size) / (hardware.link * 1e9), self.from_other_nodes(size) / (hardware.network * 1e9))
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of the messages of an iteration, whole; a rank has a part of each already."""
+    """Total bytes of the messages of an iteration, including the part that a rank already holds."""
 
     shards: Group  # ranks that share one copy of the parameters
     replicas: Group
-    sampling: float  # weights, gathered for rollouts, the anchor's means and old velocities
-    training: float  # weights, gathered for training
-    reduced: float  # gradients, to their shards
-    averaged: float  # gradients of a shard, between replicas: twice their size
+    sampling: float  # weights gathered for rollouts, anchor means and old velocities
+    training: float  # weights gathered for training
+    reduced: float  # gradients reduced to their shards
+    averaged: float  # gradients of a shard averaged over replicas: twice their size
     exchanged: float  # tokens that a rank receives
 
     @property
@@ -56,22 +56,22 @@ class Traffic:
 
     @property
     def received(self) -> float:
-        """Bytes that a rank receives."""
+        """Bytes received by a rank."""
         return self.shards.received(self.of_shards) + self.replicas.received(self.averaged) + self.exchanged
 
     @property
     def from_other_nodes(self) -> float:
-        """Bytes of weights and gradients that come over the network, for each GPU of a node."""
+        """Bytes of weights and gradients that come over the network, per GPU of a node."""
         return self.shards.from_other_nodes(self.of_shards) + self.replicas.from_other_nodes(self.averaged)
 
 
 def traffic(run: PlannedRun) -> Traffic:
-    """Messages of an iteration."""
+    """Return the messages of an iteration."""
     settings = run.settings
     num_nodes = math.ceil(run.world_size / run.hardware.gpus_per_node)
     num_replicas = run.world_size // run.num_shards
-    is_apart = run.samples_at_once(2) == 1  # then what a group shares spares calls too
-    steps = run.sampling_forwards if is_apart else settings.grpo_sampling_steps
+    is_unbatched = run.samples_at_once(2) == 1  # then steps shared by a group also save calls
+    steps = run.sampling_forwards if is_unbatched else settings.grpo_sampling_steps
     batches = settings.gradient_accumulation_steps * steps
     updates = settings.num_updates_per_rollout
     calls_of_pass = run.calls_of(settings.mini_batch_size_per_update, run.plan.trained_branches)
@@ -87,21 +87,21 @@ def traffic(run: PlannedRun) -> Traffic:
         sampling=gathered * (without_gradient if settings.reshard_after_forward else min(2, without_gradient)),
         training=gathered * calls * (2 if settings.reshard_after_forward else 1),
         reduced=gradients * (updates if only_last else calls),
-        # Each forward of the last pass has a backward of its own, which reduces what it adds.
+        # Each forward pass of the last batch has its own backward pass, which reduces its gradients.
         averaged=2 * gradients / run.num_shards * updates * calls_of_pass,
         exchanged=_exchanged_bytes(run),
     )
 
 
 def gathered_bytes(run: PlannedRun) -> int:
-    """Bytes of the weights that one forward of the transformer gathers, those of the rank itself included."""
+    """Return the bytes of the weights that one forward pass gathers, including those of the rank itself."""
     return run.architecture.parameters * run.compute_bytes
 
 
 def _exchanged_bytes(run: PlannedRun) -> float:
-    """Bytes of query, key, value and attention's output that the all-to-alls of an iteration bring to a rank."""
+    """Return the bytes of queries, keys, values and attention outputs that a rank receives in all-to-alls."""
     sp_size, model = run.settings.sp_size, run.architecture
     forward = 4 * run.image_tokens / sp_size * (sp_size - 1) / sp_size * model.width * model.num_layers
-    passes = 2 if settled(run).checkpointing == "none" else 3  # forward, backward, and again where it is recomputed
+    passes = 2 if settled(run).checkpointing == "none" else 3  # forward, backward, recomputation
     forwards = run.forwards_without_gradient + passes * run.forwards_with_gradient
     return run.rollouts_per_replica * forwards * forward * run.compute_bytes

@@ -1,4 +1,4 @@
-"""Bytes that stay between the passes: parameters, gradients, optimizer state, anchor, and the frozen models around."""
+"""Bytes that persist between passes: parameters, gradients, optimizer state, anchor, and the frozen models."""
 
 import math
 
@@ -6,26 +6,26 @@ from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 
 
 def trained_parameters(run: PlannedRun) -> int:
-    """Number of the parameters that are trained: the adapter's, or all."""
+    """Return the number of trained parameters: those of the LoRA, or all."""
     rank = run.settings.lora_rank
     return run.architecture.lora_parameters(rank) if rank else run.architecture.parameters
 
 
 def trained_bytes(run: PlannedRun) -> float:
-    """Bytes of what is trained on this rank, in shards or whole: of its weights and gradients."""
+    """Return the bytes of the trained weights, or of their gradients, on a rank."""
     return trained_parameters(run) / run.num_shards * run.master_bytes
 
 
 def parameter_bytes(run: PlannedRun) -> float:
-    """Bytes of the policy; below an adapter the frozen weights are kept in the precision that they compute in."""
+    """Return the bytes of the policy; the frozen weights under a LoRA are kept in the compute precision."""
     frozen = run.architecture.parameters * run.compute_bytes / run.num_shards if run.settings.lora_rank else 0.0
     return trained_bytes(run) + frozen
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
-    """Bytes of two moments of AdamW, one of Muon, in the precision of the parameters.
+    """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision of the parameters.
 
-    Muon has the matrices of attention and feed-forward, about two thirds, or nearly all.
+    Muon trains the matrices of attention and feed-forward, about two thirds of the parameters, or nearly all.
     """
     model = run.architecture
     hidden = model.matrix_parameters / model.parameters
@@ -34,12 +34,11 @@ def optimizer_bytes(run: PlannedRun) -> float:
 
 
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
-    """Bytes of weights in the form that a matrix product takes, and of gradients on their way back into shards.
+    """Return the bytes of gathered or cast weights, and of gradients before they are reduced to shards.
 
-    FSDP gathers the block that is computed and prefetches the next; the flat buffer of a gather is there next to what
-    it is copied into, and the root's own parameters stay gathered. In the backward pass come the block's gradient in
-    the computing precision and the float32 buffer that is reduced. Without FSDP autocast keeps a cast copy of every
-    weight until the forward pass ends.
+    FSDP gathers the current block and prefetches the next; the flat buffer of a gather exists alongside its copy, and
+    the root's parameters stay gathered. The backward pass adds the block's gradient in the compute precision and the
+    float32 buffer that is reduced. Without FSDP, autocast keeps a cast copy of every weight during the forward pass.
     """
     model, settings = run.architecture, run.settings
     if not settings.enable_fsdp:
@@ -53,7 +52,7 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
 
 
 def encoder_bytes(run: PlannedRun) -> float:
-    """Bytes of encoders, whole on every rank unless conditions are precomputed; 0 for a model whose are not known."""
+    """Return the bytes of the encoders, unsharded on every rank; 0 if conditions are precomputed or sizes unknown."""
     if run.settings.precompute_conditions or not run.architecture.is_released:
         return 0.0
     with_images = "i2v" in run.settings.transformer_version
@@ -61,16 +60,16 @@ def encoder_bytes(run: PlannedRun) -> float:
 
 
 def decoding_bytes(run: PlannedRun) -> float:
-    """Bytes of what decoding a tile holds, and of the videos."""
+    """Return the bytes of decoding a tile, and of the videos."""
     videos, (frames, *sides) = run.settings.decode_batch_size, run.config.rollout_size
     height, width = (min(run.settings.vae_tile_size or max(sides), side) for side in sides)
     values = run.architecture.decoding_values(videos, frames, height, width)
-    # The tiles, and the video that they are blended into.
+    # The tiles, and the video into which they are blended.
     return (values + videos * 2 * 3 * math.prod(run.config.rollout_size)) * BYTES[run.settings.vae_dtype]
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
-    """Bytes of float32 latents around the steps, means, in nft old velocities, and the anchor's, at most."""
+    """Return the largest bytes of float32 latents of all steps, means or nft's old velocities, and anchor means."""
     latent = run.architecture.out_channels * math.prod(run.architecture.latent_size(*run.config.rollout_size))
     num_steps = run.settings.grpo_sampling_steps
     states = num_steps + 1 + (run.old_forwards if run.settings.objective == "nft" else num_steps)

@@ -1,9 +1,9 @@
-"""Bytes on one GPU in every phase of an iteration: what all phases hold, and what each holds on top.
+"""Bytes on one GPU in every phase of an iteration: what all phases hold, and what each one adds.
 
     rollout -> decode -> anchor -> update: forward, backward, many times -> optimizer -> perhaps validation
 
-In the update memory has two summits, when the backward pass begins (all kept activations) and when it ends (all
-gradients). From the second backward pass of an update on, the first summit has the gradients as well.
+Memory peaks twice in the update: when a backward pass begins (all kept activations) and when it ends (all gradients).
+From the second backward pass of an update on, the first peak includes the gradients.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hyvideo.config.memory.planned_run import BYTES, PlannedRun
 
 GIB = 2**30
 
-# Not counted, and kept free: CUDA's context and NCCL's buffers take 1 to 3 GiB; the allocator loses a few percent.
+# Reserved for what is not counted: CUDA's context and NCCL's buffers take 1 to 3 GiB, fragmentation a few percent.
 CONTEXT_GIB = 3.0
 FRAGMENTATION = 0.05
 
@@ -35,19 +35,19 @@ class Memory:
         return self.total(self.peak_phase())
 
     def fits(self, gpu_memory: float) -> bool:
-        """Claims that the peak leaves room for what is not counted; ``gpu_memory`` in GiB."""
+        """Return whether the peak, with the reserve, fits into ``gpu_memory`` GiB."""
         return self.needed_gib <= gpu_memory
 
     @property
     def needed_gib(self) -> float:
-        """The peak with what is not counted but always there."""
+        """Peak with the reserve for CUDA's context and fragmentation."""
         return self.peak() / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
 
 def settled(run: PlannedRun) -> PlannedRun:
-    """The run with its recomputation, where that is left to the machine: selective where it fits the GPU, else full.
+    """Return the run with ``auto`` activation checkpointing replaced: selective if it fits the GPU, else full.
 
-    On a CPU full: whoever recomputes there lacks memory, and the planner does not know how much there is.
+    On a CPU it is full, since the planner does not know the CPU's memory.
     """
     if run.settings.activation_checkpointing != "auto":
         return run
@@ -57,15 +57,15 @@ def settled(run: PlannedRun) -> PlannedRun:
 
 
 def memory(run: PlannedRun) -> Memory:
-    """Bytes that one rank of the run holds."""
+    """Return the bytes on one rank of the run."""
     run = settled(run)
     update, is_offloaded = run.settings.mini_batch_size_per_update, run.settings.reference_mode_offload
-    gradients = of_copy = states.trained_bytes(run)  # an anchor takes the policy's place, and the policy its
+    gradients = copied = states.trained_bytes(run)  # an offloaded copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
-        "EMA": of_copy if run.settings.ema_decay and not is_offloaded else 0.0,
-        "anchor": of_copy if run.config.needs_anchor and not is_offloaded else 0.0,
+        "EMA": copied if run.settings.ema_decay and not is_offloaded else 0.0,
+        "anchor": copied if run.config.needs_anchor and not is_offloaded else 0.0,
         "encoders": states.encoder_bytes(run),
         "VAE": run.architecture.vae_parameters * BYTES[run.settings.vae_dtype],
         "reward models": run.reward_bytes,

@@ -1,4 +1,4 @@
-"""A run on so many GPUs before it begins: what follows from its settings, and whether it or one near it is legal."""
+"""A planned run on a number of GPUs: quantities derived from its settings, and legal combinations near it."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from hyvideo.models.sizes import Sizes
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-_DEALT = ("sp_size", "batch_size", "num_generations")  # with the number of GPUs they deal the rollouts
+_LAYOUT = ("sp_size", "batch_size", "num_generations")  # with the number of GPUs they determine the layout of rollouts
 # Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
@@ -23,7 +23,7 @@ _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings and a transformer on ``world_size`` GPUs. Recomputation may be ``auto``: `phases.settled` decides."""
+    """Settings and a transformer on ``world_size`` GPUs; `phases.settled` replaces ``auto`` checkpointing."""
 
     config: Config
     world_size: int
@@ -33,7 +33,7 @@ class PlannedRun:
 
     @cached_property
     def settings(self) -> SimpleNamespace:
-        """The settings by the names of their flags, whatever their section."""
+        """Settings by flag name, without sections."""
         on_gpu = self.config.model.device != "cpu"
         return SimpleNamespace(**self.config.settled(on_gpu=on_gpu, recompute="auto").flat())
 
@@ -43,17 +43,17 @@ class PlannedRun:
 
     @property
     def block_text_tokens(self) -> int:
-        """Text tokens that go through the blocks beside the video's."""
+        """Text tokens that pass through the blocks with those of the video."""
         return self.architecture.block_text_tokens(self.text_tokens)
 
     @property
     def checkpointing(self) -> str:
-        """Recomputation in the backward pass: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
+        """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or ``auto``."""
         return self.settings.activation_checkpointing if self.settings.enable_gradient_checkpointing else "none"
 
     @property
     def replicas(self) -> int:
-        """Number of whole data-parallel replicas."""
+        """Number of data-parallel replicas."""
         return self.world_size // self.settings.sp_size
 
     @property
@@ -80,12 +80,12 @@ class PlannedRun:
 
     @cached_property
     def validation(self) -> "PlannedRun | None":
-        """The sampling of a validation as if it were that of rollouts; None where nothing is validated."""
+        """The validation as a run that samples its videos as rollouts; None without validation."""
         if not self.config.data.valid_video_csv:
             return None
         sampled, record = replace(self, config=self.config.sampled_as_validation()), self.config.record
         steps, batch_size = record.validation_steps, record.validation_batch_size
-        # No step has noise; a window of the rollouts' steps may not fit into these.
+        # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
         return sampled.with_settings(grpo_sampling_steps=steps, batch_size=batch_size, sde_window="")
 
     @property
@@ -94,7 +94,7 @@ class PlannedRun:
 
     @property
     def is_timed(self) -> bool:
-        """Claims that its hours can be predicted: of a released model on GPUs."""
+        """Whether hours can be predicted: for a released model on GPUs."""
         return self.architecture.is_released and self.config.model.device != "cpu"
 
     @cached_property
@@ -103,43 +103,43 @@ class PlannedRun:
 
     @property
     def anchor_forwards(self) -> int:
-        """Forwards of a branch for one rollout under the anchor."""
+        """Forward passes of the anchor per rollout and branch."""
         return self.plan.num_anchor_steps if self.config.needs_anchor else 0
 
     @property
     def old_forwards(self) -> int:
-        """Forwards of a branch for one rollout for the old velocities of nft; of one update they are the policy's."""
+        """Forward passes for nft's old velocities per rollout and branch; none with one update per iteration."""
         has_old = self.settings.objective == "nft" and self.settings.num_updates_per_rollout > 1
         return self.plan.num_trained_steps if has_old else 0
 
     @property
     def sampling_forwards(self) -> float:
-        """Forwards of a branch for one rollout's steps, but for those that its group shares."""
+        """Forward passes to sample one rollout, per branch, without those shared by its group."""
         rollout = self.config.rollout
         return rollout.grpo_sampling_steps - part_spared(rollout) * steps_before_noise(rollout)
 
     @property
     def forwards_without_gradient(self) -> float:
-        """Forwards for one rollout, in all branches: of its steps, the anchor's means and nft's old velocities."""
+        """Forward passes per rollout, all branches: sampling, anchor means and nft's old velocities."""
         compared = self.plan.trained_branches * (self.anchor_forwards + self.old_forwards)
         return self.plan.sampled_branches * self.sampling_forwards + compared
 
     @property
     def forwards_with_gradient(self) -> float:
-        """Forwards that train one rollout, in all branches, each with its backward pass."""
+        """Forward passes with a backward pass per rollout, all branches."""
         return self.plan.trained_branches * self.plan.num_trained_steps
 
     def samples_at_once(self, samples: int) -> int:
-        """Samples and branches that a forward of the transformer has, for ``samples`` videos."""
+        """Return the batch size of a forward pass, branches included, for ``samples`` videos."""
         return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
 
     def calls_of(self, samples: int, branches: float) -> float:
-        """Calls of the transformer that give the velocity of ``samples`` videos in so many branches."""
+        """Return the forward passes that compute the velocity of ``samples`` videos in ``branches``."""
         return 1 if self.settings.batched_forward == "true" else samples * branches
 
     @property
     def backwards_per_update(self) -> int:
-        """Number of backward passes; from the second on, gradients are there while the activations are made."""
+        """Backward passes per update; from the second on, gradients exist while activations are computed."""
         rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
         return math.ceil(rows / self.settings.mini_batch_size_per_update) * self.plan.num_trained_steps
 
@@ -152,29 +152,29 @@ class PlannedRun:
         return [*every_rank_has_a_head(self.settings.sp_size, heads), *batch]
 
     def with_settings(self, **changes) -> "PlannedRun":
-        """The same run with other settings."""
+        """Return the run with other settings."""
         return replace(self, config=self.config.with_settings(**changes))
 
     def legal_near(self) -> Iterator["PlannedRun"]:
-        """Legal runs by the doublings to get there; doublings of the world size weigh twice.
+        """Yield legal runs, nearest first, by the number of doublings; doublings of the world size count twice.
 
-        They have half, the same and twice each number, and the multiples of sp_size around the world size.
+        Candidates have half, the same or twice each number, and the multiples of sp_size around the world size.
         """
-        asked = (self.world_size, *(getattr(self.settings, name) for name in _DEALT))
-        around = [{max(1, number // 2), number, 2 * number} for number in asked]
+        requested = (self.world_size, *(getattr(self.settings, name) for name in _LAYOUT))
+        around = [{max(1, number // 2), number, 2 * number} for number in requested]
         for sp_size in around[1]:
             if rest := self.world_size % sp_size:
                 around[0] |= {self.world_size - rest, self.world_size - rest + sp_size} - {0}
 
         def distance(numbers: tuple[int, ...]) -> tuple:
-            doublings = [abs(math.log2(number / start)) for number, start in zip(numbers, asked)]
+            doublings = [abs(math.log2(number / start)) for number, start in zip(numbers, requested)]
             return doublings[0] + sum(doublings), *numbers
 
-        for world_size, *dealt in sorted(itertools.product(*around), key=distance):
-            near = replace(self.with_settings(**dict(zip(_DEALT, dealt))), world_size=world_size)
+        for world_size, *layout in sorted(itertools.product(*around), key=distance):
+            near = replace(self.with_settings(**dict(zip(_LAYOUT, layout))), world_size=world_size)
             if not near.problems:
                 yield near
 
     def __str__(self) -> str:
-        dealt = "".join(f", {name} {getattr(self.settings, name)}" for name in _DEALT)
-        return f"world_size {self.world_size}{dealt} (dp {self.replicas})"
+        layout = "".join(f", {name} {getattr(self.settings, name)}" for name in _LAYOUT)
+        return f"world_size {self.world_size}{layout} (dp {self.replicas})"

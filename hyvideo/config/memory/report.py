@@ -1,4 +1,4 @@
-"""The plan in words: memory by phase, cost, legal combinations, and one line of advice."""
+"""The planner's report: memory by phase, cost, legal combinations, and one line of advice."""
 
 from dataclasses import replace
 from itertools import islice
@@ -19,13 +19,13 @@ _TABLE_WORLDS, _TABLE_SP_SIZES = (8, 16, 64), (1, 2, 4, 8)
 
 
 def report(run: PlannedRun) -> str:
-    """Everything about one run; nothing of the time of one that is illegal."""
-    counted, of_time = memory(run), {}
-    names = dict.fromkeys(name for of_phase in counted.phases.values() for name in of_phase)
-    items = {name: [of_phase.get(name, 0.0) / GIB for of_phase in counted.phases.values()] for name in names}
+    """Return the report of a run; without times if the run is illegal."""
+    counted, timing = memory(run), {}
+    names = dict.fromkeys(name for phase in counted.phases.values() for name in phase)
+    items = {name: [phase.get(name, 0.0) / GIB for phase in counted.phases.values()] for name in names}
     if not run.problems:
-        of_time = {"spent": cost(run), "sent": traffic(run), "time": duration(run), "fastest": fastest(run)}
-        of_time["length"] = [*length_lines(run), *checkpoint_lines(run)]
+        timing = {"spent": cost(run), "sent": traffic(run), "time": duration(run), "fastest": fastest(run)}
+        timing["length"] = [*length_lines(run), *checkpoint_lines(run)]
     return fill(
         Path(__file__).with_name("plan.txt.jinja"),
         run=run,
@@ -38,25 +38,25 @@ def report(run: PlannedRun) -> str:
             for near in islice(run.legal_near(), _NEAREST)
         ],
         verdict=verdict(run),
-        **of_time,
+        **timing,
     )
 
 
 def fastest(run: PlannedRun) -> str:
-    """Change that makes it fastest here, with its seconds and GiB; empty where nothing fits."""
+    """Return the fastest change with its seconds and GiB; empty if nothing fits."""
     if (change := fastest_change(run)) is None:
         return ""
     best = run.with_settings(**change)
-    return f"{flags(change) or 'as it is'}: {number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
+    return f"{flags(change) or 'no change'}: {number(duration(best).total)} s, {memory(best).needed_gib:.1f} GiB"
 
 
 def flags(change: dict) -> str:
-    """Settings as a command line has them."""
+    """Return settings as flags of a command line."""
     return " ".join(f"--{name} {str(value).lower()}" for name, value in change.items())
 
 
 def verdict(run: PlannedRun) -> str:
-    """One line: that the run fits, or what to change."""
+    """Return one line: that the run fits, or what to change."""
     gpu_memory = run.hardware.gpu_memory
     if run.problems:
         near = list(run.legal_near())
@@ -64,18 +64,18 @@ def verdict(run: PlannedRun) -> str:
         suffix = f"nearest legal combination{' that fits' if fitting else ''}: {(fitting or near)[0]}" if near else ""
         return f"illegal: {run.problems[0]}; {suffix or 'none near'}"
     gpus, counted = run.world_size, memory(run)
-    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB, CUDA context and fragmentation included"
+    size = f"{counted.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
     if counted.fits(gpu_memory):
         return f"fits: {size}"
     change = cheapest_change(run)
     if change is None:
-        return f"too large: {size}; no known change makes it fit {gpus} GPUs: take more GPUs or smaller videos"
+        return f"too large: {size}; no known change makes it fit {gpus} GPUs; use more GPUs or smaller videos"
     after = memory(run.with_settings(**change)).needed_gib
     return f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} GiB)"
 
 
 def memory_table(run: PlannedRun) -> str:
-    """A Markdown table of the peak in GiB over numbers of GPUs and sp_size, legal or not."""
+    """Return a Markdown table of the peak in GiB by number of GPUs and sp_size, legal or not."""
     rows = ["| GPUs | " + " | ".join(f"sp {sp_size}" for sp_size in _TABLE_SP_SIZES) + " |"]
     rows.append("|" + "---|" * (1 + len(_TABLE_SP_SIZES)))
     for world_size in _TABLE_WORLDS:

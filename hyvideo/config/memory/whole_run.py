@@ -1,4 +1,4 @@
-"""Length of the whole run before it begins: hours where a GPU's rate can be predicted, else transformer forwards."""
+"""Predicted length of the whole run: hours if the rate of the GPU can be predicted, else forward passes."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from hyvideo.models.sizes import read_architecture
 
 @dataclass(frozen=True)
 class WholeRun:
-    """Iterations and validations of a run, and the seconds of each."""
+    """Number and seconds of the iterations and validations of a run."""
 
     iterations: int
     iteration_seconds: float
@@ -27,7 +27,7 @@ class WholeRun:
     validation_videos: int
     validation_seconds: float
     num_gpus: int
-    forwards: float  # transformer evaluations of all of it, a training forward-backward counted as 3 to 4
+    forwards: float  # forward passes in total; a training forward and backward counts as 3 to 4
 
     @property
     def seconds(self) -> float:
@@ -39,13 +39,13 @@ class WholeRun:
 
 
 def whole_run(run: PlannedRun) -> WholeRun:
-    """Length of a run. Raises ValueError for validation prompts that cannot be read."""
+    """Return the length of a run. Raises ValueError for unreadable validation prompts."""
     settings, videos, validations = run.settings, 0, 0
     if run.validation:
         videos = len(read_requests(*settings.valid_video_csv)) * settings.validation_repeats
         validations = num_validations(run.config.record, settings.max_steps)
     spent = cost(run)
-    of_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
+    per_video = settings.validation_steps * (run.validation or run).plan.sampled_branches
     return WholeRun(
         iterations=settings.max_steps,
         iteration_seconds=duration(run).total,
@@ -53,46 +53,46 @@ def whole_run(run: PlannedRun) -> WholeRun:
         validation_videos=videos,
         validation_seconds=validation_seconds(run, videos),
         num_gpus=run.world_size,
-        forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * videos * of_video,
+        forwards=settings.max_steps * spent.rollouts * spent.forwards_per_rollout + validations * videos * per_video,
     )
 
 
 def num_validations(record: RecordSettings, max_steps: int) -> int:
-    """Validations of a whole run: before the first iteration, at every interval, and after the last iteration."""
+    """Return the number of validations: before the first iteration, at every interval, and after the last one."""
     return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)
 
 
 def start_lines(config: Config, world_size: int, device: str, gpu_memory: float = Hardware.gpu_memory) -> list[str]:
-    """Lines about the forwards, the recomputation, the length and the checkpoints of a run, for its start.
+    """Return lines on the cost, activation checkpointing, length and checkpoints of a run, printed at its start.
 
-    Empty for a transformer that is not there and was never released, and for validation prompts that are not there:
-    what is wrong with them is told when they are read. ``device`` may be ``auto`` still; ``gpu_memory`` is in GiB.
+    Empty for a missing unreleased transformer or missing validation prompts; errors are reported when they are read.
+    ``device`` may be ``auto``; ``gpu_memory`` is in GiB.
     """
     try:
         architecture = read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         run = PlannedRun(config, world_size, architecture, hardware=Hardware(gpu_memory=gpu_memory))
         run = run.with_settings(device=device)
-        forwards = [f"{cost(run).forwards_per_rollout:.4g} transformer evaluations"]
+        forwards = [f"{cost(run).forwards_per_rollout:.4g} forward passes"]
         recomputation = labelled("recomputation", recomputation_lines(run))
-        lines = [*labelled("forwards per rollout", forwards), *recomputation, *length_lines(run)]
+        lines = [*labelled("cost per rollout", forwards), *recomputation, *length_lines(run)]
         return lines + checkpoint_lines(run)
     except ValueError:
         return []
 
 
 def recomputation_lines(run: PlannedRun) -> list[str]:
-    """A line that says what a GPU recomputes in the backward pass, with the GiB that a rank needs; none on a CPU."""
+    """Return a line on activation checkpointing and the GiB that a rank needs; none on a CPU."""
     if run.config.model.device == "cpu" or run.checkpointing == "none":
         return []
     chosen, selective = settled(run), run.with_settings(activation_checkpointing="selective")
     line = f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} GiB"
     if chosen.checkpointing == "full":
-        line += f"; selective, which is faster, needs {memory(selective).needed_gib:.1f}"
+        line += f"; selective is faster but needs {memory(selective).needed_gib:.1f} GiB"
     return [line]
 
 
 def length_lines(run: PlannedRun) -> list[str]:
-    """Lines about the length of a run: GPU-hours of a released model, else forwards; a warning if it is over a week."""
+    """Return lines on the length of a run: GPU-hours of a released model, else forward passes; warns above a week."""
     return fill(
         Path(__file__).with_name("length.txt.jinja"),
         run=run,

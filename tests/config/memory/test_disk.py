@@ -69,7 +69,10 @@ def test_a_disk_without_room_for_one_is_refused_and_for_fewer_than_stay_is_told(
 
 def test_the_cost_of_a_kill_is_told_where_it_is_more_than_an_hour():
     [line] = checkpoint_lines(planned())
-    assert "103.8 GiB, 4 at most: 415 GiB; a killed run loses up to" in line and "--save_minutes 60" in line
+    assert (
+        "103.8 GiB each, at most 4: 415 GiB; a crash loses up to" in line
+        and "(1 h + 1 iteration with --save_minutes 60)" in line
+    )
     for settings in ({"save_minutes": 30}, {"save_interval": 1}):
         assert checkpoint_lines(planned(**settings))[0].endswith("415 GiB")
     assert checkpoint_lines(planned(device="cpu")) == []

@@ -82,9 +82,9 @@ def test_an_odd_world_is_led_to_the_multiples_beside_it():
 @pytest.mark.parametrize(
     "world_size, changes, words",
     [
-        (7, {}, "must be a multiple of sp_size, got 7"),
+        (7, {}, "sp_size must divide the number of processes, got sp_size 2 and 7"),
         (34, {"sp_size": 17}, "must be at most the 16 attention heads of the transformer, got 17"),
-        (8, {"batch_size": 3}, "whole groups"),
+        (8, {"batch_size": 3}, "batch_size must be a multiple or a divisor of num_generations"),
         (8, {"dp_replicate": 3}, "dp_replicate must divide the 4 data-parallel replicas"),
         (8, {"num_generations": 1}, "at least 2"),
     ],

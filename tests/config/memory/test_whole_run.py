@@ -94,15 +94,18 @@ def test_hours_are_told_with_their_source():
     first, source = length_lines(planned())
     assert first.startswith("whole run              100 iterations x 559 s + 11 validations of 64 videos x 2,312 s = ")
     assert first.endswith("= 22.6 h on 8 GPUs, 181 GPU-hours")
-    assert "400 TFLOP/s a GPU (H100, H800), 450 GB/s in a node and 50 a GPU between, not measured; 2.5% comm" in source
-    assert "300 TFLOP/s a GPU, 450" in length_lines(planned(hardware=Hardware(rate=300.0)))[1]
+    assert (
+        "400 TFLOP/s per GPU (H100, H800), 450 GB/s within a node and 50 GB/s per GPU between nodes; 2.5% comm"
+        in source
+    )
+    assert "300 TFLOP/s per GPU, 450" in length_lines(planned(hardware=Hardware(rate=300.0)))[1]
 
 
 def test_a_run_of_more_than_a_week_is_warned_of_with_the_iterations_of_a_week():
     run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="")
     *_, warning = length_lines(run)
-    assert "WARNING: longer than a week" in warning and "max_steps, now 10000" in warning
-    in_a_week = int(warning.split("which is ")[1].split()[0].replace(",", ""))
+    assert "WARNING: longer than a week" in warning and "max_steps (now 10000)" in warning
+    in_a_week = int(warning.split("a week is ")[1].split()[0].replace(",", ""))
     assert in_a_week * seconds(run) <= 7 * 24 * 3600 < (in_a_week + 1) * seconds(run)
     assert len(length_lines(run.with_settings(max_steps=in_a_week))) == 2
 
@@ -111,11 +114,11 @@ def test_a_cpu_and_the_miniature_get_forwards_and_no_hours():
     run = planned(device="cpu")
     [line] = length_lines(run)
     forwards = 100 * 32 * cost(run).forwards_per_rollout + 11 * 64 * 40 * 2
-    assert f"= {forwards:,.0f} transformer forwards" in line and "GPU" not in line
+    assert f"= {forwards:,.0f} forward passes, duration unknown" in line and "GPU" not in line
     miniature = load_config("configs/miniature.yaml")
     for device in ("cpu", "cuda"):
         [evaluations, line] = start_lines(miniature, 1, device)
-        assert evaluations.startswith("forwards per rollout   ")
+        assert evaluations.startswith("cost per rollout       ")
         assert line.startswith("whole run              30 iterations of 32 rollouts + 4 validations of ")
         assert "GPU" not in line and "TFLOP" not in line
 
@@ -132,8 +135,8 @@ def test_the_start_says_what_is_recomputed_and_how_much_of_the_gpu_that_needs():
     needed = {kind: memory(run.with_settings(activation_checkpointing=kind)).needed_gib for kind in kinds}
     assert start_lines(config, 8, "cuda")[1] == f"recomputation          selective: {needed['selective']:.1f} of 80 GiB"
     assert start_lines(config, 8, "cuda", gpu_memory=30.0)[1] == (
-        f"recomputation          full: {needed['full']:.1f} of 30 GiB; selective, which is faster, needs "
-        f"{needed['selective']:.1f}"
+        f"recomputation          full: {needed['full']:.1f} of 30 GiB; selective is faster but needs "
+        f"{needed['selective']:.1f} GiB"
     )
     without = config.with_settings(enable_gradient_checkpointing=False)
     assert not any("recomputation" in line for line in start_lines(without, 8, "cuda"))

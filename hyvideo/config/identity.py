@@ -59,10 +59,7 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 
 def experiment_settings(config: Config) -> dict[str, object]:
-    """Return the settings that affect learning: runs that differ in the seed only belong to one experiment.
-
-    The trust region is given by the name of its strategy; without one, its other settings are left out.
-    """
+    """Return the settings that affect learning, equal up to the seed in one experiment; the KL strategy by name."""
     settings = {name: value for name, value in config.flat().items() if TRAITS[name].decides in ("learning", "layout")}
     unused = {"use_moving_KL", "use_dual_kl"}
     if config.kl_strategy == "none":

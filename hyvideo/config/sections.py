@@ -242,6 +242,4 @@ class RecordSettings:
     on_reward_hacking: Literal["warn", "stop"] = records(
         "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop.", no.FEW_VIDEOS
     )
-    hacking_threshold: float = records(
-        1.5, "Largest allowed change of a held-out metric, in base standard deviations.", no.VALIDATION, above=0
-    )
+    hacking_threshold: float = records(1.5, "Allowed held-out shift in base deviations.", no.VALIDATION, above=0)

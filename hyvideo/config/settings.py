@@ -43,10 +43,7 @@ class Config:
         return dataclasses.replace(self, **sections)
 
     def resolved(self) -> "Config":
-        """Return a copy with the model version's defaults filled in and eta matched to ``match_noise``.
-
-        If no eta matches, eta is unchanged, and ``hyvideo.config.rules.check`` reports why.
-        """
+        """Return a copy with the version's defaults and the matched eta; without a match eta stays, as `rules` reports."""
         version = version_defaults(self.model.transformer_version)
         defaults = {"shift": version.shift, "cfg_scale": version.guidance_scale}
         given = self.flat()
@@ -64,7 +61,7 @@ class Config:
 
     @property
     def is_batched(self) -> bool:
-        """Whether samples and guidance branches share a forward pass; ``auto``: on a CPU."""
+        """True if samples and guidance branches share a forward pass; ``auto``: on a CPU."""
         batched = self.rollout.batched_forward
         return batched == "true" or (batched == "auto" and self.model.device == "cpu")
 
@@ -122,18 +119,18 @@ class Config:
 
     @property
     def needs_anchor(self) -> bool:
-        """Whether the strategy has a KL to the anchor."""
+        """True if the strategy has a KL to the anchor."""
         has_no_weight = self.kl_strategy.startswith("dual") and self.trust_region.dual_kl_moving_weight == 0
         return self.kl_strategy not in ("none", "stepwise") and not has_no_weight
 
     @property
     def anchor_moves(self) -> bool:
-        """Whether there is an anchor that is refreshed."""
+        """True if there is an anchor that is refreshed."""
         return self.needs_anchor and self.kl_strategy.endswith("moving")
 
     @property
     def measures_velocity(self) -> bool:
-        """Whether the strategy has a KL to the rollout policy."""
+        """True if the strategy has a KL to the rollout policy."""
         return self.kl_strategy == "stepwise" or self.kl_strategy.startswith("dual")
 
     @property

@@ -1,7 +1,4 @@
-"""Settings that have no effect in a run, reported at its start with the reason.
-
-The list follows from arithmetic on the settings; it is not advice.
-"""
+"""Settings that have no effect in a run, by arithmetic on the settings; reported at its start with the reason."""
 
 import math
 import statistics

@@ -69,8 +69,8 @@ def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path)
     "text, message",
     [
         ("videoalign: {}", "must map miniature to a mapping of options, got 'videoalign'"),
-        ("miniature: 3", "options for miniature, got 'miniature'"),
-        ("- a", "options for miniature, got ''"),
+        ("miniature: 3", "must map miniature to a mapping of options, got 'miniature'"),
+        ("- a", "must map miniature to a mapping of options, got ''"),
         ("miniature: {device: cuda}", "must not set device of miniature"),
         ("a: [", "is not valid YAML"),
     ],

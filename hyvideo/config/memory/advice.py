@@ -1,7 +1,4 @@
-"""The cheapest change that makes a run fit, and the fastest settings that fit.
-
-Every suggested change was evaluated and breaks no rule.
-"""
+"""The cheapest change that makes a run fit, and the fastest settings that fit; both are evaluated and break no rule."""
 
 import itertools
 

@@ -45,10 +45,7 @@ class Memory:
 
 
 def settled(run: PlannedRun) -> PlannedRun:
-    """Return the run with ``auto`` activation checkpointing replaced: selective if it fits the GPU, else full.
-
-    On a CPU it is full, since the planner does not know the CPU's memory.
-    """
+    """Return the run with ``auto`` checkpointing replaced: selective if it fits the GPU, else full; full on a CPU."""
     if run.settings.activation_checkpointing != "auto":
         return run
     selective, full = (run.with_settings(activation_checkpointing=kind) for kind in ("selective", "full"))

@@ -94,7 +94,7 @@ class PlannedRun:
 
     @property
     def is_timed(self) -> bool:
-        """Whether hours can be predicted: for a released model on GPUs."""
+        """True if hours can be predicted: for a released model on GPUs."""
         return self.architecture.is_released and self.config.model.device != "cpu"
 
     @cached_property

@@ -43,7 +43,7 @@ class Config:
         return dataclasses.replace(self, **sections)
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults and the matched eta; without a match eta stays, as `rules` reports."""
+        """Return a copy with the version's defaults and the matched eta; if none matches, `rules` reports it."""
         version = version_defaults(self.model.transformer_version)
         defaults = {"shift": version.shift, "cfg_scale": version.guidance_scale}
         given = self.flat()

@@ -1,4 +1,4 @@
-"""The identity of an evaluation: what changes it, byte by byte; a stored one is made again where something changed."""
+"""Identity of an evaluation: which changes affect it, and when a stored evaluation is reused."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CSV = "prompt,ref_image_path\na red circle moves up,\na blue square moves left,f
 
 @pytest.fixture
 def world(tmp_path, tiny_config):
-    """Prompts, options and weights of one's own."""
+    """A config with copies of prompts, options and weights."""
     shutil.copytree("assets/miniature", tmp_path / "ckpts")
     (tmp_path / "prompts.csv").write_text(CSV)
     Image.new("RGB", (8, 8), "red").save(tmp_path / "first.png")
@@ -42,14 +42,14 @@ def world_identity(config):
 
 
 def change_a_byte(path):
-    """As silently as can be: as large and as old as before."""
+    """Change a byte of a file and keep its size and modification time."""
     content, found = bytearray(path.read_bytes()), path.stat()
     content[len(content) * 3 // 4] ^= 1
     path.write_bytes(content)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def test_what_is_not_touched_is_the_same_wherever_it_lies(world, tmp_path):
+def test_identical_content_at_other_paths_has_the_same_identity(world, tmp_path):
     before = world_identity(world)
     assert json.loads(json.dumps(before)) == before == world_identity(world)
     shutil.copytree("assets/miniature", tmp_path / "moved")
@@ -70,7 +70,7 @@ def test_what_is_not_touched_is_the_same_wherever_it_lies(world, tmp_path):
     assert world_identity(moved.with_settings(reward_config=json.dumps({"miniature_videoalign": named}))) == before
 
 
-def test_a_lora_that_runs_start_from_is_in_it_by_its_bytes(world, tmp_path):
+def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path):
     for place, scale in (("a", 1.0), ("c", 2.0)):
         pair = Pair(torch.ones(1, 96), torch.ones(96, 1), scale)
         save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path / place)
@@ -101,20 +101,20 @@ def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
     ],
     ids=["csv", "image", "options", "scorer", "statistics", "transformer", "vae", "encoder"],
 )
-def test_a_change_at_the_same_path_is_another_evaluation(world, tmp_path, part, change):
+def test_a_changed_file_changes_the_identity(world, tmp_path, part, change):
     before = world_identity(world)
     change(tmp_path)
     after = world_identity(world)
     assert {name for name in before if before[name] != after[name]} == {part}
 
 
-def test_weights_do_not_count_where_the_videos_are_given(world, tmp_path):
+def test_weights_are_ignored_for_given_videos(world, tmp_path):
     before = contents.world_identity(world.flat(), world.reward, has_model=False)
     change_a_byte(next((tmp_path / "ckpts/vae").glob("*.safetensors")))
     assert contents.world_identity(world.flat(), world.reward, has_model=False) == before
 
 
-def test_other_columns_of_the_csv_and_other_versions_are_the_same_evaluation(world, tmp_path):
+def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
     before = world_identity(world)
     (tmp_path / "prompts.csv").write_text(CSV.replace("path\n", "path,note\n").replace("png\n", "png,seen\n"))
     (tmp_path / "ckpts/transformer/other").mkdir()
@@ -137,11 +137,11 @@ def test_other_columns_of_the_csv_and_other_versions_are_the_same_evaluation(wor
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_settings_that_decide_the_videos_or_the_scores_are_in_it(world, settings):
+def test_settings_that_affect_videos_or_scores_change_the_identity(world, settings):
     assert world_identity(world.with_settings(**settings)) != world_identity(world)
 
 
-def test_the_code_of_a_scorer_from_outside_is_in_it(world, tmp_path, monkeypatch):
+def test_the_code_of_a_custom_scorer_is_part_of_the_identity(world, tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text("class Brightness: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "weights").write_text("1")
@@ -155,7 +155,7 @@ def test_the_code_of_a_scorer_from_outside_is_in_it(world, tmp_path, monkeypatch
             before = world_identity(config)
 
 
-def test_a_checkpoint_is_known_by_its_manifest_and_what_is_newer_by_its_bytes(tmp_path, monkeypatch):
+def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_bytes(tmp_path, monkeypatch):
     folder = tmp_path / "000010"
     (folder / "tensors").mkdir(parents=True)
     (folder / "tensors" / "a").write_bytes(b"weights")
@@ -163,7 +163,7 @@ def test_a_checkpoint_is_known_by_its_manifest_and_what_is_newer_by_its_bytes(tm
     manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
     before = policy_identity(checkpoint=folder)
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy, copy_function=shutil.copy)  # newer, in any order
+    shutil.copytree(folder, copy, copy_function=shutil.copy)  # modification times are newer, in any order
     assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before["checkpoint"]["files"]
 
     read, describe = [], manifest._describe
@@ -175,7 +175,7 @@ def test_a_checkpoint_is_known_by_its_manifest_and_what_is_newer_by_its_bytes(tm
     assert policy_identity(checkpoint=folder) != before and "a" in read
 
 
-def test_names_and_bytes_count_and_nothing_is_nothing(tmp_path):
+def test_file_names_and_bytes_change_the_identity(tmp_path):
     (tmp_path / "lora.safetensors").write_bytes(bytes(100))
     before = policy_identity(lora=tmp_path)
     change_a_byte(tmp_path / "lora.safetensors")
@@ -186,8 +186,8 @@ def test_names_and_bytes_count_and_nothing_is_nothing(tmp_path):
     assert fingerprint([tmp_path / "absent"]) == fingerprint([])
 
 
-def test_a_stored_evaluation_is_made_again_where_something_changed_and_only_there(world, tmp_path, capsys):
-    """The base model's, of Table 2."""
+def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, capsys):
+    """Checked with the base model's evaluation of Table 2."""
     flags = {
         "pretrained_model_root": world.model.pretrained_model_root,
         "valid_video_csv": world.data.valid_video_csv[0],

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: a model, a checkpoint and a folder of videos, scored by the same code."""
+"""scripts/evaluate.py: scores of a model, a checkpoint and a folder of videos."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ def folder(tmp_path):
     return videos
 
 
-def test_a_base_model_and_a_transformer_of_its_own_are_scored_alike(score, tmp_path):
+def test_the_base_model_and_its_transformer_as_checkpoint_have_equal_scores(score, tmp_path):
     flags = ["--valid_video_csv", CSV, "--validation_steps", "2", "--validation_repeats", "1", "--reward_model"]
     code, base = score(*flags, "miniature")
     assert code == 0 and len(base["videos"]) == 8
@@ -57,7 +57,7 @@ def test_a_base_model_and_a_transformer_of_its_own_are_scored_alike(score, tmp_p
     assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
 
 
-def test_a_lora_that_runs_start_from_is_in_the_base_that_is_scored(score, tmp_path):
+def test_a_lora_that_runs_start_from_is_part_of_the_base_model(score, tmp_path):
     save_lora({"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 96), torch.ones(96, 1), 1.0)}, tmp_path / "lora")
     flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1", "--reward_model"]
     scores = {}
@@ -69,7 +69,7 @@ def test_a_lora_that_runs_start_from_is_in_the_base_that_is_scored(score, tmp_pa
     assert start["of"]["base"] != given["of"]["base"]
 
 
-def test_the_source_that_is_given_stands_in_place_of_what_runs_start_from(tmp_path):
+def test_a_given_source_replaces_the_lora_that_runs_start_from(tmp_path):
     assert Source().or_start("") == Source()
     assert Source().or_start("start") == Source(lora=Path("start"))
     for given in (Source(checkpoint=tmp_path), Source(lora=tmp_path, lora_scale=0.5)):
@@ -78,33 +78,33 @@ def test_the_source_that_is_given_stands_in_place_of_what_runs_start_from(tmp_pa
 
 @pytest.fixture
 def trained(tmp_path):
-    """The miniature's transformer as the checkpoint of a run with a negative prompt."""
+    """The miniature's transformer as checkpoint of a run with a negative prompt."""
     folder = tmp_path / "trained"
     shutil.copytree("assets/miniature/transformer/miniature", folder)
     (folder / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
     return folder
 
 
-def test_a_checkpoint_is_guided_as_it_was_trained_or_refused(trained, tmp_path):
+def test_a_checkpoint_requires_its_negative_prompt(trained, tmp_path):
     guided = load_config("configs/miniature.yaml", cfg_scale=2.0, negative_prompt="blurry")
-    of_run = Source(trained)
+    source = Source(trained)
     with pytest.raises(ValueError, match="was trained with negative_prompt 'murky', got 'blurry'; set --negative_p"):
-        of_run.check(guided.model, guided.negative_requests)
-    of_run.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
+        source.check(guided.model, guided.negative_requests)
+    source.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
     unguided = guided.with_settings(cfg_scale=1.0)
-    of_run.check(guided.model, unguided.negative_requests)
+    source.check(guided.model, unguided.negative_requests)
     with pytest.raises(ValueError, match="was trained with negative_prompt"):
-        of_run.check(guided.model, unguided.with_settings(validation_cfg_scale=2.0).negative_requests)
-    (trained / "state.json").unlink()  # as scripts.export leaves a policy
-    of_run.check(guided.model, guided.negative_requests)
+        source.check(guided.model, unguided.with_settings(validation_cfg_scale=2.0).negative_requests)
+    (trained / "state.json").unlink()  # like an export of scripts.export
+    source.check(guided.model, guided.negative_requests)
 
 
-def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(trained, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(trained, tmp_path, monkeypatch, capsys):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     config, checkpoint = tmp_path / "run/config.yaml", trained.rename(tmp_path / "run/checkpoints/000003")
     config.write_text(Path("configs/miniature.yaml").read_text().replace("alignment", "of_the_run"))
 
-    def said(*flags):
+    def output_of(*flags):
         flags = ["--checkpoint_path", checkpoint, "--out", tmp_path / "scores", *flags]
         monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, flags)])
         with pytest.raises(SystemExit, match="2"):
@@ -112,14 +112,14 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
         return "".join(capsys.readouterr())
 
     note = f"using the settings of {config}"
-    assert note in (refusal := said()) and "of_the_run" in refusal
-    assert "of_the_run" not in said("--reward_weights", "of_a_flag")
-    assert note not in (refusal := said("--config=configs/smoke.yaml", "--reward_model", "clip", "clip"))
-    assert "each scorer once" in refusal
+    assert note in (error := output_of()) and "of_the_run" in error
+    assert "of_the_run" not in output_of("--reward_weights", "of_a_flag")
+    assert note not in (error := output_of("--config=configs/smoke.yaml", "--reward_model", "clip", "clip"))
+    assert "each scorer once" in error
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         ("--reward_weights nonsense", "reward_weights must be averaged, "),
         ("--reward_model clip clip", "each scorer once"),
@@ -138,25 +138,25 @@ def test_a_checkpoint_has_the_settings_of_its_run_where_no_config_is_named(train
         ("--valid_video_csv {images}", "first.png"),
     ],
 )
-def test_a_mistake_is_told_before_scorers_are_loaded(score, trained, tmp_path, capsys, flags, said):
-    """The scorer's files are not here: that is what would be said where scorers came first."""
+def test_invalid_flags_are_reported_before_scorers_are_loaded(score, trained, tmp_path, capsys, flags, message):
+    """The scorer's files are missing, which would be reported if scorers were loaded first."""
     (tmp_path / "first.png").write_text("no image")
     (tmp_path / "images.csv").write_text("prompt,ref_image_path\na,first.png\n")
     words = flags.format(trained=trained, images=tmp_path / "images.csv").split()
     code, scores = score("--valid_video_csv", CSV, "--reward_model", "clip", *words)
-    told = capsys.readouterr().err
-    assert code == 2 and scores is None and said in told and "clip-vit" not in told
+    error = capsys.readouterr().err
+    assert code == 2 and scores is None and message in error and "clip-vit" not in error
 
 
-def test_the_measured_truth_stands_beside_the_learned_scores(score):
-    """Of it Table 2 makes its column of the true reward."""
+def test_true_rewards_are_recorded_beside_learned_scores(score):
+    """Table 2 computes its column of the true reward from them."""
     flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
     _, scores = score(*flags, "--reward_model", "miniature_videoalign")
     assert all({"true/VQ", "true/MQ", "true/TA", "all_correct"} <= entry.keys() for entry in scores["videos"])
     assert all(weighted_reward(entry, "A", "true/") is not None for entry in scores["videos"])
 
 
-def test_videos_are_scored_with_the_prompts_beside_them(score, folder):
+def test_videos_are_scored_with_prompts_from_their_json_files(score, folder):
     prompt = "a red circle moves up"
     for path in folder.glob("*.mp4"):
         path.with_suffix(".json").write_text(json.dumps({"prompt": prompt}))
@@ -166,12 +166,12 @@ def test_videos_are_scored_with_the_prompts_beside_them(score, folder):
     assert {v["prompt"] for v in scores["videos"]} == {prompt} and {v["group"] for v in scores["videos"]} == {0}
 
 
-def test_videos_and_a_model_together_are_refused(score, folder, capsys):
+def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):
     code, scores = score("--videos", folder, "--checkpoint_path", folder)
     assert code == 2 and scores is None and "--videos scores existing videos" in capsys.readouterr().err
 
 
-def test_without_json_the_prompts_are_the_rows_in_order(folder):
+def test_without_json_files_prompts_are_the_rows_in_order(folder):
     clips = find_clips(folder, [Request("one"), Request("two")])
     assert [(c.prompt, c.group) for c in clips] == [("one", 0), ("one", 0), ("two", 1), ("two", 1)]
     with pytest.raises(ValueError, match="got 4 videos in .* and 3 rows"):
@@ -181,27 +181,32 @@ def test_without_json_the_prompts_are_the_rows_in_order(folder):
         find_clips(folder, [Request("x")])
 
 
-def test_the_videos_that_a_run_kept_have_the_prompts_of_its_record(folder):
+def test_videos_of_a_run_have_the_prompts_of_its_scores_file(folder):
     entries = [{"file": "0003.mp4", "prompt": "three", "group": 5}, {"file": None, "prompt": "x", "group": 6}]
     (folder / "scores.json").write_text(json.dumps(entries))
     (clip,) = find_clips(folder, [])
     assert (clip.path, clip.prompt, clip.group) == (folder / "0003.mp4", "three", 5)
 
 
-def test_the_records_of_a_run_are_not_replaced(score, folder, capsys):
+def test_the_records_of_a_run_are_not_overwritten(score, folder, capsys):
     code, _ = score("--videos", folder, out=folder.name)
     assert code == 2 and "--out must differ from --videos" in capsys.readouterr().err
 
 
-def test_clips_that_were_stored_enlarged_come_in_their_own_size(folder):
+def test_enlarged_videos_are_read_at_their_original_size(folder):
     clips = find_clips(folder, [Request("x")])
     videos, fps = read_clips(clips, 32, 32)
     assert fps == 8 and all(video.shape == (5, 3, 32, 32) for video in videos)
     assert (videos[2].int() - clip(80).int()).abs().max() <= 2
-    assert read_clips(clips, 48, 48)[0][0].shape == (5, 3, 256, 256)  # 48 would be stored as 288: this is as stored
+    assert read_clips(clips, 48, 48)[0][0].shape == (
+        5,
+        3,
+        256,
+        256,
+    )  # 48 would be stored as 288, so 256 is read as stored
 
 
-def test_folders_without_videos_and_mixed_frame_rates_are_refused(folder, tmp_path):
+def test_empty_folders_and_mixed_frame_rates_raise_value_error(folder, tmp_path):
     with pytest.raises(ValueError, match="a folder with mp4 files"):
         find_clips(tmp_path / "nothing", [])
     write_video(folder / "0004.mp4", clip(0), 24)
@@ -209,7 +214,7 @@ def test_folders_without_videos_and_mixed_frame_rates_are_refused(folder, tmp_pa
         read_clips(find_clips(folder, [Request("x")]), 32, 32)
 
 
-def test_a_summary_counts_prompts_once_and_leaves_missing_scores_out():
+def test_a_summary_averages_by_prompt_and_skips_missing_scores():
     videos = [
         {"group": 0, "VQ": 1.0, "missing": False, "reason": None},
         {"group": 0, "VQ": 2.0, "missing": False, "reason": None},

@@ -1,4 +1,4 @@
-"""Validation on several ranks: every video once, whoever samples it."""
+"""Validation: its settings, its noise, its videos on several ranks, and the summary of a run."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def validate(folder, sp_size):
 
 
 @pytest.mark.parametrize("sp_size", [1, 2])
-def test_all_videos_that_are_to_be_kept_are_there(tmp_path, sp_size):
+def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size):
     prompts = [f"a {colour} circle moves up" for colour in ("red", "blue", "green", "white", "yellow")]
     (tmp_path / "five.csv").write_text("\n".join(["prompt", *prompts]) + "\n")
     results = launch("tests.evaluation.test_validation:validate", 4, str(tmp_path), sp_size)
@@ -42,7 +42,7 @@ def test_all_videos_that_are_to_be_kept_are_there(tmp_path, sp_size):
     assert all((folder / entry["file"]).is_file() for entry in entries)
 
 
-def test_a_validation_video_has_its_own_size_and_shift_or_those_of_a_rollout(tiny_config):
+def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
     assert tiny_config.validation_size == tiny_config.rollout_size == (5, 16, 16)
     assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
     assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (9, 48, 16)
@@ -53,27 +53,29 @@ def test_a_validation_video_has_its_own_size_and_shift_or_those_of_a_rollout(tin
 VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
 
 
-def test_the_running_average_is_what_is_validated(tiny_config, mesh):
+def test_the_ema_is_validated_instead_of_the_policy(tiny_config, mesh):
     config = tiny_config.with_settings(**VALIDATED, ema_decay=0.9, learning_rate=1e-2)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
     trainer.run_iteration()
-    seen = []
+    validated = []
     run = trainer.validation.run
 
     def watched(iteration):
-        seen.append({name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()})
+        validated.append({name: parameter.detach().clone() for name, parameter in trainer.policy.trained.items()})
         return run(iteration)
 
     trainer.validation.run = watched
     average = {name: tensor.clone() for name, tensor in trainer.policy.average.tensors().items()}
     trainer.validate()
-    assert all(torch.equal(seen[0][name], average[name]) for name in average)
+    assert all(torch.equal(validated[0][name], average[name]) for name in average)
     policy = trainer.policy.trained
-    assert not all(torch.equal(seen[0][name], policy[name]) for name in policy)  # which is in its place again
+    assert not all(
+        torch.equal(validated[0][name], policy[name]) for name in policy
+    )  # the policy is restored after validation
 
 
-def test_validation_noise_follows_its_own_seed_and_not_that_of_the_run(tiny_config, mesh):
+def test_validation_noise_depends_on_validation_seed_only(tiny_config, mesh):
     def latents(**settings):
         config = tiny_config.with_settings(**VALIDATED, validation_steps=2, **settings)
         validation = Trainer(config, mesh, CPU, scorers={"test": Redness()}).validation
@@ -85,30 +87,30 @@ def test_validation_noise_follows_its_own_seed_and_not_that_of_the_run(tiny_conf
     first = latents()
     assert torch.equal(latents(seed=7), first)
     assert not torch.equal(latents(validation_seed=7), first)
-    assert len({row.sum().item() for row in first}) == len(first)  # each video has noise of its own
+    assert len({row.sum().item() for row in first}) == len(first)  # each video has different noise
 
 
-def test_validation_has_frames_and_a_schedule_of_its_own_and_the_rollouts_keep_theirs(tiny_config, mesh, monkeypatch):
-    walked = []
+def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, monkeypatch):
+    calls = []
     sample_ode = GRPOPipeline.sample_ode
 
     def watched(pipeline, conditions, noise):
-        walked.append((noise.shape[2], pipeline.scheduler.config.shift, pipeline.scheduler.sigmas.tolist()))
+        calls.append((noise.shape[2], pipeline.scheduler.config.shift, pipeline.scheduler.sigmas.tolist()))
         return sample_ode(pipeline, conditions, noise)
 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
-    own = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
-    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **own), mesh, CPU, scorers={"test": Redness()})
+    settings = {"validation_num_frames": 9, "validation_shift": 7.0, "validation_steps": 2}
+    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
     videos = trainer.validation.videos(trainer.validation.rows()[:1])
     assert len(videos[0]) == 9
-    (latent_frames, shift, sigmas), *_ = walked
+    (latent_frames, shift, sigmas), *_ = calls
     assert (latent_frames, shift, sigmas) == (3, 7.0, [1.0, 0.875, 0.0])  # 7 / 2 over 1 + 6 / 2
     assert trainer.pipeline.scheduler.config.shift == 3 and len(trainer.pipeline.scheduler.timesteps) == 4
 
 
-def test_a_run_without_guidance_is_validated_with_guidance(tiny_config, mesh):
-    own = {"validation_cfg_scale": 3.0, "negative_prompt": "blurry"}
-    config = tiny_config.with_settings(**VALIDATED, **own, validation_steps=1)
+def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
+    settings = {"validation_cfg_scale": 3.0, "negative_prompt": "blurry"}
+    config = tiny_config.with_settings(**VALIDATED, **settings, validation_steps=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     sampling = trainer.pipeline.sampling, trainer.validation.pipeline.sampling
     assert [settings.guidance_scale for settings in sampling] == [1, 3]
@@ -119,14 +121,14 @@ def test_a_run_without_guidance_is_validated_with_guidance(tiny_config, mesh):
     assert trainer.validation.made_with["guidance"] == [3, "blurry"]
 
 
-def test_without_a_base_validation_there_is_no_before_and_after_and_that_is_said_once(tiny_config, mesh, capsys):
-    own = {"validate_at_step0": False, "validation_interval": 1, "max_steps": 2, "validation_steps": 1}
-    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **own), mesh, CPU, scorers={"test": Redness()})
+def test_without_a_base_validation_the_summary_has_no_comparison_and_one_warning_is_printed(tiny_config, mesh, capsys):
+    settings = {"validate_at_step0": False, "validation_interval": 1, "max_steps": 2, "validation_steps": 1}
+    trainer = Trainer(tiny_config.with_settings(**VALIDATED, **settings), mesh, CPU, scorers={"test": Redness()})
     trainer.train()
     samples = trainer.output_dir / "samples"
     assert sorted(folder.name for folder in samples.iterdir()) == ["000001", "000002"]
     assert capsys.readouterr().err.count("no validation of the base model") == 1
     print_summary(trainer.output_dir, 2, trainer.validation)
-    said = capsys.readouterr().out
-    assert "validation videos of iteration 2: reward" in said and "there is no comparison" in said
+    output = capsys.readouterr().out
+    assert "validation videos of iteration 2: reward" in output and "there is no comparison" in output
     assert not (trainer.output_dir / "before_after.png").exists()

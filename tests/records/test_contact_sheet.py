@@ -1,4 +1,4 @@
-"""The contact sheet has the right frames in the right half, and refuses lists that do not match."""
+"""Layout, text and atomic writing of the contact sheet."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def before_after(path, prompts, before, after, captions):
 RED, GREEN, BLUE, YELLOW = (230, 10, 10), (10, 200, 10), (10, 10, 230), (230, 230, 10)
 
 
-def test_before_is_left_after_is_right_and_rows_follow_the_prompts(tmp_path):
+def test_columns_and_rows_are_in_order(tmp_path):
     path = tmp_path / "sheet.png"
     before_after(
         path,
@@ -51,18 +51,18 @@ def test_before_is_left_after_is_right_and_rows_follow_the_prompts(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["sheet.png"]
 
 
-def test_every_policy_has_a_column_in_their_order(tmp_path):
+def test_every_policy_has_a_column(tmp_path):
     clips = {"base": [plain_clip(RED)], "tuned": [plain_clip(GREEN)], "lora": [plain_clip(BLUE, 2)]}
     contact_sheet(tmp_path / "sheet.png", ["p"], clips, ["seed 0"])
     picture = pixels(tmp_path / "sheet.png")
     columns = [where(picture, color)[1] for color in (RED, GREEN, BLUE)]
     assert [len(column) for column in columns] == [5 * 96 * 96, 5 * 96 * 96, 2 * 96 * 96]
     assert columns[0].max() + 20 < columns[1].min() and columns[1].max() + 20 < columns[2].min()
-    # The last column has its own width, and the margin of the first to its right.
+    # The last column has a different width; the margin follows it.
     assert picture.shape[1] == columns[2].max() + 1 + 24 + 5
 
 
-def test_the_background_is_white_and_the_captions_are_in_the_left_column(tmp_path):
+def test_the_background_is_white_and_captions_are_on_the_left(tmp_path):
     clips = [plain_clip(RED)]
     before_after(tmp_path / "bare.png", [""], clips, clips, [""])
     before_after(tmp_path / "text.png", ["a red square"], clips, clips, [""])
@@ -76,7 +76,7 @@ def test_the_background_is_white_and_the_captions_are_in_the_left_column(tmp_pat
     assert blue_ink.any() and not ((text[..., 2].astype(int) - text[..., 0]) > 100).any()
 
 
-def test_time_runs_to_the_right_from_the_first_to_the_last_frame(tmp_path):
+def test_frames_are_in_order_from_left_to_right(tmp_path):
     clip = plain_clip((0, 0, 50))
     clip[:, 0] = (torch.arange(9, dtype=torch.uint8) * 20 + 40)[:, None, None]
     before_after(tmp_path / "sheet.png", ["p"], [clip], [plain_clip(GREEN)], [""])
@@ -85,14 +85,14 @@ def test_time_runs_to_the_right_from_the_first_to_the_last_frame(tmp_path):
     assert starts == sorted(starts) and len(set(starts)) == 5
 
 
-def test_frames_are_evenly_spaced_and_a_short_clip_is_shown_whole():
+def test_frames_are_evenly_spaced_and_short_videos_are_complete():
     clip = torch.arange(9)[:, None, None, None]
     assert even_frames(clip).flatten().tolist() == [0, 2, 4, 6, 8]
     assert even_frames(clip[:3]).flatten().tolist() == [0, 1, 2]
     assert even_frames(clip[:1]).flatten().tolist() == [0]
 
 
-def test_small_frames_are_enlarged_by_an_integer_and_large_ones_are_shrunk():
+def test_small_frames_are_enlarged_by_an_integer_and_large_ones_shrunk():
     frame = torch.randint(0, 256, (3, 32, 40), dtype=torch.uint8)
     shown = torch.from_numpy(np.array(fit_frame(frame))).permute(2, 0, 1)
     assert shown.shape == (3, 96, 120) and torch.equal(shown, enlarge(frame, 3))
@@ -100,7 +100,7 @@ def test_small_frames_are_enlarged_by_an_integer_and_large_ones_are_shrunk():
     assert fit_frame(torch.zeros(3, 480, 864, dtype=torch.uint8)).size == (173, 96)
 
 
-def test_clips_of_different_sizes_and_lengths_share_a_sheet(tmp_path):
+def test_videos_of_different_sizes_and_lengths_share_a_sheet(tmp_path):
     before_after(
         tmp_path / "sheet.png",
         ["small", "wide"],
@@ -113,7 +113,7 @@ def test_clips_of_different_sizes_and_lengths_share_a_sheet(tmp_path):
     assert num_shown == [2 * 96 * 96, 5 * 96 * 192, 5 * 96 * 96, 1 * 96 * 96]
 
 
-def test_a_long_prompt_is_wrapped_and_cut_with_an_ellipsis():
+def test_a_long_prompt_is_wrapped_and_truncated():
     text = "a corgi in a yellow raincoat runs through puddles at night"
     assert " ".join(wrap(text)) == text and max(map(len, wrap(text))) <= 28
     cut = wrap(f"{text} " * 5)
@@ -125,7 +125,7 @@ def test_a_long_prompt_is_wrapped_and_cut_with_an_ellipsis():
 @pytest.mark.parametrize(
     "prompt", ["a corgi in a yellow raincoat runs through puddles at night " * 5, "costs $1$ or $x^2$"]
 )
-def test_a_prompt_stays_in_its_column_and_is_drawn_as_written(tmp_path, prompt):
+def test_a_prompt_stays_in_its_column(tmp_path, prompt):
     clips = [plain_clip(RED)]
     before_after(tmp_path / "text.png", [prompt], clips, clips, [""])
     picture = pixels(tmp_path / "text.png")
@@ -134,7 +134,7 @@ def test_a_prompt_stays_in_its_column_and_is_drawn_as_written(tmp_path, prompt):
     assert 24 <= ink.min() and ink.max() < 24 + 230
 
 
-def test_a_crash_leaves_no_picture(tmp_path, monkeypatch):
+def test_a_crash_leaves_no_partial_picture(tmp_path, monkeypatch):
     def crash(self, file, **kwargs):
         with open(file, "wb") as half:
             half.write(b"half")
@@ -146,7 +146,7 @@ def test_a_crash_leaves_no_picture(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_lists_that_do_not_match_are_refused(tmp_path):
+def test_lists_of_different_lengths_raise_value_error(tmp_path):
     clip = plain_clip(RED)
     with pytest.raises(ValueError, match="shorter"):
         before_after(tmp_path / "sheet.png", ["p"], [clip], [clip], [])

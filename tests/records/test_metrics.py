@@ -1,4 +1,4 @@
-"""Metrics reach every file under the names they were given, each iteration once, also after a crash."""
+"""Metrics are written under their names to every tracker, each iteration once, also after a crash."""
 
 import io
 import json
@@ -20,14 +20,14 @@ def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWr
 
 
 def lines(folder) -> list[dict]:
-    """The records of metrics.jsonl, read as strict JSON."""
+    """Return the records of metrics.jsonl, read as strict JSON."""
 
-    def refuse(name):
+    def reject(name):
         raise AssertionError(f"{name} is not JSON")
 
     text = (folder / "metrics.jsonl").read_text()
     assert text == "" or text.endswith("\n")
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
 def events(folder):
@@ -49,7 +49,7 @@ def moving_clip(num_frames: int = 4) -> torch.Tensor:
     return video
 
 
-def test_each_iteration_is_one_line_with_the_names_as_given(tmp_path):
+def test_each_iteration_is_one_line(tmp_path):
     with writer(tmp_path) as metrics:
         metrics.log({"reward/mean": 0.25, "update": 2, "kl/position": 1e-12}, 1)
         metrics.log({"reward/mean": torch.tensor(0.5), "update": 4, "iteration": 2}, 2)
@@ -59,27 +59,27 @@ def test_each_iteration_is_one_line_with_the_names_as_given(tmp_path):
     assert second == {"iteration": 2, "reward/mean": 0.5, "update": 4}
 
 
-def test_a_line_is_on_disk_before_the_writer_is_closed(tmp_path):
+def test_lines_are_written_immediately(tmp_path):
     metrics = writer(tmp_path)
     metrics.log({"reward/mean": 1.0}, 1)
     assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0}]
     metrics.close()
 
 
-def test_what_is_not_finite_becomes_null_in_strict_json(tmp_path):
+def test_non_finite_values_become_null(tmp_path):
     with writer(tmp_path) as metrics:
         metrics.log({"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.float32("nan"), "e": 0.0}, 1)
     assert lines(tmp_path) == [{"iteration": 1, "a": None, "b": None, "c": None, "d": None, "e": 0.0}]
 
 
-def test_a_list_is_for_the_file_and_a_tracker_sees_numbers_only(tmp_path):
+def test_lists_are_written_to_the_file_only(tmp_path):
     with writer(tmp_path, ["tensorboard"]) as metrics:
         metrics.log({"reward/mean": 1.0, "by_step/kl": [0.5, None]}, 1)
     assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0, "by_step/kl": [0.5, None]}]
     assert events(tmp_path).Tags()["scalars"] == ["reward/mean"]
 
 
-def test_a_resumed_run_drops_later_lines_and_a_torn_last_one(tmp_path):
+def test_a_resumed_run_drops_later_and_incomplete_lines(tmp_path):
     with writer(tmp_path) as metrics:
         for iteration in range(1, 6):
             metrics.log({"reward/mean": float(iteration)}, iteration)
@@ -98,14 +98,14 @@ def test_a_resumed_run_drops_later_lines_and_a_torn_last_one(tmp_path):
 
 
 @pytest.mark.parametrize("tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00", b'{"iteration": 3, "a": "\xe2\x82', b"3"])
-def test_a_torn_last_line_is_dropped_when_nothing_else_is(tmp_path, tail):
+def test_an_incomplete_last_line_is_dropped(tmp_path, tail):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}\n' + tail)
     with writer(tmp_path, resume_iteration=2) as metrics:
         metrics.log({}, 3)
     assert [line["iteration"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
-def test_a_whole_last_line_without_its_line_end_is_kept(tmp_path):
+def test_a_complete_last_line_without_newline_is_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}')
     with writer(tmp_path, resume_iteration=2) as metrics:
         metrics.log({}, 3)
@@ -126,7 +126,7 @@ def test_a_crash_while_dropping_lines_keeps_the_old_file(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_run_may_start_over_in_its_folder_or_resume_into_a_new_one(tmp_path):
+def test_a_run_can_start_over_or_resume_into_a_new_folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 0}\n{"iteration": 1}\n')
     with writer(tmp_path, resume_iteration=-1) as metrics:
         metrics.log({}, 0)
@@ -136,13 +136,13 @@ def test_a_run_may_start_over_in_its_folder_or_resume_into_a_new_one(tmp_path):
     assert lines(tmp_path / "new") == [{"iteration": 8}]
 
 
-def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
+def test_a_broken_line_in_the_middle_raises_value_error(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
     with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl"):
         writer(tmp_path, resume_iteration=3)
 
 
-def test_a_new_run_is_not_mixed_with_another(tmp_path):
+def test_a_new_run_does_not_append_to_another(tmp_path):
     with writer(tmp_path) as metrics:
         metrics.log({"reward/mean": 1.0}, 1)
     with pytest.raises(ValueError, match="another run.*set another output_dir"):
@@ -150,7 +150,7 @@ def test_a_new_run_is_not_mixed_with_another(tmp_path):
     assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0}]
 
 
-def test_tensorboard_has_the_scalars_under_the_same_names(tmp_path):
+def test_tensorboard_receives_scalars(tmp_path):
     with writer(tmp_path, ["tensorboard"], learning_rate=1e-5) as metrics:
         metrics.log({"reward/mean": 0.25, "lr": 1e-5, "iteration": 1}, 1)
         metrics.log({"reward/mean": 0.5, "lr": 1e-5}, 2)
@@ -160,7 +160,7 @@ def test_tensorboard_has_the_scalars_under_the_same_names(tmp_path):
     assert '"learning_rate": 1e-05' in config and '"run_name": "test"' in config
 
 
-def test_tensorboard_hides_the_iterations_that_are_done_again(tmp_path):
+def test_tensorboard_hides_repeated_iterations(tmp_path):
     with writer(tmp_path, ["tensorboard"]) as metrics:
         for iteration in range(1, 6):
             metrics.log({"reward/mean": float(iteration)}, iteration)
@@ -169,7 +169,7 @@ def test_tensorboard_hides_the_iterations_that_are_done_again(tmp_path):
     assert scalars(tmp_path, "reward/mean") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
-def test_tensorboard_shows_a_clip_as_an_animated_gif(tmp_path):
+def test_tensorboard_receives_videos_as_animated_gifs(tmp_path):
     with writer(tmp_path, ["tensorboard"]) as metrics:
         metrics.add_video("samples/0", moving_clip(), 8, 10, file=tmp_path / "clip.mp4")
     (event,) = events(tmp_path).Images("samples/0")
@@ -178,14 +178,14 @@ def test_tensorboard_shows_a_clip_as_an_animated_gif(tmp_path):
     assert (image.format, image.n_frames, image.size) == ("GIF", 4, (128, 128))
 
 
-def test_videos_go_nowhere_when_nothing_is_reported_to(tmp_path):
+def test_videos_are_not_written_without_trackers(tmp_path):
     with writer(tmp_path) as metrics:
         metrics.add_video("samples/0", moving_clip(), 8, 10, file=tmp_path / "clip.mp4")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 class FakeWandb(types.ModuleType):
-    """What we use of wandb, recorded."""
+    """Records the calls of wandb."""
 
     def __init__(self):
         super().__init__("wandb")
@@ -205,7 +205,7 @@ class FakeWandb(types.ModuleType):
         self.finished += 1
 
 
-def test_wandb_gets_metrics_over_iterations_and_the_video_file(tmp_path, monkeypatch):
+def test_wandb_receives_metrics_by_iteration_and_video_files(tmp_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
@@ -222,7 +222,7 @@ def test_wandb_gets_metrics_over_iterations_and_the_video_file(tmp_path, monkeyp
     assert wandb.finished == 1
 
 
-def test_a_resumed_run_goes_on_under_its_wandb_id(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     writer(tmp_path, ["wandb"]).close()

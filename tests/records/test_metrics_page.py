@@ -1,4 +1,4 @@
-"""docs/metrics.md has every name that a run can write, and no other."""
+"""docs/metrics.md lists exactly the metrics that a run can write."""
 
 import ast
 import re
@@ -16,18 +16,18 @@ from tests.forked import ROOT
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 DOCUMENTED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 NAME = re.compile(r"[a-z_]+/(?:[\w/]|<\w+>)+")
-# What is written like the name of a metric: first parts of paths, tags of videos, and a key of the rendezvous.
+# Strings that look like names of metrics: paths, tags of videos, and a key of the rendezvous.
 NO_METRICS = {"agreement", "assets", "configs", "docs", "outputs", "rollout", "text_encoder", "vision_encoder"}
 
 
 def undocumented(names, open_names=("VQ", "MQ", "TA", "seen")):
-    """Names that have no row; what a scorer is free to name has one such as ``reward/<dimension>``."""
+    """Return the names without a row; names chosen by scorers have a row such as ``reward/<dimension>``."""
     rows = {re.sub(r"<\w+>", "<>", row) for row in DOCUMENTED}
     return sorted(name for name in names if re.sub(rf"\b({'|'.join(open_names)})$|<\w+>", "<>", name) not in rows)
 
 
 def written_in_code():
-    """Names in the code that makes metrics; a formatted part is ``<name>``, and a timed stage ``time/<stage>``."""
+    """Yield names in the code that computes metrics; formatted parts are ``<name>``, timed stages ``time/<stage>``."""
     sources = [ROOT / "hyvideo" / name for name in ("trainer.py", "evaluation/validation.py", "miniature/reward.py")]
     sources += [p for folder in ("grpo", "training", "records") for p in (ROOT / "hyvideo" / folder).glob("*.py")]
     for node in (node for source in sources for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))):
@@ -40,7 +40,7 @@ def written_in_code():
             yield f"time/{node.args[0].value}"
 
 
-def of_a_validation(mesh):
+def validation_metrics(mesh):
     scorer = MiniatureScorer(ROOT / "assets/miniature")
     rewards = {k: Reward(1.0, {"VQ": 1.0, "MQ": 1.0, "TA": 1.0, "seen": 1.0}) for k in (0, 1)}
     videos = {k: torch.zeros(5, 3, 32, 32, dtype=torch.uint8) for k in (0, 1)}
@@ -49,10 +49,10 @@ def of_a_validation(mesh):
     return {f"validation/{name}" for name in (*measures, *summarise_rewards([*rewards.values()])[0], *SET_MEASURES)}
 
 
-def test_the_page_has_every_metric_and_nothing_that_no_run_writes(mesh):
+def test_the_page_lists_exactly_the_metrics_of_a_run(mesh):
     found = {name for name in written_in_code() if NAME.fullmatch(name) and name.split("/")[0] not in NO_METRICS}
-    found -= {"kl/total", "time/<name>"}  # taken out before it is written; every stage is there by its name
-    found |= {"iteration", "update", "lr", "validation/hacking", *of_a_validation(mesh)}
+    found -= {"kl/total", "time/<name>"}  # not written; stages are listed by name
+    found |= {"iteration", "update", "lr", "validation/hacking", *validation_metrics(mesh)}
     assert {"reward/<name>", "policy/ratio_mean", "time/anchor", "validation/true/<name>"} <= found
     assert not undocumented(found)
     exact = {name for name in DOCUMENTED if "<" not in name}

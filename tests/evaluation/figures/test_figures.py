@@ -1,4 +1,4 @@
-"""Runs to groups to curves to files; what the figures draw without runs, by its closed form."""
+"""Grouping of runs, curves and files of the figures, and closed forms of the theory figures."""
 
 import json
 
@@ -12,13 +12,13 @@ from hyvideo.evaluation.figures.curves import TRUST_REGION_SETTINGS, by_schedule
 from hyvideo.evaluation.figures.figures import Sampling, gradient_scale
 from scripts import make_figures
 
-original = plt.Axes.plot
+original_plot = plt.Axes.plot
 METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
 
 
 @pytest.fixture
 def make_run(tmp_path, tiny_config):
-    """Leaves a run's records: its reward is the iteration plus ``level``."""
+    """Writes the records of a run whose reward is the iteration plus ``level``."""
 
     def make(name, *, level=0.0, iterations=6, metrics=METRICS, **settings):
         folder = tmp_path / "runs" / name
@@ -56,7 +56,7 @@ def test_seeds_are_averaged_and_settings_are_not(make_run, tmp_path):
     np.testing.assert_allclose(found.std, 0.5)
 
 
-def test_a_curve_has_the_iterations_that_all_seeds_have_and_smooths_over_them(make_run):
+def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run):
     runs = find_runs([make_run("long", iterations=6), make_run("short", iterations=4, seed=1)])
     found = curve(runs, "reward/mean", window=3)
     assert found.iterations.tolist() == [3, 4]
@@ -64,7 +64,7 @@ def test_a_curve_has_the_iterations_that_all_seeds_have_and_smooths_over_them(ma
     assert curve(runs, "reward/mean", window=5) is None and curve(runs, "no/metric") is None
 
 
-def test_a_trust_region_is_known_by_its_name_whichever_flags_said_it(make_run, tmp_path):
+def test_a_trust_region_is_identified_by_name_for_all_flags(make_run, tmp_path):
     make_run("flags", use_dual_kl=False, use_moving_KL=False)
     make_run("name", kl_strategy="fixed", seed=1)
     make_run("none", kl_weight=0.0, kl_gain=0.9)
@@ -72,7 +72,7 @@ def test_a_trust_region_is_known_by_its_name_whichever_flags_said_it(make_run, t
     assert runs[0].settings == runs[1].settings and "kl_gain" not in runs[2].settings
 
 
-def test_comparisons_are_told_apart_by_what_differs(make_run, tmp_path):
+def test_comparisons_are_labeled_by_the_settings_that_differ(make_run, tmp_path):
     for weights in ("averaged", "alignment"):
         for schedule in ("constant", "adaptive"):
             make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
@@ -80,7 +80,7 @@ def test_comparisons_are_told_apart_by_what_differs(make_run, tmp_path):
     assert {comparison.label() for comparison in found} == {"reward_weights averaged", "reward_weights alignment"}
 
 
-def test_a_schedule_is_its_rule_with_its_warm_up_and_gain(make_run, tmp_path):
+def test_a_schedule_is_named_with_its_warm_up_and_gain(make_run, tmp_path):
     make_run("constant", kl_schedule="constant")
     make_run("two_stage", kl_schedule="two_stage")
     make_run("milder", kl_schedule="adaptive", kl_warmup_updates=4, kl_gain=0.05)
@@ -96,7 +96,7 @@ def test_a_schedule_is_its_rule_with_its_warm_up_and_gain(make_run, tmp_path):
     assert by_schedule(without) is without
 
 
-def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, tmp_path):
+def test_runs_without_a_trust_region_join_every_comparison(make_run, tmp_path):
     make_run("none", kl_weight=0.0)
     for schedule in ("constant", "adaptive"):
         for strategy in ("fixed", "dual_moving"):
@@ -111,7 +111,7 @@ def test_runs_without_a_trust_region_stand_beside_every_trust_region(make_run, t
         }
 
 
-def test_samplers_of_different_noise_are_panels_and_not_seeds(make_run, figures, tmp_path):
+def test_samplers_of_different_noise_are_separate_panels(make_run, figures, tmp_path):
     for eta in (0.5, 0.7):
         for has_equalizer in (True, False):
             make_run(f"{eta}-{has_equalizer}", eta=eta, use_grad_balancing=has_equalizer)
@@ -120,56 +120,58 @@ def test_samplers_of_different_noise_are_panels_and_not_seeds(make_run, figures,
     assert figures(tmp_path / "runs", "--figures", "3")[1] == ["figure3.png"]
 
 
-def test_figures_are_made_from_runs(make_run, figures, tmp_path):
+def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
     for seed in (0, 1):
         make_run(f"equalized{seed}", seed=seed)
         make_run(f"plain{seed}", seed=seed, use_grad_balancing=False)
         make_run(f"none{seed}", seed=seed, kl_weight=0.0)
         make_run(f"constant{seed}", seed=seed, kl_schedule="constant")
-    code, made, said = figures(tmp_path / "runs")
-    # Two of figure 8: the trust regions beside none have two schedules.
+    code, made, output = figures(tmp_path / "runs")
+    # Figure 8 is drawn twice, since the runs with a trust region have two schedules.
     assert code == 0 and made == [f"figure{n}.png" for n in (3, 4, 7, 8)] + ["figure8_2.png", "figure9.png"]
-    assert "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients" in said.out
+    assert "theory only: pass measured norms of scripts.measure_gradient_norms with --gradients" in output.out
 
 
-def test_the_learning_curve_is_of_one_run_or_of_the_seeds_of_one_setting(make_run, figures, tmp_path, monkeypatch):
+def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plt.Axes, "plot", lambda axes, x, y, **more: drawn.append([*y]) or original(axes, x, y, **more))
+    monkeypatch.setattr(
+        plt.Axes, "plot", lambda axes, x, y, **more: drawn.append([*y]) or original_plot(axes, x, y, **more)
+    )
     for seed in (0, 1):
         make_run(f"seed{seed}", seed=seed, level=seed, iterations=3 + seed)
-    code, made, said = figures(tmp_path / "runs" / "seed0", "--figures", "0")
-    assert code == 0 and made == ["learning_curve.png"] and "learning curve: " in said.out
-    assert drawn == [[2.0]] * 4, "reward, VQ, MQ and TA: the mean of the three iterations that there are"
+    code, made, output = figures(tmp_path / "runs" / "seed0", "--figures", "0")
+    assert code == 0 and made == ["learning_curve.png"] and "learning curve: " in output.out
+    assert drawn == [[2.0]] * 4, "reward, VQ, MQ and TA: means of the three iterations"
     drawn.clear()
     figures(tmp_path / "runs", "--figures", "0")
     assert drawn == [[2.5]] * 4
     make_run("other", learning_rate=1e-3)
-    said = figures(tmp_path / "runs", "--figures", "0")[2].out
-    assert said == "learning curve: skipped, it needs runs that differ only in their seed, got 2 different settings\n"
+    output = figures(tmp_path / "runs", "--figures", "0")[2].out
+    assert output == "learning curve: skipped, it needs runs that differ only in their seed, got 2 different settings\n"
 
 
-def test_without_runs_the_theory_is_drawn_and_the_rest_is_said_to_be_absent(figures):
-    code, made, said = figures()
+def test_without_runs_only_theory_figures_are_drawn(figures):
+    code, made, output = figures()
     assert code == 0 and made == ["figure4.png", "figure9.png"]
-    assert "figure 7: skipped, no runs with a trust region differ only in kl_schedule" in said.out
+    assert "figure 7: skipped, no runs with a trust region differ only in kl_schedule" in output.out
 
 
-def test_a_metric_that_the_runs_lack_is_named(make_run, figures, tmp_path):
+def test_a_missing_metric_is_named(make_run, figures, tmp_path):
     make_run("equalized")
     make_run("plain", use_grad_balancing=False, metrics=["reward/mean"])
     make_run("fixed", kl_strategy="fixed", metrics=["reward/mean"])
-    code, made, said = figures(tmp_path / "runs", "--figures", "3", "8")
+    code, made, output = figures(tmp_path / "runs", "--figures", "3", "8")
     assert code == 0 and made == ["figure3.png"]
-    assert "figure 8: skipped" in said.out and "must have 5 iterations of reward/std" in said.out
+    assert "figure 8: skipped" in output.out and "must have 5 iterations of reward/std" in output.out
 
 
-def test_a_folder_without_runs_is_refused(figures, tmp_path):
-    code, _, said = figures(tmp_path)
-    assert code == 2 and "no metrics.jsonl beside a config.yaml" in said.err
+def test_a_folder_without_runs_is_an_error(figures, tmp_path):
+    code, _, output = figures(tmp_path)
+    assert code == 2 and "no metrics.jsonl beside a config.yaml" in output.err
     assert "it is not there" in figures(tmp_path / "nowhere")[2].err
 
 
-def test_the_gradient_scale_of_the_first_and_last_step_of_sage_is_the_papers():
+def test_the_gradient_scale_of_sage_matches_the_paper():
     _, norms, inverse_std = gradient_scale("sage_grpo", Sampling())
     assert norms[0] == pytest.approx(0.0188, abs=1e-4) and norms[-1] == pytest.approx(2.77, abs=0.01)
     assert inverse_std[0] == pytest.approx(1 / 0.5555, abs=1e-3)

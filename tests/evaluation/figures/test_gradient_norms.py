@@ -1,4 +1,4 @@
-"""Gradient norms per step: what is measured is what training computes, and nothing but the file is left."""
+"""Gradient norms per step equal those of training, and the program writes nothing but its file."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ def norms_under(trainer, rollouts, weights):
     return norms_per_visit(trainer.update, rollouts)
 
 
-def test_norms_with_weights_over_the_weights_are_norms_without(measured, mesh):
+def test_weighted_norms_divided_by_the_weights_are_unweighted_norms(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
     rollouts, weights = scored_round(trainer), trainer.update.step_weights
     before = [parameter.detach().clone() for parameter in trainer.policy.parameters]
@@ -43,7 +43,7 @@ def test_norms_with_weights_over_the_weights_are_norms_without(measured, mesh):
     assert len(table(result).splitlines()) == 1 + 3 + 2
 
 
-def test_the_norm_of_a_step_is_that_of_an_update_on_this_step_alone(measured, mesh):
+def test_the_norm_of_a_step_is_that_of_an_update_on_this_step(measured, mesh):
     trainer = Trainer(measured, mesh, CPU)
     rollouts = scored_round(trainer)
     norms = norms_per_visit(trainer.update, rollouts)
@@ -61,17 +61,17 @@ def norms_on_several(settings):
 
 
 @pytest.mark.parametrize("enable_fsdp", [False, True], ids=["whole", "sharded"])
-def test_two_processes_measure_what_one_does(measured, mesh, tmp_path, enable_fsdp):
+def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_fsdp):
     trainer = Trainer(measured, mesh, CPU)
-    alone = norms_per_visit(trainer.update, scored_round(trainer))
+    expected = norms_per_visit(trainer.update, scored_round(trainer))
     shared = {"batch_size": 4, "enable_fsdp": enable_fsdp, "max_steps": 1}
     shared |= {"output_dir": str(tmp_path / "two")}
     settings = {"path": "configs/smoke.yaml"} | measured.with_settings(**shared).flat()
     first, second = launch("tests.evaluation.figures.test_gradient_norms:norms_on_several", 2, settings)
-    assert first == second == pytest.approx(alone, rel=1e-4)
+    assert first == second == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_settings_of_the_run_are_kept_but_for_what_is_not_measured(tiny_config, tmp_path):
+def test_measurement_keeps_the_settings_of_the_run(tiny_config, tmp_path):
     run = tiny_config.with_settings(
         sde_window="fixed:0:1", match_noise="sage_grpo:0.5", kl_strategy="moving", num_updates_per_rollout=2
     )
@@ -85,7 +85,7 @@ def test_the_settings_of_the_run_are_kept_but_for_what_is_not_measured(tiny_conf
         measurement(run.with_settings(resume_from_checkpoint="latest"), rollouts=8, replicas=1, folder=tmp_path)
 
 
-def test_a_checkpoint_is_measured_in_place_of_the_base(tiny_config, mesh, tmp_path):
+def test_a_checkpoint_can_be_measured(tiny_config, mesh, tmp_path):
     run = tiny_config.with_settings(max_steps=1, learning_rate=1e-2)
     trained = Trainer(run, mesh, CPU)
     trained.train()
@@ -95,7 +95,7 @@ def test_a_checkpoint_is_measured_in_place_of_the_base(tiny_config, mesh, tmp_pa
     assert all(map(torch.equal, trained.policy.parameters, trainer.policy.parameters))
 
 
-def test_the_program_leaves_its_file_alone(tiny_config, tmp_path, capsys):
+def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
     out = tmp_path / "gradients.json"
     flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--num_threads", "1"]
     main([*flags, "--precompute_conditions", "true", "--out", str(out), "--rounds", "2"])
@@ -110,17 +110,17 @@ def test_the_program_leaves_its_file_alone(tiny_config, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--rollouts", "6"], "6 is not a multiple of num_generations 4"),
         (["--out", "nowhere/g.json"], "the folder of --out must exist"),
     ],
 )
-def test_bad_input_ends_with_one_message_and_code_2(tiny_config, tmp_path, capsys, flags, said):
+def test_invalid_flags_exit_with_code_2(tiny_config, tmp_path, capsys, flags, message):
     with pytest.raises(SystemExit, match="2"):
         main(["--config", "configs/smoke.yaml", "--out", str(tmp_path / "g.json"), *flags])
-    assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+    assert message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_the_rank_correlation_is_spearmans():

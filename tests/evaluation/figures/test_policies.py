@@ -1,4 +1,4 @@
-"""Several policies on the same prompts and seeds: who they are, and that noise and prompts are the same for all."""
+"""Videos of several policies: parsing of policies, and equal noise and prompts for all of them."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def run_folder(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_policy_is_the_base_a_checkpoint_the_newest_of_a_run_or_a_lora(tmp_path, run_folder):
+def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder):
     save_lora({"module": Pair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
     first = run_folder / "checkpoints/000010"
@@ -40,7 +40,7 @@ def test_a_policy_is_the_base_a_checkpoint_the_newest_of_a_run_or_a_lora(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
         (["base", "base"], "different names"),
@@ -49,12 +49,12 @@ def test_a_policy_is_the_base_a_checkpoint_the_newest_of_a_run_or_a_lora(tmp_pat
         (["x=nowhere"], "got 'nowhere'"),
     ],
 )
-def test_a_word_that_is_no_policy_is_refused(words, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_policy_raises_value_error(words, message):
+    with pytest.raises(ValueError, match=message):
         read_policies(words)
 
 
-def test_two_processes_make_the_videos_of_all_policies_from_the_same_noise(tmp_path, tiny_config):
+def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
     transformer = load_transformer("assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED)
     transformer.save_pretrained(tmp_path / "copy")
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_two_processes_make_the_videos_of_all_policies_from_the_same_noise(tmp_p
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--num_prompts", "0"], "--num_prompts must be at least 1, got 0"),
         (["--valid_video_csv="], "no prompts: give --prompt or --valid_video_csv"),
@@ -85,11 +85,11 @@ def test_two_processes_make_the_videos_of_all_policies_from_the_same_noise(tmp_p
         (["--out", "/proc/x"], "got '/proc/x"),
     ],
 )
-def test_bad_input_ends_with_one_message_before_anything_is_written(
-    tmp_path, tiny_config, monkeypatch, capsys, flags, said
+def test_invalid_flags_are_reported_before_anything_is_written(
+    tmp_path, tiny_config, monkeypatch, capsys, flags, message
 ):
     out = tmp_path / "out"
     monkeypatch.setattr("sys.argv", ["x", *COMMON, "--out", str(out), "--policies", "base", *flags])
     with pytest.raises(SystemExit, match="2"):
         compare_policies.main()
-    assert said in capsys.readouterr().err and not out.exists()
+    assert message in capsys.readouterr().err and not out.exists()

@@ -1,4 +1,4 @@
-"""A small study of three methods, and answers of simulated raters to it."""
+"""A small study of three methods, and answers of simulated raters."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ PROMPTS = [
 
 
 def write_folder(folder, prompts=PROMPTS, colour=0, name="clip_{}"):
-    """A folder as generate.py leaves it, with scores as a run does: the first method has the highest."""
+    """Write a folder of videos with JSON files like generate.py."""
     folder.mkdir(parents=True)
     for number, prompt in enumerate(prompts):
         path = folder / f"{name.format(number)}.mp4"
@@ -31,13 +31,13 @@ def write_folder(folder, prompts=PROMPTS, colour=0, name="clip_{}"):
 
 
 def waiting(study, token):
-    """Pairs that the rater's page still asks about."""
+    """Return the pairs on the rater's page that have no answer yet."""
     state = study.page(token).partition('id="state">')[2].partition("</script>")[0]
     return json.loads(state)["pairs"]
 
 
 def content(study, token, pair, answer):
-    """What the page sends where a rater gives one answer to every question of a pair."""
+    """Return what the page sends if a rater gives the same answer to all questions of a pair."""
     return {"token": token, "answers": {pair: dict.fromkeys(study.questions, answer)}}
 
 
@@ -56,7 +56,7 @@ def folders(tmp_path_factory):
         ]
         if colour:
             (folder / "scores.json").write_text(json.dumps(entries))
-        else:  # as scripts.evaluate --out folder/scores
+        else:  # like scripts.evaluate --out folder/scores
             (folder / "scores").mkdir()
             (folder / "scores/scores.json").write_text(json.dumps({"videos": entries}))
     return made
@@ -76,7 +76,7 @@ def study(made, tmp_path):
 
 @pytest.fixture
 def answer_all(study):
-    """Answers every pair of every rater by ``prefer(rater's name, what the key says of the pair) -> answer``."""
+    """Answers all pairs of all raters with ``prefer(name of the rater, key entry of the pair) -> answer``."""
     key = json.loads((study.folder / "key.json").read_text())["pairs"]
 
     def answer(prefer):

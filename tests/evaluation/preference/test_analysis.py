@@ -1,4 +1,4 @@
-"""Simulated raters of known preference: what is measured is what they prefer."""
+"""Analysis of simulated raters with known preferences."""
 
 import csv
 import json
@@ -33,8 +33,8 @@ def prefers_lower(_, pair):
 
 
 @pytest.mark.parametrize("mean, rater_std, prompt_std", [(0.0, 0.5, 0.5), (0.8, 0.3, 0.8), (1.5, 0.0, 0.0)])
-def test_intervals_cover_the_preference_in_95_of_100_studies(mean, rater_std, prompt_std, random):
-    """A win is a latent difference above 0.2: normal in raters, prompts and answers; between -0.2 and 0.2 is a tie."""
+def test_intervals_have_95_percent_coverage(mean, rater_std, prompt_std, random):
+    """Latent differences have normal effects of raters, prompts and answers: above 0.2 is a win, within 0.2 a tie."""
     raters, prompts, studies = 12, 16, 150
     designed = design(2, prompts, raters=raters, pairs=12, checks=0, seed=0)
     rater = np.repeat(np.arange(raters), 12)
@@ -51,7 +51,7 @@ def test_intervals_cover_the_preference_in_95_of_100_studies(mean, rater_std, pr
     assert 0.9 * studies <= covered <= studies
 
 
-def test_intervals_widen_where_raters_or_prompts_differ():
+def test_intervals_are_wider_if_raters_or_prompts_differ():
     values, clusters, single = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10, list(range(20))
     independent = share_of(values, single, single)
     for clustered in (share_of(values, clusters, single), share_of(values, single, clusters)):
@@ -59,38 +59,38 @@ def test_intervals_widen_where_raters_or_prompts_differ():
         assert clustered["mean"] == independent["mean"] == 0.5
 
 
-def test_intervals_stay_within_0_and_1_and_have_a_width_where_all_agree():
+def test_intervals_stay_within_0_and_1_and_have_a_width_if_all_agree():
     for value in (0.0, 0.5, 1.0):
         mean, low, high = share_of([value] * 40, [i % 8 for i in range(40)], [i // 8 for i in range(40)]).values()
         assert mean == value and 0 <= low <= value <= high <= 1
         assert 0.2 < high - low < 0.9
 
 
-def test_an_even_rater_gives_one_half(study, answer_all):
+def test_ties_give_a_win_rate_of_one_half(study, answer_all):
     answer_all(lambda *_: "tie")
     found = results(study)
-    for of_question in found["questions"].values():
-        assert all(rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in of_question["win_rates"])
-        assert of_question["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
-        assert of_question["alpha"] is None and of_question["first_side"]["mean"] is None
+    for result in found["questions"].values():
+        assert all(rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in result["win_rates"])
+        assert result["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
+        assert result["alpha"] is None and result["first_side"]["mean"] is None
 
 
-def test_raters_with_a_preference_are_measured_whatever_the_sides(study, answer_all):
+def test_preferences_are_measured_independently_of_sides(study, answer_all):
     answer_all(prefers_lower)
     found = results(study)
     versus = [(METHODS[a], METHODS[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
-    for of_question in found["questions"].values():
-        assert [(rate["method"], rate["against"]) for rate in of_question["win_rates"]] == versus
-        assert all(rate["mean"] == 1 and 0.2 < rate["low"] < 1 for rate in of_question["win_rates"])
-        first, second, third = of_question["strengths"].values()
-        assert first > 1 > second > -1 > third and of_question["alpha"] is None
-        assert 0.3 < of_question["first_side"]["mean"] < 0.7
+    for result in found["questions"].values():
+        assert [(rate["method"], rate["against"]) for rate in result["win_rates"]] == versus
+        assert all(rate["mean"] == 1 and 0.2 < rate["low"] < 1 for rate in result["win_rates"])
+        first, second, third = result["strengths"].values()
+        assert first > 1 > second > -1 > third and result["alpha"] is None
+        assert 0.3 < result["first_side"]["mean"] < 0.7
     assert found["questions"]["VQ"]["reward_model"]["mean"] == 1
     assert found["questions"]["Overall"]["reward_model"]["mean"] is None
     assert found["checks"] == {f"r0{number}": [False] * 4 for number in range(1, 5)} and found["left_out"] == []
 
 
-def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(study, answer_all):
+def test_agreement_falls_if_one_rater_disagrees(study, answer_all):
     def contrary(rater, pair):
         better = prefers_lower(rater, pair)
         return {"first": "second", "second": "first", "tie": "tie"}[better] if rater == "r02" else better
@@ -101,7 +101,7 @@ def test_agreement_is_one_where_raters_agree_and_falls_where_one_is_contrary(stu
     assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
 
 
-def test_a_rater_alone_is_analysed_with_nobody_to_agree_with(study):
+def test_a_single_rater_has_no_alpha(study):
     key, (token, *_) = json.loads((study.folder / "key.json").read_text())["pairs"], study.raters
     for pair in study.raters[token]["pairs"]:
         add(study, token, pair, prefers_lower(None, key[pair]))
@@ -109,7 +109,7 @@ def test_a_rater_alone_is_analysed_with_nobody_to_agree_with(study):
     assert found["alpha"] is None and found["win_rates"][0]["mean"] == 1
 
 
-def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(study, answer_all):
+def test_a_rater_who_always_chooses_one_side_is_excluded(study, answer_all):
     answer_all(lambda rater, pair: "first" if rater == "r03" else prefers_lower(rater, pair))
     found = results(study)
     assert found["checks"]["r03"] == [True] * 4 and found["left_out"] == ["r03"]
@@ -118,13 +118,13 @@ def test_a_rater_who_always_takes_one_side_fails_the_checks_and_is_left_out(stud
     assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
 
 
-def test_checks_are_judged_on_the_last_question_a_tie_is_no_other_winner_and_half_may_fail(study):
+def test_checks_use_the_last_question_and_ties_pass_repeats(study):
     key = json.loads((study.folder / "key.json").read_text())["pairs"]
     for token, rater in study.raters.items():
         for pair in rater["pairs"]:
             given = content(study, token, pair, "first")
-            at_check = {"identical": "second", "repeat": "tie"}
-            given["answers"][pair]["Overall"] = at_check.get(key[pair]["kind"]) or prefers_lower(None, key[pair])
+            at_checks = {"identical": "second", "repeat": "tie"}
+            given["answers"][pair]["Overall"] = at_checks.get(key[pair]["kind"]) or prefers_lower(None, key[pair])
             study.add(json.dumps(given).encode())
     found = results(study)
     assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {(False, False, True, True)}
@@ -136,8 +136,8 @@ def judged(rows):
     return [SimpleNamespace(**dict(zip(names, (unit, (0, 1), value, k, unit, None, None)))) for k, unit, value in rows]
 
 
-def test_alpha_and_strengths_are_those_of_their_formulas(random):
-    """Krippendorff's coincidences c_ab with ordinal distances, and log odds of two methods with half a win each."""
+def test_alpha_and_strengths_match_their_formulas(random):
+    """Krippendorff's coincidences c_ab with ordinal distances, and log odds with half a win added for each method."""
     rows = [(k, unit, random.choice([0.0, 0.5, 1.0])) for unit in range(9) for k in range(unit % 4)]
     found = question_results(judged(rows), ["a", "b"])
     coincidences = np.zeros((3, 3))
@@ -145,28 +145,28 @@ def test_alpha_and_strengths_are_those_of_their_formulas(random):
         counts = np.bincount([int(2 * value) for _, u, value in rows if u == unit], minlength=3)
         if counts.sum() > 1:
             coincidences += (np.outer(counts, counts) - np.diag(counts)) / (counts.sum() - 1)
-    of_value = coincidences.sum(1)
-    rank = of_value.cumsum() - of_value / 2
-    distance, total = np.square(rank[:, None] - rank), of_value.sum()
-    chance = (np.outer(of_value, of_value) * distance).sum() / (total - 1)
+    totals = coincidences.sum(1)
+    rank = totals.cumsum() - totals / 2
+    distance, total = np.square(rank[:, None] - rank), totals.sum()
+    chance = (np.outer(totals, totals) * distance).sum() / (total - 1)
     assert found["alpha"] == pytest.approx(1 - (coincidences * distance).sum() / chance)
     wins = sum(value for *_, value in rows)
     odds = math.log((wins + 0.5) / (len(rows) - wins + 0.5))
     assert list(found["strengths"].values()) == pytest.approx([odds / 2, -odds / 2])
 
 
-def test_raters_who_share_no_pair_have_results_without_an_alpha():
+def test_raters_without_common_pairs_have_no_alpha():
     found = question_results(judged([(1, 0, 1.0), (1, 1, 0.5), (2, 2, 1.0)]), ["a", "b"])
     assert found["alpha"] is None and found["win_rates"][0]["mean"] == pytest.approx(2.5 / 3)
 
 
-def test_a_study_without_answers_that_count_is_refused(study, answer_all):
+def test_a_study_without_remaining_answers_raises_value_error(study, answer_all):
     with pytest.raises(ValueError, match="of their checks: none"):
         analyse(study, 0.5)
     answer_all(lambda *_: "second")
     with pytest.raises(ValueError, match="r01, r02, r03, r04"):
         analyse(study, 0.5)
-    study.questions = {"SIZE": "a question that was put in place of those that are answered"}
+    study.questions = {"SIZE": "a question that replaced the answered ones"}
     with pytest.raises(ValueError, match="no answers to SIZE remain"):
         analyse(study, 0.5)
 
@@ -189,7 +189,7 @@ def test_the_table_and_the_pairs_are_written(study, answer_all):
     assert {pair["answer"] for pair in pairs if pair["rater"] == "r01"} == {"both_bad"}
 
 
-def test_names_of_methods_are_text_in_latex_and_csv():
+def test_names_of_methods_are_escaped_in_latex_and_csv():
     folder = jinja2.FileSystemLoader(Path(analysis.__file__).parent)
     macros = jinja2.Environment(loader=folder).get_template("macros.jinja").module
     assert macros.escaped("50% a_b^2~c & $d#") == r"50\% a\_b\textasciicircum{}2\textasciitilde{}c \& \$d\#"

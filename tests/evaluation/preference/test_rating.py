@@ -1,4 +1,4 @@
-"""A study as raters and others meet it: by HTTP, by a browser, and after its process was killed."""
+"""The rating service over HTTP, in a browser, and after its process was killed."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def client(study):
 
 @pytest.fixture
 def served(study):
-    """Links of the raters of a study that a process serves, and the process."""
+    """Links of the raters of a study served by another process, and the process."""
     command = [forked.python(), "-m", "scripts.preference_study", "serve", str(study.folder), "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     yield [process.stdout.readline().split()[1] for _ in study.raters], process
@@ -40,18 +40,18 @@ def served(study):
 
 @pytest.fixture
 def browser():
-    """A page of a real browser, with what it complains of."""
+    """A page of a real browser that records errors and warnings."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not CHROMIUM:
-        pytest.skip("there is no chromium")
+        pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page()
-        page.complaints = []
+        page.logged_errors = []
         page.on(
-            "console", lambda said: page.complaints.append(said.text) if said.type in ("error", "warning") else None
+            "console", lambda log: page.logged_errors.append(log.text) if log.type in ("error", "warning") else None
         )
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("pageerror", lambda error: page.logged_errors.append(str(error)))
         yield page
         chromium.close()
 
@@ -66,7 +66,7 @@ def rater(study):
     return next(iter(study.raters))
 
 
-def test_a_rater_goes_on_at_the_first_pair_without_an_answer(study, rater):
+def test_a_rater_resumes_at_the_first_pair_without_an_answer(study, rater):
     pairs = list(study.raters[rater]["pairs"])
     assert [pair["id"] for pair in waiting(study, rater)] == pairs and len(pairs) == 12
     add(study, rater, pairs[0], "tie")
@@ -82,11 +82,11 @@ def test_the_first_answer_to_a_pair_counts(study, rater):
     assert [row["answer"] for row in study.rows()] == ["first"] * 4
 
 
-def test_what_cannot_be_an_answer_is_refused_and_nothing_is_kept(study, rater):
+def test_invalid_answers_raise_value_error_and_are_not_stored(study, rater):
     pair, good = next(iter(study.raters[rater]["pairs"])), dict.fromkeys(study.questions, "tie")
-    of_another = next(iter(list(study.raters.values())[1]["pairs"]))
+    other_pair = next(iter(list(study.raters.values())[1]["pairs"]))
     wrong = [
-        (rater, {of_another: good}),
+        (rater, {other_pair: good}),
         ("nobody", {pair: good}),
         (None, {pair: good}),
         (rater, [pair]),
@@ -94,7 +94,7 @@ def test_what_cannot_be_an_answer_is_refused_and_nothing_is_kept(study, rater):
     ]
     wrong += [(rater, {pair: given}) for given in (None, [], {}, good | {"VQ": "C"}, good | {"VQ": ["tie"]})]
     wrong += [(rater, {pair: given}) for given in (good | {"more": "tie"}, {"VQ": "tie"}, good | {"VQ": None})]
-    wrong += [(rater, {pair: good, of_another: good}), (rater, {pair: good, "x": {}}), (rater, None)]
+    wrong += [(rater, {pair: good, other_pair: good}), (rater, {pair: good, "x": {}}), (rater, None)]
     bodies = [json.dumps({"token": token, "answers": answers}).encode() for token, answers in wrong]
     for body in [*bodies, b"", b"{", b"[" * 9000, b"\xff\xfe", b"NaN", b"[]", b"null", b'{"token": "\\ud800"}']:
         with pytest.raises(ValueError):
@@ -102,7 +102,7 @@ def test_what_cannot_be_an_answer_is_refused_and_nothing_is_kept(study, rater):
     assert study.rows() == []
 
 
-def test_all_that_a_page_without_a_server_saves_is_read_once(study, rater):
+def test_answers_of_a_standalone_page_are_stored_once(study, rater):
     saved = content(study, rater, "", "tie")
     saved["answers"] = {pair: dict.fromkeys(study.questions, "both_bad") for pair in study.raters[rater]["pairs"]}
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_all_that_a_page_without_a_server_saves_is_read_once(study, rater):
     assert waiting(study, rater) == []
 
 
-def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_path):
+def test_served_content_does_not_reveal_the_method(study, client, folders, tmp_path):
     secrets = [*METHODS, *map(str, folders.values()), "clip_", "key.json", '"identical"', '"repeat"', "methods"]
     study.write_pages(tmp_path / "pages")
     seen = [path.read_bytes() + path.name.encode() for path in (tmp_path / "pages").rglob("*") if path.is_file()]
@@ -130,7 +130,7 @@ def test_nothing_that_is_served_tells_the_method(study, client, folders, tmp_pat
         assert not [secret for secret in secrets if secret.encode() in file]
 
 
-def test_a_stranger_and_a_rater_learn_nothing_that_is_not_theirs(study, client):
+def test_tokens_give_access_to_the_raters_pairs_only(study, client):
     token, (mine, *_) = token_and_pairs(study)
     _, (theirs, *_) = token_and_pairs(study, 1)
     file = study.raters[token]["pairs"][mine]["first"]
@@ -144,7 +144,7 @@ def test_a_stranger_and_a_rater_learn_nothing_that_is_not_theirs(study, client):
         assert file not in reply.text and len(reply.content) < 200
 
 
-def test_answers_that_cannot_be_are_refused(study, client):
+def test_invalid_answers_are_rejected_over_http(study, client):
     token, (mine, *_) = token_and_pairs(study)
     good = content(study, token, mine, "tie")
     for given in (good | {"token": "x"}, good | {"answers": {"x": good["answers"][mine]}}, {}, None):
@@ -158,7 +158,7 @@ def test_answers_that_cannot_be_are_refused(study, client):
     assert study.rows() == []
 
 
-def test_a_rater_is_told_where_the_disk_takes_no_answer(study, client):
+def test_a_full_disk_is_reported_to_the_rater(study, client):
     token, (mine, *_) = token_and_pairs(study)
     with sqlite3.connect(study.folder / "answers.sqlite") as database:
         database.execute("CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
@@ -171,7 +171,7 @@ def test_a_rater_is_told_where_the_disk_takes_no_answer(study, client):
     assert len(study.rows()) == 4
 
 
-def test_an_answer_that_does_not_come_whole_is_given_up(study, monkeypatch):
+def test_an_incomplete_answer_times_out(study, monkeypatch):
     monkeypatch.setattr(rating, "MAX_SECONDS", 0.1)
     token, _ = token_and_pairs(study)
 
@@ -187,7 +187,7 @@ def test_an_answer_that_does_not_come_whole_is_given_up(study, monkeypatch):
     assert asyncio.run(post()).status_code == 408
 
 
-def test_an_answer_outlasts_the_process_that_took_it(study, served):
+def test_answers_survive_a_killed_server(study, served):
     (link, *_), process = served
     token, (first, second, *_) = token_and_pairs(study)
     assert link.endswith(f"/{token}/") and link.startswith("http://127.0.0.1:")
@@ -198,7 +198,7 @@ def test_an_answer_outlasts_the_process_that_took_it(study, served):
     assert waiting(Study(study.folder), token)[0]["id"] == second
 
 
-def test_a_body_without_end_is_refused_before_it_is_read(study, served):
+def test_a_too_large_body_is_rejected_before_it_is_read(study, served):
     (link, *_), _ = served
     url = httpx.URL(link)
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
@@ -210,7 +210,7 @@ def test_a_body_without_end_is_refused_before_it_is_read(study, served):
 
 
 def wait_for_clips(page):
-    """Until both play; gives how far they are apart, in seconds."""
+    """Wait until both videos play; return the difference of their times in seconds."""
     page.wait_for_timeout(100)
     for _ in range(100):
         state = page.evaluate(
@@ -222,7 +222,7 @@ def wait_for_clips(page):
     raise AssertionError(f"the clips do not play: {state}")
 
 
-def test_a_rater_goes_through_pairs_by_keyboard_and_comes_back(study, served, browser):
+def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     (link, *_), _ = served
     _, pairs = token_and_pairs(study)
     browser.goto(link)
@@ -242,10 +242,10 @@ def test_a_rater_goes_through_pairs_by_keyboard_and_comes_back(study, served, br
     browser.locator("#count", has_text="Pair 5 of 12").wait_for()
     assert browser.title() == "Which clip is better?"
     assert browser.locator("#prompt").text_content() in PROMPTS
-    assert browser.complaints == []
+    assert browser.logged_errors == []
 
 
-def test_a_rater_without_a_server_saves_answers_that_are_read(study, browser, tmp_path):
+def test_a_standalone_page_saves_answers(study, browser, tmp_path):
     study.write_pages(tmp_path / "pages")
     browser.goto((tmp_path / "pages/r01/index.html").as_uri())
     wait_for_clips(browser)
@@ -261,5 +261,5 @@ def test_a_rater_without_a_server_saves_answers_that_are_read(study, browser, tm
     study.add((tmp_path / "answers.json").read_bytes())
     assert [row["answer"] for row in study.rows()] == ["first", "second", "tie", "both_bad"] * 12
     assert {row["rater"] for row in study.rows()} == {"r01"}
-    assert browser.locator("#end").is_visible() and browser.complaints == []
+    assert browser.locator("#end").is_visible() and browser.logged_errors == []
     assert json.loads((tmp_path / "answers.json").read_text()).keys() == {"token", "answers"}

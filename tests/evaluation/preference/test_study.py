@@ -1,4 +1,4 @@
-"""Designs are balanced and checks are where they should be; files do not tell the method."""
+"""Balance and attention checks of designs; files of a study do not reveal the method."""
 
 import json
 from collections import Counter
@@ -20,14 +20,14 @@ def spread(counts):
 def test_a_design_is_balanced_over_methods_prompts_and_sides(methods, units, raters, pairs):
     designed = design(methods, units, raters=raters, pairs=pairs, checks=0, seed=4)
     cells = [[(unit, *sorted(sides)) for _, unit, *sides in screens] for screens in designed]
-    together = [cell for of_rater in cells for cell in of_rater]
+    together = [cell for rater_cells in cells for cell in rater_cells]
     versus = Counter(cell[1:] for cell in together)
     assert len(versus) == min(methods * (methods - 1) // 2, len(together)) and spread(versus.values()) <= 1
     assert spread([Counter(cell[0] for cell in together)[unit] for unit in range(units)]) <= 2
     assert spread(Counter(together).values()) <= 1
-    for of_rater, screens in zip(cells, designed):
-        assert len(set(of_rater)) == pairs
-        assert spread(Counter(cell[1:] for cell in of_rater).values()) <= 1
+    for rater_cells, screens in zip(cells, designed):
+        assert len(set(rater_cells)) == pairs
+        assert spread(Counter(cell[1:] for cell in rater_cells).values()) <= 1
         assert sum(first < second for *_, first, second in screens) in (pairs // 2, (pairs + 1) // 2)
 
 
@@ -39,7 +39,7 @@ def test_sides_and_order_differ_between_raters():
     assert sum(a != b for row in sides for a, b in zip(row, row[1:])) < 0.8 * 66, "sides must not alternate"
 
 
-def test_checks_come_after_the_pairs_that_they_repeat_and_exchange_their_sides():
+def test_repeats_come_after_their_pairs_with_sides_swapped():
     for screens in design(3, 12, raters=20, pairs=10, checks=3):
         assert Counter(kind for kind, *_ in screens) == {"pair": 10, "repeat": 3, "identical": 3}
         for place, (kind, unit, first, second) in enumerate(screens):
@@ -49,12 +49,12 @@ def test_checks_come_after_the_pairs_that_they_repeat_and_exchange_their_sides()
 
 
 @pytest.mark.parametrize("wrong", [{"raters": 0}, {"pairs": 13}, {"pairs": 0}, {"checks": 7}, {"checks": -1}])
-def test_sizes_that_cannot_be_had_are_refused(wrong):
+def test_impossible_sizes_raise_value_error(wrong):
     with pytest.raises(ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"):
         design(2, 12, **({"raters": 2, "pairs": 12, "checks": 1} | wrong))
 
 
-def test_files_of_a_study_do_not_tell_the_method_and_the_key_does(study, folders):
+def test_only_the_key_reveals_the_method(study, folders):
     files = sorted((study.folder / "videos").iterdir())
     key = json.loads((study.folder / "key.json").read_text())
     assert len({file.stat().st_mtime for file in files}) == 1
@@ -71,7 +71,7 @@ def test_files_of_a_study_do_not_tell_the_method_and_the_key_does(study, folders
         assert (copied.int() - original.int()).abs().max() <= 2
 
 
-def test_another_study_has_other_names_and_tokens(study, folders, tmp_path):
+def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):
     make_study(tmp_path / "other", folders, [], raters=4, pairs=8, checks=0)
     other = json.loads((tmp_path / "other/study.json").read_text())
     assert not set(other["raters"]) & set(study.raters)
@@ -83,7 +83,7 @@ def test_another_study_has_other_names_and_tokens(study, folders, tmp_path):
     assert not {p.name for p in (tmp_path / "other/videos").iterdir()} & {p.name for p in study.folder.glob("videos/*")}
 
 
-def test_folders_are_compared_on_the_prompts_that_all_have(folders, tmp_path):
+def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
     fewer = write_folder(tmp_path / "fewer", ["a star", "a dog", "a red circle"], name="x{}")
     sizes = {"raters": 1, "pairs": 2, "checks": 0}
     make_study(tmp_path / "study", {"ours": folders[METHODS[0]], "fewer": fewer}, [], **sizes)

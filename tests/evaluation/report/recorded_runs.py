@@ -1,4 +1,4 @@
-"""Folders of runs that no model made: their records are written by what writes a run's."""
+"""Folders of synthetic runs, written by the code that writes the records of real runs."""
 
 import math
 
@@ -17,21 +17,21 @@ CPU = torch.device("cpu")
 
 
 def record_run(folder, *, gains=(0.2, 0.3), sharpness=0.0, missing=0, clocks=(10.0, 20.0, 30.0), last=2, **settings):
-    """Three iterations, a validation of every prompt before and after them; the gains take turns.
+    """Write three iterations, with a validation of every prompt before and after; the gains are used in turn.
 
     Args:
-        sharpness: Shift of a held-out measure, in spreads of the base.
-        missing: Rewards of iteration 2 without a value.
+        sharpness: Shift of a held-out metric, in base standard deviations.
+        missing: Number of missing rewards in iteration 2.
         clocks: Seconds since the start of the process at the end of each iteration.
-        last: Number of the last video with a clip.
+        last: Number of the last video with an mp4 file.
     """
     config = load_config("configs/smoke.yaml", output_dir=str(folder), **settings)
     folder.mkdir(parents=True)
     write_config(folder, config.flat(), CPU, 1)
     with MetricsWriter(folder, report_to=[], run_name="", config={}, resume_iteration=None) as writer:
         for iteration, clock in enumerate(clocks, 1):
-            lacking = missing if iteration == 2 else 0
-            numbers = {"reward/mean": 1.0, "reward/VQ": 0.5, "reward/missing": lacking, "kl/position": 1e-3}
+            num_missing = missing if iteration == 2 else 0
+            numbers = {"reward/mean": 1.0, "reward/VQ": 0.5, "reward/missing": num_missing, "kl/position": 1e-3}
             numbers |= {"advantage/zero_groups": 1.0, "update/skipped": 0.0, "grad/norm": 1.0, "grad/spike": 1.0}
             numbers |= {"time/iteration": 9.0, "time/update": 4.0, "time/rollout": 5.0, "time/since_start": clock}
             steps = {"by_step/kl": [0.1, 0.2, None], "by_step/ratio_mean": [1.0, 1.1, None]}

@@ -1,4 +1,4 @@
-"""What a run's files say: the verdict, and what its reader has to know."""
+"""Content of a report read from a run's files: verdict, gains, reasons of missing rewards."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hyvideo.evaluation.studies.intervals import t_quantile
 from tests.evaluation.report.recorded_runs import PROMPTS, record_run
 
 
-def test_the_gain_is_of_pairs_of_videos_with_an_interval_over_prompts(tmp_path):
+def test_the_gain_is_paired_by_video_with_an_interval_over_prompts(tmp_path):
     run = read_run(record_run(tmp_path / "run", gains=(0.2, 0.4)))
     assert run.gain.mean == pytest.approx(0.3)
     half_width = t_quantile(len(PROMPTS) - 1) * 0.1 / (len(PROMPTS) - 1) ** 0.5
@@ -23,17 +23,17 @@ def test_the_gain_is_of_pairs_of_videos_with_an_interval_over_prompts(tmp_path):
         ("worse", {"gains": (-0.2, -0.3)}),
         ("unclear", {"gains": (0.3, -0.3)}),
         ("suspect", {"gains": (0.2, 0.3), "sharpness": 3.0}),
-        ("worse", {"gains": (-0.2, -0.3), "sharpness": 3.0}),  # no reward was bought with it
+        ("worse", {"gains": (-0.2, -0.3), "sharpness": 3.0}),  # the reward did not rise
     ],
 )
-def test_the_verdict_is_of_the_interval_and_of_the_rule_for_reward_hacking(tmp_path, verdict, records):
+def test_the_verdict_follows_from_the_interval_and_the_reward_hacking_rule(tmp_path, verdict, records):
     run = read_run(record_run(tmp_path / "run", **records))
     assert run.verdict == verdict
     assert ("held_out/sharpness" in run.hacking) == (verdict == "suspect")
     assert run.shifts[-1][0].is_bad == ("sharpness" in records)
 
 
-def test_a_run_without_a_validation_after_its_training_has_no_verdict(tmp_path):
+def test_a_run_without_a_later_validation_has_no_verdict(tmp_path):
     folder = record_run(tmp_path / "run")
     (folder / "samples" / "000003" / "measures.json").unlink()
     assert read_run(folder).verdict == "none"
@@ -43,7 +43,7 @@ def test_reasons_of_missing_rewards_are_counted(tmp_path):
     assert read_run(record_run(tmp_path / "run", missing=3)).reasons == {"the service was away": 3}
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
+def test_a_folder_without_a_run_raises_value_error(tmp_path):
     with pytest.raises(ValueError, match="config"):
         read_run(tmp_path)
     with pytest.raises(ValueError, match="nowhere must be the output_dir of a run: it does not exist"):

@@ -1,4 +1,4 @@
-"""The page as a browser shows it from a file, and as text where there is no browser."""
+"""The report page, as text and in a browser."""
 
 import re
 import shutil
@@ -25,33 +25,33 @@ def pages(tmp_path_factory):
     return {name: folder / f"{name}.html" for name in ("one", "two")}
 
 
-def test_the_page_tells_what_a_reader_has_to_know(pages):
+def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
     text = pages["one"].read_text(encoding="utf-8")
-    assert "restarted before iteration 2<" in text  # one second after the iteration before, which took nine
+    assert "restarted before iteration 2<" in text  # one second after an iteration of nine seconds
     assert re.search(r"3 of \d+ rewards are missing", text) and "the service was away" in text
     assert "<code>eta</code></th><td>0.7</td><td>" in text
     assert "<code>eta</code></th><td>0.7</td><td>0.3</td>" in pages["two"].read_text(encoding="utf-8")
     assert "<td>Blur</td><td>blur</td>" in pages["two"].read_text(encoding="utf-8")
 
 
-def test_what_a_prompt_says_is_text(pages):
+def test_prompts_are_escaped(pages):
     for page in pages.values():
         text = page.read_text(encoding="utf-8")
         assert HOSTILE.partition("window")[0] not in text and "49" not in text.partition('"prompt": ')[2][:120]
 
 
-def test_large_clips_are_left_out_before_the_page_is_large(tmp_path):
+def test_large_videos_are_left_out_to_limit_the_page_size(tmp_path):
     folder = record_run(tmp_path / "run", last=7)
     for clip in folder.glob("samples/*/*.mp4"):
         clip.write_bytes(bytes([int(clip.stem)]) * 400_000 + clip.parent.name.encode() * 100_000)
     write_report([folder], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(text) < 15e6 and 0 < text.count('"clip": ') < 16
-    next(folder.glob("samples/000003/*.mp4")).unlink()  # as to save disk
+    next(folder.glob("samples/000003/*.mp4")).unlink()  # deleted to save disk space
     write_report([folder], tmp_path / "page.html")
 
 
-def test_the_last_iteration_of_a_long_run_is_drawn(tmp_path):
+def test_a_long_run_is_thinned_and_keeps_its_last_iteration(tmp_path):
     run = read_run(record_run(tmp_path / "run"))
     run.lines[:] = [{"iteration": number} for number in range(1, 1202)]
     run.hours[:] = range(1201)
@@ -62,7 +62,7 @@ def test_the_last_iteration_of_a_long_run_is_drawn(tmp_path):
 @pytest.mark.parametrize(
     "file, content", [("samples/000000/scores.json", '[{"number": 0}]'), ("metrics.jsonl", '{"iteration": 1}\n')]
 )
-def test_damaged_records_are_refused_with_the_folder(tmp_path, file, content):
+def test_corrupted_records_raise_value_error_with_the_folder(tmp_path, file, content):
     folder = record_run(tmp_path / "run")
     (folder / file).write_text(content)
     with pytest.raises(ValueError, match=f"{folder}: the records of a run are corrupted"):
@@ -74,7 +74,7 @@ def test_damaged_records_are_refused_with_the_folder(tmp_path, file, content):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, to ask a browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
     with playwright.sync_playwright() as running:
@@ -85,21 +85,21 @@ def browser():
 
 @pytest.fixture
 def opened(browser, pages, request):
-    """The page by its name in light or dark, which must ask for nothing and complain of nothing."""
+    """A page in light or dark mode, which must make no request and log no message."""
     name, scheme = request.param
-    page, seen = browser.new_page(color_scheme=scheme), []
+    page, messages = browser.new_page(color_scheme=scheme), []
     page.set_default_timeout(120_000)
-    page.on("console", lambda message: seen.append(message.text))
-    page.on("pageerror", lambda error: seen.append(str(error)))
-    page.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:")) or seen.append(asked.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url))
     page.goto(pages[name].as_uri())
     yield page
-    assert not seen
+    assert not messages
     page.close()
 
 
 @pytest.mark.parametrize("opened", [("one", "light"), ("two", "dark")], indirect=True)
-def test_a_browser_draws_plays_and_follows_the_keyboard(opened):
+def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
     drawn = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll('.trace, .hm').length)"
     page.wait_for_function(f"{drawn}.length >= 13 && Math.min(...{drawn}) > 0")
@@ -114,7 +114,7 @@ def test_a_browser_draws_plays_and_follows_the_keyboard(opened):
     page.keyboard.press("End")
     in_order = page.locator("#gallery h3").all_inner_texts()
     assert in_order[0] == HOSTILE and len(in_order) == 3
-    page.keyboard.press("Home")  # the worst first, which has lost 0.1 in one run
+    page.keyboard.press("Home")  # the worst first: its reward fell by 0.1 in one run
     assert page.locator("#gallery h3").first.inner_text() == "prompt 0"
     assert page.evaluate("window.hacked") is None
     page.locator("#axis").select_option("hours")
@@ -122,6 +122,6 @@ def test_a_browser_draws_plays_and_follows_the_keyboard(opened):
 
 
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
-def test_runs_are_beside_each_other_with_one_clip_of_the_same_base(opened):
+def test_two_runs_share_one_video_of_the_same_base(opened):
     titles = opened.locator("#gallery article:first-child figcaption").all_inner_texts()
     assert [title.partition(":")[0] for title in titles] == ["before", "first", "second"]

@@ -1,4 +1,4 @@
-"""Measures of pixels: closed forms, and what each of them answers to."""
+"""Held-out metrics: closed forms, and the changes of pixels that each of them detects."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def grey(level, frames=5, size=16):
 
 
 def textured(key, frames=9, size=64):
-    """Coloured noise, smoothed a little."""
+    """Return slightly smoothed color noise."""
     noise = F.avg_pool2d(normal((frames, 3, size + 2, size + 2), "texture", key), 3, stride=1)
     return (128 + 120 * noise).clamp(1, 254).to(torch.uint8)
 
@@ -44,33 +44,33 @@ def moving_square(speed, frames=9, size=32):
     return video
 
 
-def test_a_constant_grey_stands_still():
-    shown = measure_video(grey(51))
-    assert shown.exposure == pytest.approx(0.2)
-    assert (shown.motion, shown.frozen, shown.saturation, shown.clipped, shown.sharpness) == (0, 1, 0, 0, 0)
+def test_a_constant_gray_video_is_frozen():
+    found = measure_video(grey(51))
+    assert found.exposure == pytest.approx(0.2)
+    assert (found.motion, found.frozen, found.saturation, found.clipped, found.sharpness) == (0, 1, 0, 0, 0)
 
 
-def test_the_motion_of_a_square_is_what_it_covers_and_uncovers():
-    shown = measure_video(moving_square(2))
-    changed = 2 * 2 * 8 / 32**2  # two columns come, two go
-    assert shown.motion == pytest.approx(changed * 128 / 255, rel=1e-5) and shown.frozen == 0
-    assert measure_video(moving_square(1)).motion == pytest.approx(shown.motion / 2, rel=1e-5)
+def test_motion_of_a_square_is_its_changed_area():
+    found = measure_video(moving_square(2))
+    changed = 2 * 2 * 8 / 32**2  # two columns are covered, two uncovered
+    assert found.motion == pytest.approx(changed * 128 / 255, rel=1e-5) and found.frozen == 0
+    assert measure_video(moving_square(1)).motion == pytest.approx(found.motion / 2, rel=1e-5)
 
 
-def test_half_a_video_that_stops_is_half_frozen():
+def test_a_video_that_stops_halfway_is_half_frozen():
     video = moving_square(2)
     video[5:] = video[4]
     assert measure_video(video).frozen == 0.5
 
 
-def test_clipping_and_chroma_of_pure_colours():
+def test_clipping_and_saturation_of_pure_colors():
     video = grey(100)
     video[:, 0, :8] = 255  # the upper half turns red
-    shown = measure_video(video)
-    assert shown.clipped == 0.5 and shown.saturation == pytest.approx(0.5 * 155 / 255)
+    found = measure_video(video)
+    assert found.clipped == 0.5 and found.saturation == pytest.approx(0.5 * 155 / 255)
 
 
-def test_blurring_lowers_sharpness_alone_and_a_grid_raises_it():
+def test_blur_lowers_only_sharpness_and_a_grid_raises_it():
     video = textured("blur")
     blurred = F.avg_pool2d(video.float(), 3, stride=1, padding=1, count_include_pad=False).to(torch.uint8)
     grid = video.clone()
@@ -81,7 +81,7 @@ def test_blurring_lowers_sharpness_alone_and_a_grid_raises_it():
     assert measure_video(grid).sharpness > 1.3 * before.sharpness
 
 
-def test_sharpness_of_white_noise_is_1_whatever_its_contrast():
+def test_sharpness_of_white_noise_is_1_at_any_contrast():
     for contrast in (10, 60):
         noise = (128 + contrast * normal((4, 1, 64, 64), "white").clamp(-2, 2)).to(torch.uint8).expand(4, 3, 64, 64)
         assert measure_video(noise).sharpness == pytest.approx(1, rel=0.05)
@@ -92,8 +92,8 @@ def test_brightening_raises_exposure():
     assert measure_video(video // 2 + 127).exposure > measure_video(video).exposure + 0.2
 
 
-def test_a_large_video_measures_as_its_small_parts_do():
-    """Some frames are looked at, and motion is seen at low resolution."""
+def test_metrics_do_not_depend_on_size_and_length():
+    """A subset of frames is measured, and motion at low resolution."""
     small = moving_square(2, frames=13)
     large = small.repeat_interleave(4, 2).repeat_interleave(4, 3)
     assert measure_video(large).motion == pytest.approx(measure_video(small).motion, rel=1e-5)
@@ -101,9 +101,9 @@ def test_a_large_video_measures_as_its_small_parts_do():
     assert measure_video(long).exposure == pytest.approx(long.float().mean().item() / 255, abs=0.02)
 
 
-def test_a_single_frame_and_a_single_pixel_are_videos_too():
-    shown = measure_video(grey(51, frames=1, size=1))
-    assert (shown.motion, shown.frozen, shown.sharpness) == (0, 0, 0)
+def test_single_frames_and_pixels_are_measured():
+    found = measure_video(grey(51, frames=1, size=1))
+    assert (found.motion, found.frozen, found.sharpness) == (0, 0, 0)
     assert thumbnail(grey(51, frames=1, size=1)).unique().numel() == 1
 
 
@@ -124,7 +124,7 @@ def measured(videos, prompts, rewards=None):
     return measure_all(dict(zip(rows, videos)), dict(zip(rows, scored)), prompts, prompts, scorer, Mesh(0, 1, 1))
 
 
-def test_equal_videos_have_no_diversity_and_means_are_over_the_videos():
+def test_equal_videos_have_diversity_0_and_means_are_over_videos():
     same, spreads = measured([textured("x")] * 3, ["a"] * 3)
     assert same["held_out/diversity"] == 0 and spreads["held_out/exposure"] == (0, 3)
     two, spreads = measured([grey(51), grey(102), None], ["a", "b", "b"])
@@ -134,7 +134,7 @@ def test_equal_videos_have_no_diversity_and_means_are_over_the_videos():
     assert spreads["held_out/exposure"] == (pytest.approx(0.1), 2)
 
 
-def test_what_is_scored_without_weight_is_measured_too():
+def test_scores_without_weight_are_measured():
     rewards = [Reward(1.0, {"VQ": 1.0, "MQ": value, "Overall": 9.0}) for value in (2.0, 4.0, math.nan)]
     means, spreads = measured([grey(51)] * 3, ["a"] * 3, rewards)
     assert means["MQ"] == 3 and spreads["MQ"] == (1, 2) and not {"VQ", "Overall"} & means.keys()
@@ -146,12 +146,12 @@ ALONE = Mesh(0, 1, 1)
 
 
 class Average:
-    """The mean brightness, as a measure of the set, and a count that needs three videos."""
+    """Two metrics of the set: the mean brightness, and a count that needs three videos."""
 
     def held_out(self, videos, prompts):
         rows = torch.tensor([[video.float().mean() / 255] for video in videos])
-        least = SetMeasure(rows, lambda of_all: float(len(of_all)) if len(of_all) > 2 else math.nan)
-        return {"frechet_distance": SetMeasure(rows, lambda of_all: of_all.mean().item()), "count": least}
+        least = SetMeasure(rows, lambda rows: float(len(rows)) if len(rows) > 2 else math.nan)
+        return {"frechet_distance": SetMeasure(rows, lambda rows: rows.mean().item()), "count": least}
 
 
 def clean_clips(count):
@@ -159,17 +159,17 @@ def clean_clips(count):
     return to_uint8(world.render(labels, generator(0, "clean"))).transpose(1, 2).contiguous()
 
 
-def measured_on_ranks(count, lacking):
-    """Set measures of ``count`` clips, dealt to the ranks in turn; the last is done twice where that is needed."""
+def measured_on_ranks(count, missing):
+    """Return set metrics of ``count`` videos, assigned to ranks in turn; the last is repeated to fill all ranks."""
     mesh = ranks.start(1, torch.device("cpu"))
     clips, scorer = clean_clips(count), AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
     rows = range(mesh.rank, count + -count % mesh.world_size, mesh.world_size)
     videos = {min(row, count - 1): clips[min(row, count - 1)] for row in rows}
-    videos |= {row: None for row in lacking if row in videos}
+    videos |= {row: None for row in missing if row in videos}
     return measure_sets(videos, ["a red circle moves up"] * count, scorer, mesh)
 
 
-def test_a_set_is_measured_alike_however_many_ranks_have_its_videos():
+def test_set_metrics_do_not_depend_on_the_number_of_ranks():
     scorer = AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
     clips = clean_clips(9)
     videos = dict(enumerate(clips))
@@ -177,7 +177,7 @@ def test_a_set_is_measured_alike_however_many_ranks_have_its_videos():
     assert spreads["frechet_distance"].count == 8
     for num_ranks in (2, 4):
         for found in launch(f"{__name__}:measured_on_ranks", num_ranks, 9, [4]):
-            assert found == [means, {name: list(one) for name, one in spreads.items()}]
+            assert found == [means, {name: list(spread) for name, spread in spreads.items()}]
     whole = features(clips[[row for row in range(9) if row != 4]])
     assert means["frechet_distance"] == pytest.approx(
         frechet_distance(moments(whole), scorer.scorers["test"].reference), rel=1e-4
@@ -185,15 +185,15 @@ def test_a_set_is_measured_alike_however_many_ranks_have_its_videos():
     assert measure_sets({}, [], scorer, ALONE) == ({}, {})
 
 
-def test_a_rank_without_videos_hears_of_the_measures():
-    """That of the main rank could not be decoded; two others and a second one of the last are left."""
+def test_a_rank_without_videos_receives_the_set_metrics():
+    """The main rank's video could not be decoded; two others and a repeated one remain."""
     found = launch(f"{__name__}:measured_on_ranks", 4, 3, [0])
-    assert found[0][0].keys() == {"frechet_distance"} and found[0][1] == {}  # of two no error is told
-    assert all(one == found[0] for one in found)
+    assert found[0][0].keys() == {"frechet_distance"} and found[0][1] == {}  # two videos have no error
+    assert all(result == found[0] for result in found)
 
 
 @pytest.mark.parametrize("count", [4, 16])
-def test_the_error_of_a_set_that_is_a_mean_is_that_of_the_mean(count):
+def test_the_jackknife_error_of_a_mean_is_its_standard_error(count):
     videos = {row: grey(7 * row) for row in range(count)}
     means, spreads = measure_sets(videos, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
     levels = torch.arange(count) * 7 / 255
@@ -205,14 +205,14 @@ def test_the_error_of_a_set_that_is_a_mean_is_that_of_the_mean(count):
 
 
 class FrechetOfRows(MiniatureScorer):
-    """Takes rows of features for videos."""
+    """Takes rows of features instead of videos."""
 
     def held_out(self, videos, prompts):
         return {"frechet_distance": SetMeasure(torch.stack(videos), self._frechet_distance)}
 
 
-def test_clean_sets_are_not_far_from_one_another():
-    """Distances of some sets of 16 clean clips are 2.5 times others', and none is further than errors explain."""
+def test_clean_sets_raise_no_alarm():
+    """Distances of sets of 16 clean videos differ by up to a factor of 2.5, within their errors."""
     rows = torch.cat([features(clips) for clips in clean_clips(96).split(24)])
     picks, scorer, history = generator(0, "sets"), AsyncScorer({"a": FrechetOfRows("assets/miniature")}, {}), []
     for place in range(16):

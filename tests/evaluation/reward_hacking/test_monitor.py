@@ -1,4 +1,4 @@
-"""A run whose reward can be bought: what the watch sees in it, and what the settings make of that."""
+"""The reward-hacking monitor on runs whose reward can be hacked."""
 
 import json
 import math
@@ -33,7 +33,7 @@ GREEDY = {"learning_rate": 3e-3, "kl_weight": 0.0, "max_steps": 3}
 
 
 class Brightness:
-    """Rewards light, and nothing else: random weights learn it within a few updates, and make all videos alike."""
+    """Rewards only brightness: random weights learn it within a few updates and lose diversity."""
 
     def score(self, videos, prompts, *, fps):
         values = [video.float().mean().item() / 255 for video in videos]
@@ -47,17 +47,17 @@ class Brightness:
 
 
 class Truthful(Brightness):
-    """Has an opinion on each video that is not rewarded and on the set, and scores a dimension without weight."""
+    """Adds held-out metrics of each video and of the set, and a score without weight."""
 
     def score(self, videos, prompts, *, fps):
-        return [one | {"CLIPScore": 2 * one["VQ"]} for one in super().score(videos, prompts, fps=fps)]
+        return [scores | {"CLIPScore": 2 * scores["VQ"]} for scores in super().score(videos, prompts, fps=fps)]
 
     def held_out_each(self, videos, prompts):
         return [{"true/length": float(len(prompt))} for prompt in prompts]
 
     def held_out(self, videos, prompts):
         rows = torch.tensor([[video.float().mean() / 255] for video in videos])
-        return {"frechet_distance": SetMeasure(rows, lambda of_all: of_all.square().mean().item())}
+        return {"frechet_distance": SetMeasure(rows, lambda rows: rows.square().mean().item())}
 
 
 @pytest.fixture
@@ -77,22 +77,22 @@ def recorded(folder, iteration):
     return json.loads((folder / "samples" / f"{iteration:06d}" / "measures.json").read_text())
 
 
-def test_warn_says_it_and_goes_on(greedy_config, mesh, tmp_path, capsys):
+def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, capsys):
     trainer_of(greedy_config, mesh).train()
     run = tmp_path / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     fired = [line["iteration"] for line in lines if line["validation/hacking"]]
     assert len(lines) == 3 and 1 not in fired and 3 in fired
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: reward hacking")]
-    assert len(told) == len(fired) and "iteration 3" in told[-1] and "held_out/diversity" in told[-1]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: reward hacking")]
+    assert len(warnings) == len(fired) and "iteration 3" in warnings[-1] and "held_out/diversity" in warnings[-1]
     assert recorded(run, 0)["hacking"] == [] and recorded(run, 1)["hacking"] == []
-    names = [departure["name"] for departure in recorded(run, 3)["hacking"]]
+    names = [shift["name"] for shift in recorded(run, 3)["hacking"]]
     assert "held_out/diversity" in names
     assert lines[2]["validation/held_out/diversity"] == recorded(run, 3)["held_out/diversity"]
     assert not (run / MARKER).exists()
 
 
-def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
+def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
     with pytest.raises(RewardHacking, match="held_out/diversity .*the current policy was saved in .*docs/reward_hac"):
         trainer_of(config, mesh).train()
@@ -101,38 +101,38 @@ def test_stop_saves_the_policy_and_ends(greedy_config, mesh, tmp_path):
     assert last["validation/hacking"] == 1 and latest(run) == f"{last['iteration']:06d}"
     assert json.loads((run / MARKER).read_text())["departures"] == recorded(run, last["iteration"])["hacking"]
 
-    # A launcher that starts what has failed again must not train on; who has looked may.
+    # A launcher that restarts failed runs must not resume training; a user can, with warn.
     again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
     with pytest.raises(ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"):
         check_output_dir(again.record)
     check_output_dir(again.with_settings(on_reward_hacking="warn").record)
-    # The history survives the resume: the next validation is judged against the base of the first run.
+    # The history survives the resume: the next validation is compared with the base validation of the first run.
     with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
         trainer_of(again, mesh).train()
 
 
-def test_without_the_validation_of_the_base_it_is_said_that_nothing_can_be_told(greedy_config, mesh, capsys):
+def test_without_a_validation_of_the_base_a_warning_is_printed(greedy_config, mesh, capsys):
     trainer = trainer_of(greedy_config, mesh)
     assert math.isnan(trainer.validation.run(3)["validation/hacking"])
     assert "no validation of the base model" in capsys.readouterr().err
     assert trainer.validation.run(0)["validation/hacking"] == 0
 
 
-def test_what_is_scored_without_weight_is_watched_with_its_spread(greedy_config, mesh):
+def test_scores_without_weight_are_monitored_with_their_spread(greedy_config, mesh):
     weights = {"reward_weights": '{"VQ": 1, "MQ": 0}'}
     trainer = Trainer(greedy_config.with_settings(**weights), mesh, CPU, scorers={"test": Truthful()})
     numbers = trainer.validation.run(0)
-    (seen,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
+    (recorded_stats,) = read_history(trainer.validation.output, trainer.validation.made_with, before=1)
     assert numbers["validation/CLIPScore"] == pytest.approx(2 * numbers["validation/VQ"])
     watched = {"CLIPScore", "MQ", "TA", "true/length", "reward", "held_out/exposure", "frechet_distance"}
-    assert watched <= seen.spreads.keys()
-    assert "VQ" not in seen.spreads
-    assert seen.spreads["CLIPScore"].std == pytest.approx(2 * seen.spreads["reward"].std)
-    assert seen.spreads["CLIPScore"].count == 16 and seen.spreads["held_out/diversity"].count == 8
+    assert watched <= recorded_stats.spreads.keys()
+    assert "VQ" not in recorded_stats.spreads
+    assert recorded_stats.spreads["CLIPScore"].std == pytest.approx(2 * recorded_stats.spreads["reward"].std)
+    assert recorded_stats.spreads["CLIPScore"].count == 16 and recorded_stats.spreads["held_out/diversity"].count == 8
 
 
 @pytest.mark.parametrize("ended, code", [(None, 0), (RewardHacking("reward up, motion down"), 3)])
-def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
+def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys, ended, code):
     class Ended:
         plan, policy, device, output_dir = None, SimpleNamespace(parameters=[]), CPU, Path()
         iteration, resumed, validation, state = 0, False, None, SimpleNamespace(changed_settings=[])
@@ -153,14 +153,14 @@ def test_the_program_ends_with_code_3(greedy_config, mesh, monkeypatch, capsys, 
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, output",
     [
         ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
         ({"on_reward_hacking": "stop", "valid_video_csv": ""}, "on_reward_hacking stop needs validations"),
     ],
 )
-def test_settings_that_could_not_be_watched_are_refused(greedy_config, changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_prevent_monitoring_are_rejected(greedy_config, changes, output):
+    with pytest.raises(ValueError, match=output):
         check(greedy_config.with_settings(**changes))
 
 
@@ -180,7 +180,7 @@ ON_RANKS = {
 
 
 def watched_run(folder, settings):
-    """What this rank measures of the base, and how its run ends."""
+    """Return this rank's metrics of the base model, and the error that ends its run."""
     config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
     mesh = ranks.start(config.distributed.sp_size, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
@@ -192,8 +192,8 @@ def watched_run(folder, settings):
     return [numbers, ""]
 
 
-def test_validations_made_otherwise_are_no_history(tiny_config, mesh, tmp_path, capsys):
-    """With other steps, or other prompts in the same file, the base's videos differ, and not by training."""
+def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path, capsys):
+    """With other steps, or other prompts in the same file, videos differ for reasons other than training."""
     prompts = tmp_path / "prompts.csv"
     prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
     config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
@@ -218,18 +218,18 @@ def watch_of(folder, mesh, *, base):
 
 
 @pytest.mark.parametrize("count, ends", [(15, False), (16, True)])
-def test_what_few_videos_show_is_said_and_ends_no_run(tmp_path, mesh, capsys, count, ends):
+def test_few_videos_raise_a_warning_and_do_not_stop_the_run(tmp_path, mesh, capsys, count, ends):
     watch = watch_of(tmp_path, mesh, base=stats_of(0, count, reward=1.0, motion=1.0))
     for iteration in (10, 20):
         assert watch.check(stats_of(iteration, count, reward=2.0, motion=0.0)) == 1
         assert watch.ends_run == ends
-    said = capsys.readouterr().err
-    assert said.count("reward hacking at iteration") == 2
-    assert said.count("stop only warns: it needs at least 16 videos") == (0 if ends else 1)
+    output = capsys.readouterr().err
+    assert output.count("reward hacking at iteration") == 2
+    assert output.count("stop only warns: it needs at least 16 videos") == (0 if ends else 1)
 
 
-def test_a_distance_of_other_videos_than_the_bases_ends_no_run_and_that_is_said_once(tmp_path, mesh, capsys):
-    """As where the base was recorded on one rank, and of its videos alone."""
+def test_distances_over_different_numbers_of_videos_are_not_compared_and_one_warning_is_printed(tmp_path, mesh, capsys):
+    """The base was recorded with 96 videos, later validations with 12."""
     watch = watch_of(tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054))
     for iteration in (10, 20):
         assert watch.check(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
@@ -237,47 +237,47 @@ def test_a_distance_of_other_videos_than_the_bases_ends_no_run_and_that_is_said_
     assert capsys.readouterr().err.count("frechet_distance is not compared with the base model: 12 videos now") == 1
 
 
-def look_at_broken_records(folder):
-    """What this rank makes of a validation whose history is partly broken."""
+def check_with_broken_records(folder):
+    """Return this rank's verdict on a validation with a partly broken history."""
     mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
     watch = HackingWatch("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
     return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"reward": 1, "spreads": {"reward": [0.1]}}'])
-def test_broken_records_are_passed_over_with_a_warning(tmp_path, capsys, content):
+def test_broken_records_are_skipped_with_a_warning(tmp_path, capsys, content):
     samples = tmp_path / "samples"
     for iteration in (0, 10):
         (samples / f"{iteration:06d}").mkdir(parents=True)
     write_validation(samples / "000000", stats_of(0, reward=1.0, motion=1.0), [], {"seed": 1})
     (samples / "000010" / "measures.json").write_text(content)
-    assert look_at_broken_records(tmp_path) == (1.0, ["motion"])
+    assert check_with_broken_records(tmp_path) == (1.0, ["motion"])
     assert "000010/measures.json cannot be read" in capsys.readouterr().err
     (samples / "000000" / "measures.json").write_text(content)
-    verdict, shifts = look_at_broken_records(tmp_path)
+    verdict, shifts = check_with_broken_records(tmp_path)
     assert math.isnan(verdict) and shifts == []
     assert "no validation of the base model" in capsys.readouterr().err
     assert read_validation(samples / "000000", {"seed": 1}) is None
 
 
-def test_a_broken_record_stops_no_rank(tmp_path):
-    """The main rank alone reads the history: what it cannot read must not leave the others waiting."""
+def test_a_broken_record_does_not_stop_any_rank(tmp_path):
+    """Only the main rank reads the history; an unreadable record must not leave the other ranks waiting."""
     (tmp_path / "samples" / "000000").mkdir(parents=True)
     (tmp_path / "samples" / "000000" / "measures.json").write_text("")
-    results = launch(f"{MODULE}:look_at_broken_records", 2, str(tmp_path), timeout=60)
+    results = launch(f"{MODULE}:check_with_broken_records", 2, str(tmp_path), timeout=60)
     assert all(math.isnan(verdict) and shifts == [] for verdict, shifts in results)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_process")
     return folder, watched_run(str(folder), {})
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)])
-def test_two_processes_see_and_do_what_one_does(tmp_path, alone, settings):
-    """Data parallel and sequence parallel: all videos are measured, and both ranks leave by the same door."""
-    folder, (expected, _) = alone
+def test_two_processes_measure_and_stop_like_one(tmp_path, one_process, settings):
+    """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same error."""
+    folder, (expected, _) = one_process
     (numbers, end), (others, other_end) = launch(f"{MODULE}:watched_run", 2, str(tmp_path), settings)
     assert end == other_end and "the current policy was saved in" in end
     assert latest(tmp_path) == latest(folder)

@@ -1,4 +1,4 @@
-"""Whether a folder holds another run, which nothing may be written into."""
+"""Checks that a new run does not write into the output_dir of another run."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def check(folder, *, resumes, action="stop"):
     check_output_dir(RecordSettings(output_dir=str(folder), resume_from_checkpoint=resumed, on_reward_hacking=action))
 
 
-def test_a_folder_with_another_run_is_refused(tmp_path):
+def test_a_folder_with_another_run_raises_value_error(tmp_path):
     check(tmp_path / "nowhere", resumes=False)
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
     with pytest.raises(ValueError, match="already contains a run"):
@@ -20,7 +20,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "broken\n{}\n"])
-def test_only_lines_of_metrics_make_a_run(tmp_path, content):
+def test_an_empty_metrics_file_is_not_a_run(tmp_path, content):
     (tmp_path / "metrics.jsonl").write_text(content)
     if not content:
         check(tmp_path, resumes=False)
@@ -29,19 +29,19 @@ def test_only_lines_of_metrics_make_a_run(tmp_path, content):
         check(tmp_path, resumes=False)
 
 
-def test_a_run_with_a_broken_line_is_not_gone_on_with(tmp_path):
+def test_a_run_with_a_broken_line_is_not_resumed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
     with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl is not a JSON object with an iteration"):
         check(tmp_path, resumes=True)
 
 
-def test_a_folder_in_the_place_of_metrics_is_named(tmp_path):
+def test_a_folder_named_metrics_jsonl_raises_value_error(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ValueError, match="metrics.jsonl must be readable"):
         check(tmp_path, resumes=True)
 
 
-def test_a_run_that_ended_for_good_is_gone_on_with_only_where_it_would_not_end_again(tmp_path):
+def test_a_run_stopped_for_reward_hacking_resumes_only_with_warn(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
     (tmp_path / MARKER).write_text("{}")
     with pytest.raises(ValueError, match="was stopped for reward hacking and would stop again"):

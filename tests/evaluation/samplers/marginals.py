@@ -1,12 +1,12 @@
-"""Marginals under a sampler: a density in one dimension, sent through the steps without sampling.
+"""Marginals of a sampler: a one-dimensional density, propagated through the steps without sampling.
 
-Data from a mixture of normals have a marginal at every noise level, and a velocity ``E[x1 - x0 | x]``, in closed form:
+For data from a mixture of normals, the marginal at every noise level and the velocity ``E[x1 - x0 | x]`` are known:
 
     x = (1 - sigma) x0 + sigma x1        x | component k ~ N((1 - sigma) m_k, (1 - sigma)^2 s^2 + sigma^2)
 
-A stochastic step with mean ``f(x) = a x + b v(x)`` sends the density p to ``p'(y) = int p(x) N(y; f(x), std^2) dx``.
-Over a grid finer than the standard deviation the sum for that integral is exact to many digits, so what is left is the
-error of the sampler alone: the total variation distance, half the integral of |p - marginal|, from 0 to 1.
+A stochastic step with mean ``f(x) = a x + b v(x)`` maps the density p to ``p'(y) = int p(x) N(y; f(x), std^2) dx``.
+On a grid finer than the standard deviation the sum for that integral is exact to many digits, which leaves only the
+error of the sampler: the total variation distance, half the integral of |p - marginal|, from 0 to 1.
 """
 
 import math
@@ -26,17 +26,17 @@ LEAST_STD = 0.006
 
 @dataclass(frozen=True)
 class Mixture:
-    """Equal parts of normals about ``means`` with one standard deviation: data whose flow is known exactly."""
+    """Equal mixture of normals with the given ``means`` and one standard deviation."""
 
     means: tuple[float, ...]
     std: float
 
     def density(self, x: Tensor, sigma: float) -> Tensor:
-        """Density of the noisy data at level sigma. Shape: that of x, (points,)."""
+        """Return the density of the noisy data at level sigma. Shape: (points,)."""
         return self._log_parts(x, sigma).exp().mean(0)
 
     def velocity(self, x: Tensor, sigma: float) -> Tensor:
-        """``E[x1 - x0 | x]``. Shape: that of x, (points,)."""
+        """Return ``E[x1 - x0 | x]``. Shape: (points,)."""
         shares = self._log_parts(x, sigma).softmax(0)  # (components, points)
         whitened = (x - (1 - sigma) * self._centres) / self._variance(sigma)
         noise, data = sigma * whitened, self._centres + (1 - sigma) * self.std**2 * whitened
@@ -61,9 +61,9 @@ def log_normal(x: Tensor, mean: Tensor, variance: float) -> Tensor:
 
 
 def marginal_error(steps: Sequence[Transition], levels: Sequence[float], data: Mixture) -> float:
-    """Total variation distance from the marginal at the last level, having begun with that of the first.
+    """Return the total variation distance from the marginal at the last level, starting from that of the first level.
 
-    Raises: ValueError for a step with so little noise that a grid for it would be too large.
+    Raises ValueError for a step with so little noise that it would need a too large grid.
     """
     narrowest = min(step.std for step in steps)
     if narrowest < LEAST_STD:
@@ -79,7 +79,7 @@ def marginal_error(steps: Sequence[Transition], levels: Sequence[float], data: M
 
 
 def interior_error(sde_type: str, num_steps: int, eta_of_width: Callable[[float], float], data: Mixture) -> float:
-    """`marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the step width."""
+    """Return `marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the step width."""
     levels = [0.95 - 0.75 * i / num_steps for i in range(num_steps + 1)]
     pairs = list(zip(levels, levels[1:]))
     steps = [SAMPLERS[sde_type].transition(*pair, eta_of_width(pair[0] - pair[1]), levels[1]) for pair in pairs]
@@ -87,7 +87,7 @@ def interior_error(sde_type: str, num_steps: int, eta_of_width: Callable[[float]
 
 
 def marginals_report(shift: float, eta: float) -> str:
-    """Markdown of how far a two-peaked density ends from the marginal: by number of steps, and on schedules as run."""
+    """Return Markdown tables of the marginal error of two peaks: by number of steps, and on the schedules in use."""
     rows = []
     for sde_type in SAMPLERS:
         for label, eta_of_width in expected_of(sde_type).marginals.items():
@@ -100,7 +100,7 @@ def marginals_report(shift: float, eta: float) -> str:
     for num_steps in (10, 20, 40, 60):
         levels = shifted_levels(num_steps, shift)
         steps = [schedule(sde_type, levels, eta, "stochastic") for sde_type in SAMPLERS]
-        rows.append([str(num_steps), *(_error_or_gap(those[:-1], levels[:-1]) for those in steps)])
+        rows.append([str(num_steps), *(_error_or_gap(column[:-1], levels[:-1]) for column in steps)])
     parts += [f"The same on the schedule of shift {shift:g} before its last step, all at eta {eta:g}"]
     return "\n\n".join([*parts, markdown_table(["steps", *SAMPLERS], rows)])
 

@@ -1,4 +1,4 @@
-"""The computed tables of docs/sde.md. Write them anew, in a minute: python -m tests.evaluation.samplers.page"""
+"""The computed tables of docs/sde.md. To regenerate them (one minute): python -m tests.evaluation.samplers.page"""
 
 import re
 from pathlib import Path
@@ -16,13 +16,13 @@ def tables_of(report: str) -> list[str]:
 
 
 def fast_tables() -> dict[int, str]:
-    """Tables by their place on the page."""
+    """Return tables by their index on the page."""
     stds, matches, _norms, _factors, regimes = tables_of(tables_report(20, 5.0, 0.5, "stochastic"))
     return {STDS: stds, REGIMES: regimes, MATCHES: matches}
 
 
 def slow_tables() -> dict[int, str]:
-    """Tables by their place on the page, which take a minute."""
+    """Return the tables that take a minute, by their index on the page."""
     marginals, _on_schedules = tables_of(marginals_report(5.0, 0.5))
     return {MARGINALS: marginals, SEARCH: tables_of(search_report(search()))[0]}
 

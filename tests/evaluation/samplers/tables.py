@@ -1,7 +1,7 @@
 """Tables of the built-in samplers: noise, gradient norm and equalizer factor of each step, and a search for bad steps.
 
-The tables hold float64, so that a test can be drawn from them without the rounding of the sampler. docs/sde.md shows
-them; the regimes are those of Figure 9, see `hyvideo.evaluation.figures.figures.regime_stds`.
+The tables are float64, so that tests can use them without the rounding of the sampler. docs/sde.md shows them; the
+regimes are those of Figure 9, see `hyvideo.evaluation.figures.figures.regime_stds`.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from hyvideo.schedulers.transitions import (
 
 SEARCH_STEPS = range(4, 201)
 SEARCH_SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
-SEARCH_ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above what published recipes set
+SEARCH_ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above published recipes
 
 
 def std_table(
@@ -36,12 +36,10 @@ def std_table(
     regime: str = "own",
     last_step: str = "stochastic",
 ) -> dict[str, Tensor]:
-    """Columns ``sigma`` and one of standard deviations for each SDE, 0 where a step is deterministic.
+    """Return columns by name: ``sigma``, and standard deviations for each SDE, 0 for deterministic steps.
 
-    Args:
-        regime: What stands in for the pole, of ``REGIMES``. Those other than ``own`` are of sage and flow only.
-
-    Returns: a column by its name. Shape of each: (steps,).
+    ``regime`` is the treatment of the pole, from ``REGIMES``; those other than ``own`` exist for sage and flow only.
+    Shape of each column: (steps,).
     """
     levels = shifted_levels(num_steps, shift)
     columns = {"sigma": _column(levels[:-1])}
@@ -62,7 +60,7 @@ def grad_norm_table(
     sde_types: Sequence[str] = SAMPLERS,
     last_step: str = "stochastic",
 ) -> dict[str, Tensor]:
-    """Columns as of `std_table` with ``N_t``, the scale of the log-probability's gradient. Shape of each: (steps,)."""
+    """Return columns like `std_table` with ``N_t``, the norm of the log-probability's gradient. Shape: (steps,)."""
     levels = shifted_levels(num_steps, shift)
     columns = {"sigma": _column(levels[:-1])}
     for sde_type in sde_types:
@@ -72,7 +70,7 @@ def grad_norm_table(
 
 
 def equalizer_table(num_steps: int = 20, shift: float = 5.0, eta: float = 0.5, **options) -> dict[str, Tensor]:
-    """Columns as of `std_table` with the equalizer's factors ``S_t = median(N) / N_t``. Shape of each: (steps,)."""
+    """Return columns like `std_table` with the equalizer's factors ``S_t = median(N) / N_t``. Shape: (steps,)."""
     columns = grad_norm_table(num_steps, shift, eta, **options)
     return {name: values if name == "sigma" else balancing_factors(values) for name, values in columns.items()}
 
@@ -82,7 +80,7 @@ def _column(values: Iterable[float]) -> Tensor:
 
 
 def tables_report(num_steps: int, shift: float, eta: float, last_step: str) -> str:
-    """Markdown of all tables of one setting."""
+    """Return Markdown of all tables for one setting."""
     setting, options = (num_steps, shift, eta), {"last_step": last_step}
     parts = [f"{num_steps} steps, shift {shift:g}, eta {eta:g}, last_step {last_step}"]
     stds = std_table(*setting, **options)
@@ -108,16 +106,16 @@ def _matches(stds: dict[str, Tensor], num_steps: int, shift: float, eta: float, 
     for name in SAMPLERS:
         try:
             match = matched_eta(f"sage_grpo:{eta}", name, num_steps=num_steps, shift=shift, last_step=last_step)
-        except ValueError:  # more than cps can
+        except ValueError:  # more noise than cps can add
             match = math.nan
         rows.append([name, f"{stds[name].square().sum():.4f}", f"{match:.4f}"])
     return markdown_table(["SDE", f"variance at eta {eta:g}", f"eta with that of sage_grpo:{eta:g}"], rows)
 
 
 class BadStep(NamedTuple):
-    """A step that is not what one would expect of a sampler, and where it is."""
+    """An unexpected step of a sampler, and its place."""
 
-    kind: str  # `not finite`, `deterministic`: std 0, or `exploding`: std above 1, more than the noise there ever is
+    kind: str  # `not finite`, `deterministic` (std 0) or `exploding` (std above 1, that of pure noise)
     sde_type: str
     shift: float
     eta: float
@@ -135,9 +133,9 @@ def search(
     etas: Iterable[float] = SEARCH_ETAS,
     sde_types: Iterable[str] = SAMPLERS,
 ) -> Iterator[BadStep]:
-    """Every bad step of every schedule in the grid. Etas above a sampler's maximum are left out.
+    """Yield every bad step of every schedule in the grid, without etas above a sampler's maximum.
 
-    They are at the boundaries: the pole of sage and flow at sigma = 1, and sigma' = 0, where cps has nothing to draw.
+    Bad steps are at the boundaries: the pole of sage and flow at sigma = 1, and sigma' = 0, where cps adds no noise.
     """
     for sde_type, shift, num_steps, eta in itertools.product(sde_types, shifts, steps, etas):
         if eta > SAMPLERS[sde_type].max_eta:
@@ -156,7 +154,7 @@ def _bad_kind(step: Transition) -> str | None:
 
 
 def search_report(bad_steps: Iterable[BadStep]) -> str:
-    """Markdown with what is bad of each SDE and shift, and the fewest and most denoising steps: `step 1: 68-200`."""
+    """Return Markdown of the bad steps of each SDE and shift, with the range of step counts: `step 1: 68-200`."""
     by_cell: dict[tuple, dict[str, list[int]]] = {}
     for bad in bad_steps:
         where = f"eta {bad.eta:g}" if bad.kind == "exploding" else bad.name

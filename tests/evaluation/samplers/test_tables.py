@@ -1,6 +1,6 @@
-"""The conformance kit: marginals with their rate, every step against torch, boundaries over all schedules, tables.
+"""Conformance of samplers: marginals and their rate, every step against torch, boundaries of all schedules, tables.
 
-What one transition is, at a few places, is in test_transitions.py and test_scheduling_flow_match_discrete.py.
+Single transitions are tested in test_transitions.py and test_scheduling_flow_match_discrete.py.
 """
 
 import itertools
@@ -46,8 +46,8 @@ def make_scheduler(num_steps, shift):
 
 @pytest.mark.parametrize("data", [ONE_PEAK, TWO_PEAKS], ids=["gaussian", "mixture"])
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_marginals_are_kept_to_first_order_in_the_step(sde_type, data):
-    """Twice the steps, half the distance: cps too, if its eta falls so that each step renews its width of the noise."""
+def test_marginals_are_correct_to_first_order_in_the_step(sde_type, data):
+    """Twice the steps halve the distance, also for cps if eta decreases with the step width."""
     *_, eta_of_width = expected_of(sde_type).marginals.values()
     errors = [interior_error(sde_type, num_steps, eta_of_width, data) for num_steps in (16, 32, 64)]
     rates = [math.log2(error / half) for error, half in zip(errors, errors[1:])]
@@ -61,8 +61,8 @@ def test_cps_at_a_fixed_eta_does_not_converge_to_the_marginal(data):
     assert errors[1] > 0.7 * errors[0] and errors[1] > 0.02
 
 
-def test_the_velocity_of_a_mixture_is_that_of_its_score():
-    """``score = -(x + (1 - sigma) v) / sigma``, with the score by autograd."""
+def test_the_velocity_of_a_mixture_matches_its_score():
+    """``score = -(x + (1 - sigma) v) / sigma``, with the score from autograd."""
     x = torch.linspace(-3, 3, 61, dtype=torch.float64, requires_grad=True)
     for sigma in (0.2, 0.6, 0.95):
         (score,) = torch.autograd.grad(TWO_PEAKS.density(x, sigma).log().sum(), x)
@@ -70,8 +70,8 @@ def test_the_velocity_of_a_mixture_is_that_of_its_score():
         torch.testing.assert_close(TWO_PEAKS.velocity(x, sigma), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
-def test_the_density_that_is_sent_on_is_the_normal_that_recursion_gives():
-    """One peak stays normal, so its mean and variance after each step are known."""
+def test_one_peak_is_propagated_as_the_normal_of_its_recursion():
+    """One peak stays normal, and its mean and variance follow a recursion."""
     levels = shifted_levels(20, 5.0)[:-1]
     steps = schedule("sage_grpo", shifted_levels(20, 5.0), 0.5, "stochastic")[:-1]
     mean, variance = torch.tensor(0.0, dtype=torch.float64), 1.0
@@ -97,8 +97,8 @@ def test_a_step_without_noise_is_too_fine_for_the_grid():
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("shift", [1.0, 9.0])
 @pytest.mark.parametrize("num_steps", [4, 200])
-def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_type, shift, num_steps):
-    """All steps of a schedule as one batch. With noise 1, an element of the sum has a gradient of exactly N_t."""
+def test_log_prob_matches_torch_and_its_gradient_norm_matches_autograd(sde_type, shift, num_steps):
+    """All steps of a schedule form one batch. With noise 1, each element of the sum has a gradient of exactly N_t."""
     scheduler = make_scheduler(num_steps, shift)
     generator = torch.Generator().manual_seed(0)
     velocity, sample = (torch.randn(num_steps, 5, generator=generator) for _ in range(2))
@@ -109,7 +109,7 @@ def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_ty
     is_stochastic = out.std_dev_t.flatten() > 0
     mean, std = out.prev_sample_mean[is_stochastic], out.std_dev_t[is_stochastic]
     expected = torch.distributions.Normal(mean, std).log_prob(out.prev_sample[is_stochastic]).mean(1)
-    if not SAMPLERS[sde_type].is_normalised:  # it drops what the mean does not enter
+    if not SAMPLERS[sde_type].is_normalised:  # it drops terms without the mean
         expected = 2 * std.flatten() ** 2 * (expected + std.flatten().log() + 0.5 * math.log(2 * math.pi))
     torch.testing.assert_close(out.log_prob[is_stochastic], expected, rtol=1e-4, atol=1e-6)
     assert (out.log_prob[~is_stochastic] == 0).all()
@@ -121,10 +121,10 @@ def test_log_prob_is_that_of_torch_and_its_gradient_norm_that_of_autograd(sde_ty
 
 @pytest.mark.parametrize("shift", SEARCH_SHIFTS)
 @pytest.mark.parametrize("num_steps", [4, 20, 200])
-def test_variances_of_sage_are_numerical_quadrature_up_to_the_clamp(num_steps, shift):
-    """With ``s = 1 - exp(-u)``, which takes the pole to infinity, ``s / (1 - s) ds = (1 - exp(-u)) du``.
+def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
+    """With ``s = 1 - exp(-u)``, which moves the pole to infinity, ``s / (1 - s) ds = (1 - exp(-u)) du``.
 
-    At the clamp the integral stops, but the width that is taken off runs on to 1: less by ``eta^2 (1 - clamp)``.
+    The integral stops at the clamp, but the subtracted width extends to 1, which subtracts ``eta^2 (1 - clamp)`` more.
     """
     levels = shifted_levels(num_steps, shift)
     total = 0.0
@@ -135,15 +135,15 @@ def test_variances_of_sage_are_numerical_quadrature_up_to_the_clamp(num_steps, s
             integral = 0.49 * (torch.trapezoid(1 - torch.exp(-u), u).item() - (sigma - top))
             assert std**2 == pytest.approx(integral, rel=1e-5)
             total += std**2
-    if levels[1] < SAGE_SIGMA_MAX:  # then it does not depend on the steps
+    if levels[1] < SAGE_SIGMA_MAX:  # then the total does not depend on the steps
         assert total == pytest.approx(0.49 * (-math.log(1 - SAGE_SIGMA_MAX) - 1), rel=1e-5)
 
 
 # --- boundaries --------------------------------------------------------------------------------
 
 
-def test_every_schedule_is_finite_and_deterministic_only_where_it_must_be():
-    """Shifts 1 to 9 and 4 to 200 steps."""
+def test_every_schedule_is_finite_and_deterministic_only_at_expected_steps():
+    """Covers shifts 1 to 9 and 4 to 200 steps."""
     found = list(search(etas=(0.5,)))
     assert {bad.kind for bad in found} == {"deterministic", "exploding"}
     still = {(bad.sde_type, bad.shift, bad.num_steps, bad.place) for bad in found if bad.kind == "deterministic"}
@@ -156,7 +156,7 @@ def test_every_schedule_is_finite_and_deterministic_only_where_it_must_be():
     assert {shift: min(n, default=None) for shift, n in fewest.items()} == {1: None, 3: 112, 5: 68, 7: 49, 9: 38}
 
 
-def test_the_search_finds_steps_with_more_noise_than_there_ever_is():
+def test_the_search_finds_steps_with_std_above_1():
     found = list(search(steps=range(4, 30), shifts=(5.0,), etas=(0.5, 0.7, 1.2)))
     exploding = {(bad.sde_type, bad.eta, bad.num_steps) for bad in found if bad.kind == "exploding" and bad.place == 0}
     assert {n for sde_type, eta, n in exploding if (sde_type, eta) == ("sage_grpo", 0.7)} == set(range(4, 10))
@@ -164,7 +164,7 @@ def test_the_search_finds_steps_with_more_noise_than_there_ever_is():
     assert not [key for key in exploding if key[1] == 0.5 or key[0] in ("dance_grpo", "cps")]
 
 
-def test_the_search_finds_what_is_not_finite(monkeypatch):
+def test_the_search_finds_steps_that_are_not_finite(monkeypatch):
     broken = (Transition(1.0, math.nan, 0.1), Transition(1.0, -0.1, math.inf), Transition(1.0, -0.1, 0.1))
     monkeypatch.setattr(tables, "schedule", lambda *_: broken)
     found = list(search(steps=(3,), shifts=(5.0,), etas=(0.5,), sde_types=("sage_grpo",)))
@@ -173,7 +173,7 @@ def test_the_search_finds_what_is_not_finite(monkeypatch):
 
 
 @pytest.mark.parametrize("shift", SEARCH_SHIFTS)
-def test_the_first_std_of_flow_is_eta_whatever_the_steps(shift):
+def test_the_first_std_of_flow_is_eta_for_any_number_of_steps(shift):
     assert all(std_table(n, shift, 0.7)["flow_grpo"][0] == pytest.approx(0.7) for n in (4, 20, 200))
 
 
@@ -182,7 +182,7 @@ def test_the_first_std_of_flow_is_eta_whatever_the_steps(shift):
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 @pytest.mark.parametrize("last_step", ["stochastic", "deterministic"])
-def test_tables_are_what_the_scheduler_samples_and_trains_with(sde_type, last_step):
+def test_tables_match_the_scheduler(sde_type, last_step):
     scheduler = FlowMatchDiscreteScheduler(shift=7.0, last_step=last_step)
     scheduler.set_timesteps(60)
     settings = dict(eta=0.7, sde_type=sde_type)
@@ -197,7 +197,7 @@ def test_tables_are_what_the_scheduler_samples_and_trains_with(sde_type, last_st
         torch.testing.assert_close(columns["sigma"].float(), scheduler.sigmas[:-1])
 
 
-def test_the_regimes_of_figure_9_differ_at_the_first_step_alone():
+def test_the_regimes_of_figure_9_differ_only_at_the_first_step():
     pair = ("sage_grpo", "flow_grpo")
     a, b, c = (std_table(20, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
     width = 1 - shifted_levels(20, 5.0)[1]
@@ -210,8 +210,8 @@ def test_the_regimes_of_figure_9_differ_at_the_first_step_alone():
         torch.testing.assert_close(b[name][1:], c[name][1:], rtol=1e-12, atol=0)
 
 
-def test_at_80_steps_the_first_noise_of_sage_begins_at_the_level_that_stands_in_for_1():
-    """The second level is above the clamp, which has no say where sigma_1 stands in for the pole."""
+def test_at_80_steps_sigma_1_regime_of_sage_starts_at_the_second_level():
+    """The second level is above the clamp, which the sigma_1 regime does not use."""
     second, third = shifted_levels(80, 5.0)[1:3]
     stds = std_table(80, 5.0, 0.5, sde_types=("sage_grpo",), regime="sigma_1")["sage_grpo"]
     integral = math.log((1 - third) / (1 - second)) - (second - third)
@@ -219,7 +219,7 @@ def test_at_80_steps_the_first_noise_of_sage_begins_at_the_level_that_stands_in_
     assert stds[1] == pytest.approx(0.5 * math.sqrt(integral)) == pytest.approx(0.419, abs=5e-4)
 
 
-def test_with_many_steps_a_clamp_reaches_further_and_one_at_sigma_1_does_not():
+def test_with_many_steps_the_clamp_affects_more_than_the_first_step():
     pair = ("sage_grpo", "flow_grpo")
     a, b, c = (std_table(150, 5.0, 0.5, sde_types=pair, regime=name) for name in ("sigma_1", "clamp", "own"))
     assert a["sage_grpo"][0] == 0 and a["sage_grpo"][1] > 0 and c["sage_grpo"][1] == 0
@@ -228,14 +228,14 @@ def test_with_many_steps_a_clamp_reaches_further_and_one_at_sigma_1_does_not():
 
 
 def noise_by_its_definition(sde_type, levels, eta, regime):
-    """Standard deviations of sage or flow, anew from docs/sde.md: what no level counts as closer to 1 than."""
+    """Return the standard deviations of sage or flow, independently computed from docs/sde.md."""
     sigma, below = torch.tensor(levels[:-1], dtype=torch.float64), torch.tensor(levels[1:], dtype=torch.float64)
     if sde_type == "sage_grpo":
         top = levels[1] if regime == "sigma_1" else SAGE_SIGMA_MAX
         variance = torch.log((1 - below) / (1 - sigma.clamp(max=top))) - (sigma - below)
         variance[below >= top] = 0
     else:
-        top = SAGE_SIGMA_MAX if regime == "clamp" else levels[1]  # its own default clamps the first level alone
+        top = SAGE_SIGMA_MAX if regime == "clamp" else levels[1]  # the default clamps only the first level
         variance = sigma / (1 - sigma.clamp(max=top)) * (sigma - below)
     return eta * variance.clamp(min=0).sqrt()
 
@@ -265,14 +265,16 @@ def test_figure_9_draws_the_tables(monkeypatch, tmp_path, num_steps):
     figures.plt.close("all")
 
 
-def test_the_tables_have_the_values_of_the_method():
+def test_the_tables_have_the_expected_values():
     printed = tables_report(20, 5.0, 0.5, "stochastic")
     assert "| 1 | 1.0000 | 0.5555 | 0.5000 | 0.0510 |" in printed
     assert "| 1 | 1.0000 | 0.0000 | 0.5000 | 0.5555 | 0.9317 | 0.5555 | 0.5000 |" in printed
 
 
 @pytest.mark.parametrize("tables", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)])
-def test_the_page_has_the_tables_as_computed(tables):
-    there = page.TABLE.findall(page.PAGE.read_text(encoding="utf-8"))
-    outdated = [place for place, table in tables().items() if there[place] != table]
-    assert not outdated, "docs/sde.md has other tables; write them anew: python -m tests.evaluation.samplers.page"
+def test_the_page_shows_the_computed_tables(tables):
+    on_page = page.TABLE.findall(page.PAGE.read_text(encoding="utf-8"))
+    outdated = [place for place, table in tables().items() if on_page[place] != table]
+    assert not outdated, (
+        "the tables of docs/sde.md are outdated; regenerate them: python -m tests.evaluation.samplers.page"
+    )

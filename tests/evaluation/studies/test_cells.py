@@ -1,4 +1,4 @@
-"""The figures that need training runs: which runs, by which schedules, and the way from nothing to the picture."""
+"""Figures that need training runs: their runs, their KL schedules, and a figure drawn from new runs."""
 
 import pytest
 
@@ -15,7 +15,7 @@ EXTRA = (
 )
 
 
-def test_the_runs_of_a_figure_are_cells_of_the_table_or_more_of_their_kind():
+def test_the_runs_of_each_figure():
     assert [run.name for run in runs_of_figure(8, "B", [0])] == [
         f"B-sage_grpo-{kl}-eq-seed0" for kl in ("none", "fixed", "stepwise", "moving", "dual_moving")
     ]
@@ -29,21 +29,21 @@ def test_the_runs_of_a_figure_are_cells_of_the_table_or_more_of_their_kind():
 
 
 @pytest.mark.parametrize("kl", [0.0, 1e-3, 1.0])
-def test_the_milder_coefficient_is_never_above_two_stage_and_that_never_above_constant(tmp_path, tiny_config, kl):
+def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, tiny_config, kl):
     study = Study("configs/miniature_paper.yaml", tmp_path)
     constant, two_stage, milder = (
         KLCoefficient(kl_schedule(study.config(run).trust_region, "dual_moving")) for run in runs_of_figure(7, "B", [0])
     )
     for update in range(120):
         assert milder.value <= two_stage.value <= constant.value == 0.2
-        if 1 <= update < 20:  # of a warm-up of 20 and of 40 updates
+        if 1 <= update < 20:  # warm-ups of 20 and 40 updates
             assert milder.value < two_stage.value < constant.value
         for coefficient in (constant, two_stage, milder):
             coefficient.observe(kl)
     assert two_stage.value == 0.2 and (milder.value < 0.2) == (kl > 1e-3)
 
 
-def test_the_milder_schedule_follows_the_settings_and_changes_nothing_else(tmp_path, tiny_config):
+def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config):
     study = Study("configs/miniature_paper.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"])
     plain, milder = (
         study.config(Run(Cell("B", "cps", "fixed", True, name), 0)).flat() for name in ("adaptive", "milder")
@@ -52,7 +52,7 @@ def test_the_milder_schedule_follows_the_settings_and_changes_nothing_else(tmp_p
     assert changed == {"kl_warmup_updates": 14, "kl_gain": 0.25}
 
 
-def test_what_a_figure_does_not_compare_is_refused(tmp_path):
+def test_unsuitable_values_for_a_figure_raise_value_error(tmp_path):
     with pytest.raises(ValueError, match="--figures includes 8"):
         runs_of_figure(8, "B", [0], schedules=["constant"])
     with pytest.raises(ValueError, match="--kl none has no KL"):
@@ -72,19 +72,19 @@ def reproduce(exit_code, tiny_config, forked_programs, capfd):
     return run
 
 
-def test_figure_7_is_drawn_from_nothing_and_no_run_is_trained_twice(reproduce, tmp_path):
+def test_figure_7_is_drawn_and_no_run_is_trained_twice(reproduce, tmp_path):
     flags = ["--figures", "7", "--schedules", "constant", "milder", "--out", tmp_path / "study"]
-    code, said = reproduce(*flags, "--dry_run")
-    assert code == 0 and "2 cells, 2 to run" in said.out and not (tmp_path / "study").exists()
-    code, said = reproduce(*flags, "--jobs", "2")
+    code, output = reproduce(*flags, "--dry_run")
+    assert code == 0 and "2 cells, 2 to run" in output.out and not (tmp_path / "study").exists()
+    code, output = reproduce(*flags, "--jobs", "2")
     picture = tmp_path / "study/figures/figure7.png"
-    assert code == 0 and said.out.count("seed0: trained") == 2 and f"figure 7: {picture}" in said.out
+    assert code == 0 and output.out.count("seed0: trained") == 2 and f"figure 7: {picture}" in output.out
     picture.unlink()
-    code, said = reproduce(*flags, "--only_figure")
-    assert code == 0 and picture.is_file() and "2 cells, 0 to run" in said.out
+    code, output = reproduce(*flags, "--only_figure")
+    assert code == 0 and picture.is_file() and "2 cells, 0 to run" in output.out
 
 
-def test_a_figure_whose_runs_are_not_finished_is_not_made(reproduce, tmp_path):
-    code, said = reproduce("--figures", "8", "--out", tmp_path / "study", "--only_figure")
-    assert code == 0 and "figure 8: skipped, no runs differ only in kl_strategy" in said.out
+def test_a_figure_without_finished_runs_is_skipped(reproduce, tmp_path):
+    code, output = reproduce("--figures", "8", "--out", tmp_path / "study", "--only_figure")
+    assert code == 0 and "figure 8: skipped, no runs differ only in kl_strategy" in output.out
     assert reproduce("--only_cell", "nothing", "--out", tmp_path / "study")[0] == 2

@@ -1,4 +1,4 @@
-"""Paired differences between rows of Table 2, and what they are said to show."""
+"""Paired differences between rows of Table 2, and the verdicts on them."""
 
 import itertools
 import math
@@ -14,12 +14,12 @@ from hyvideo.evaluation.studies.runs import Run
 from hyvideo.evaluation.studies.table2 import COMPARED, NOTES, comparisons_of, questions
 
 SAGE, FLOW = (Cell("B", method, "dual_moving", True) for method in ("sage_grpo", "flow_grpo"))
-DIFFICULTY = (0.0, 5.0, -3.0, 1.0)  # of the prompts, much larger than any difference between policies
-LUCK = (0.3, -0.4, 0.2)  # of the seeds, as large in both policies
+DIFFICULTY = (0.0, 5.0, -3.0, 1.0)  # effect of each prompt, much larger than differences between policies
+LUCK = (0.3, -0.4, 0.2)  # effect of each seed, the same for both policies
 
 
 def evaluation(seed, gain=0.0, *, frechet=None, missing=()):
-    """A video of each prompt, and a gain in alignment, whose weight in setting B is 1."""
+    """Return an evaluation with a video of each prompt; ``gain`` is added to TA, whose weight in setting B is 1."""
     ta = {group: level + LUCK[seed] + gain for group, level in enumerate(DIFFICULTY)}
     videos = [
         {"number": group, "prompt": f"prompt {group}", "group": group, "VQ": 0.2, "MQ": 0.4, "TA": value}
@@ -30,17 +30,17 @@ def evaluation(seed, gain=0.0, *, frechet=None, missing=()):
     return Evaluation(videos, {} if frechet is None else {"frechet_distance": frechet})
 
 
-def of_seeds(cell, evaluations):
+def by_run(cell, evaluations):
     return {Run(cell, seed): e for seed, e in evaluations.items()}
 
 
 def sage_against_flow(sage, flow):
-    evaluations = of_seeds(FLOW, flow) | of_seeds(SAGE, sage)
+    evaluations = by_run(FLOW, flow) | by_run(SAGE, sage)
     (comparison,) = comparisons_of(evaluations)
     return comparison
 
 
-def test_pairing_takes_away_what_both_runs_share():
+def test_pairing_removes_effects_that_both_runs_share():
     gains = (0.10, 0.12, 0.11)
     found = sage_against_flow(
         {seed: evaluation(seed, gain, frechet=0.1 * seed) for seed, gain in enumerate(gains)},
@@ -62,14 +62,14 @@ def test_pairing_takes_away_what_both_runs_share():
         ((0.5,), "one seed: no verdict"),
     ],
 )
-def test_an_effect_shows_only_from_two_seeds_on_and_beyond_the_interval(gains, reading):
+def test_a_verdict_needs_two_seeds_and_an_interval_without_0(gains, reading):
     found = sage_against_flow(
         {seed: evaluation(seed, gain) for seed, gain in enumerate(gains)}, {seed: evaluation(seed) for seed in range(3)}
     )
     assert found.reading == reading and f"| {reading} |" in as_markdown([found], COMPARED, NOTES)
 
 
-def test_only_seeds_of_both_and_videos_of_both_are_compared():
+def test_only_common_seeds_and_videos_are_compared():
     found = sage_against_flow(
         {0: evaluation(0, 0.1), 1: evaluation(1, 0.3, missing=[1])}, {1: evaluation(1, missing=[2]), 2: evaluation(2)}
     )
@@ -78,13 +78,13 @@ def test_only_seeds_of_both_and_videos_of_both_are_compared():
     assert none.reading == "no common seed: no verdict" and not none.differences
 
 
-def test_a_seed_without_a_score_leaves_no_verdict_to_the_others():
+def test_a_seed_without_scores_prevents_a_verdict():
     unscored = evaluation(1, missing=range(4))
     found = sage_against_flow({0: evaluation(0, 0.1), 1: unscored}, {0: evaluation(0), 1: evaluation(1)})
     assert found.reading == "not measured" and not found.differences
 
 
-def test_runs_that_were_measured_on_other_videos_are_refused():
+def test_evaluations_of_different_videos_raise_value_error():
     other = evaluation(0)
     other.videos[2]["prompt"] = "another"
     with pytest.raises(
@@ -94,10 +94,10 @@ def test_runs_that_were_measured_on_other_videos_are_refused():
         sage_against_flow({0: evaluation(0)}, {0: other})
 
 
-def test_the_questions_are_to_rows_that_differ_in_one_thing():
+def test_questions_compare_rows_that_differ_in_one_setting():
     rows = [Cell("", *cell) for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))]
-    asked = [question for question, _, _ in questions([*rows, Cell("", "dance_grpo", "dual_moving", True)])]
-    assert asked == [
+    found = [question for question, _, _ in questions([*rows, Cell("", "dance_grpo", "dual_moving", True)])]
+    assert found == [
         "SAGE-GRPO against CPS, KL none",
         "SAGE-GRPO against CPS, KL none, no equalizer",
         "SAGE-GRPO against CPS, KL fixed",
@@ -113,7 +113,7 @@ def test_the_questions_are_to_rows_that_differ_in_one_thing():
     ]
 
 
-def test_settings_are_compared_each_for_itself_and_by_its_own_weights():
+def test_settings_are_compared_separately_with_their_weights():
     evaluations = {}
     for setting in "AB":
         for cell, vq in ((SAGE, 1.2), (FLOW, 0.2)):
@@ -125,7 +125,7 @@ def test_settings_are_compared_each_for_itself_and_by_its_own_weights():
     assert found == pytest.approx({"A": 1.0, "B": 0.5})
 
 
-def test_the_table_says_one_seed_and_gives_no_interval_of_one_number():
+def test_a_single_number_has_no_interval_in_the_table():
     found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
     heads, _, line, *_ = as_markdown([found], COMPARED, NOTES).splitlines()
     assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Verdict |"

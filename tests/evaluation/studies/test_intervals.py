@@ -1,4 +1,4 @@
-"""Intervals of Student's t over seeds and prompts, and how often they hold the truth."""
+"""Intervals over seeds and prompts with Student's t, and their simulated coverage."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SOURCES = ("seeds", "prompts", "rest")
 
 
 def simulated_coverage(num_seeds, num_prompts, shares, num_tables=10_000):
-    """Percent of simulated tables, of true mean 0, whose interval holds it; ``shares`` of the variance of the mean."""
+    """Return the coverage in percent over simulated tables of mean 0, by ``shares`` of the variance of the mean."""
     random = generator("coverage", num_seeds, num_prompts, *map(str, shares))
     seeds, prompts, rest = np.sqrt(np.array(shares) * [num_seeds, num_prompts, num_seeds * num_prompts])
     values = rest * random.standard_normal((num_tables, num_seeds, num_prompts))
@@ -22,8 +22,8 @@ def simulated_coverage(num_seeds, num_prompts, shares, num_tables=10_000):
 @pytest.mark.parametrize("num_prompts", [8, 96])
 @pytest.mark.parametrize("num_seeds", [3, 5])
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_interval_covers_93_to_97_percent_where_one_source_dominates(source, num_seeds, num_prompts):
-    """Of 10,000 tables it is known to 0.2 (one standard deviation)."""
+def test_coverage_is_93_to_97_percent_if_one_source_dominates(source, num_seeds, num_prompts):
+    """The standard error of the simulated coverage is 0.2."""
     shares = [0.95 if name == source else 0.025 for name in SOURCES]
     assert 93 <= simulated_coverage(num_seeds, num_prompts, shares) <= 97
 
@@ -31,16 +31,16 @@ def test_the_interval_covers_93_to_97_percent_where_one_source_dominates(source,
 @pytest.mark.parametrize(
     "shares", [(0.5, 0.5, 0.0), (0.125, 0.875, 0.0), (0.3, 0.3, 0.4), (0.0, 0.0, 1.0), (0.1, 0.0, 0.9)]
 )
-def test_of_mixtures_it_covers_too_much_rather_than_too_little(shares):
+def test_coverage_of_mixtures_is_conservative(shares):
     assert 94 <= simulated_coverage(3, 8, shares) <= 99
 
 
 @pytest.mark.parametrize("freedom, bound", [(1, 12.7062), (2, 4.30265), (4, 2.77645), (95, 1.98525), (120, 1.97993)])
-def test_quantiles_are_those_of_the_tables(freedom, bound):
+def test_quantiles_match_published_tables(freedom, bound):
     assert t_quantile(freedom) == pytest.approx(bound, rel=3e-6)
 
 
-def test_where_only_seeds_or_only_prompts_vary_it_is_their_t_interval():
+def test_if_only_seeds_or_prompts_vary_the_interval_is_a_t_interval():
     numbers = np.array([1.0, 2.0, 4.0])
     half_width = 4.30265 * numbers.std(ddof=1) / np.sqrt(3)
     for values in (numbers[:, None].repeat(7, 1), numbers[None].repeat(5, 0), numbers[:, None], numbers[None]):
@@ -50,8 +50,8 @@ def test_where_only_seeds_or_only_prompts_vary_it_is_their_t_interval():
         assert interval.mean - interval.low == pytest.approx(half_width, rel=1e-5)
 
 
-def test_it_is_never_narrower_than_the_narrower_of_those_over_seeds_and_over_prompts():
-    """Of a table whose means all agree the difference of the squares is below 0."""
+def test_the_interval_is_at_least_the_narrower_of_the_two_t_intervals():
+    """For nearly equal means the difference of the squares is negative."""
     values = np.array([[1.0, -1.0, 0.2], [-1.0, 1.0, 0.0], [0.1, 0.0, 0.0]])
     over_seeds, over_prompts = (
         half_widths(means) for means in (values.mean(1, keepdims=True), values.mean(0, keepdims=True))
@@ -59,7 +59,7 @@ def test_it_is_never_narrower_than_the_narrower_of_those_over_seeds_and_over_pro
     assert 0 < min(over_seeds, over_prompts) == pytest.approx(half_widths(values))
 
 
-def test_a_prompt_that_lacks_a_seed_is_left_out():
+def test_a_prompt_with_a_missing_seed_is_left_out():
     nan = np.nan
     whole = np.array([[1.0, 3.0, 2.0], [2.0, 5.0, 3.0]])
     gaps = np.array([[1.0, 3.0, 9.0, 2.0], [2.0, 5.0, nan, 3.0]])
@@ -68,12 +68,12 @@ def test_a_prompt_that_lacks_a_seed_is_left_out():
         assert np.isnan(t_interval(nothing).mean)
 
 
-def test_of_one_number_there_is_no_interval():
+def test_one_number_has_no_interval():
     interval = t_interval(np.array([[3.0]]))
     assert interval.mean == 3.0 and not interval.excludes_zero
     assert interval.as_json() == {"mean": 3.0, "low": None, "high": None}
 
 
-def test_zero_is_excluded_only_by_an_interval_on_one_side_of_it():
+def test_zero_is_excluded_by_intervals_on_one_side_of_it():
     assert Interval(1, 0.1, 2).excludes_zero and Interval(-1, -2, -0.1).excludes_zero
     assert not Interval(1, -0.1, 2).excludes_zero and not Interval(0, 0, 0).excludes_zero

@@ -1,4 +1,4 @@
-"""Recipes at equal cost: their file, their budgets, what is read of their runs, and the way from nothing to files."""
+"""Recipes at equal cost: their file, their budgets, the cost and metrics of runs, and the output files."""
 
 import csv
 import json
@@ -45,43 +45,43 @@ def compare(exit_code, tmp_path, file, forked_programs, capfd):
     return run
 
 
-def test_recipes_are_trained_to_the_budget_compared_and_not_run_again(compare, tmp_path):
-    code, said = compare("--budget", "rollouts=17")
+def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
+    code, output = compare("--budget", "rollouts=17")
     out = tmp_path / "out"
-    assert code == 0 and said.out.count(": trained") == 4, said
+    assert code == 0 and output.out.count(": trained") == 4, output
     rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
     assert list(rows) == ["Base model", "one_update", "two.updates"]
     line = [json.loads(x) for x in (out / "cells/two.updates-seed1/metrics.jsonl").read_text().splitlines()]
     other = json.loads((out / "cells/two.updates-seed0/metrics.jsonl").read_text().splitlines()[-1])
-    assert [x["iteration"] for x in line] == [1, 2]  # two of 8 rollouts each are within the budget
+    assert [x["iteration"] for x in line] == [1, 2]  # two iterations of 8 rollouts are within the budget
     row = rows["two.updates"]
     forwards = 8 * sum(x["cost/forwards"] for x in line)
     assert (row["Rollouts"], row["Forwards"], row["seeds"]) == ("16", f"{forwards:.0f}", "2")
     assert float(row["Reward"]) == pytest.approx((line[1]["validation/reward"] + other["validation/reward"]) / 2, 1e-4)
     assert float(rows["Base model"]["Reward"]) != float(row["Reward"]) and rows["Base model"]["Rollouts"] == "0"
-    assert (out / "recipes.md").read_text() in said.out and "| two.updates against one_update | 2 |" in said.out
+    assert (out / "recipes.md").read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
     gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
     assert f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
     for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
         assert (out / f"{name}.png").stat().st_size > 10_000
 
-    code, said = compare("--budget", "rollouts=17")
-    assert code == 0 and "4 cells, 0 to run" in said.out and ": trained" not in said.out
-    code, said = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
-    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --out" in said.err
-    code, said = compare("--budget", "rollouts=8")
-    assert code == 2 and "2 iterations, more than max_steps 1" in said.err
+    code, output = compare("--budget", "rollouts=17")
+    assert code == 0 and "4 cells, 0 to run" in output.out and ": trained" not in output.out
+    code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
+    assert code == 2 and "was started with learning_rate 0.01 instead of 0.02; use another --out" in output.err
+    code, output = compare("--budget", "rollouts=8")
+    assert code == 2 and "2 iterations, more than max_steps 1" in output.err
 
 
 def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_path):
-    code, said = compare("--budget", "forwards=1000", "--dry_run")
-    assert code == 0 and "4 cells, 4 to run" in said.out and not (tmp_path / "out").exists()
-    code, said = compare("--budget", "forwards=1000", "--only_table")
-    assert code == 2 and "contains no finished run yet" in said.err
+    code, output = compare("--budget", "forwards=1000", "--dry_run")
+    assert code == 0 and "4 cells, 4 to run" in output.out and not (tmp_path / "out").exists()
+    code, output = compare("--budget", "forwards=1000", "--only_table")
+    assert code == 2 and "contains no finished run yet" in output.err
 
 
 @pytest.mark.parametrize(
-    "text, why",
+    "text, message",
     [
         ("base: configs/smoke.yaml", "must contain base"),
         (FILE + "receipts: {}\n", "must contain base"),
@@ -107,12 +107,12 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
         ),
     ],
 )
-def test_a_file_that_cannot_be_compared_is_refused(compare, text, why):
-    code, said = compare("--budget", "rollouts=17", "--dry_run", text=text)
-    assert code == 2 and why in said.err
+def test_invalid_and_incomparable_recipes_are_errors(compare, text, message):
+    code, output = compare("--budget", "rollouts=17", "--dry_run", text=text)
+    assert code == 2 and message in output.err
 
 
-def test_settings_of_a_file_become_flags_of_every_kind(file):
+def test_settings_of_a_file_become_flags(file):
     settings = (
         'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: 1e-7, resume: ""}}'
     )
@@ -123,7 +123,7 @@ def test_settings_of_a_file_become_flags_of_every_kind(file):
 
 
 @pytest.mark.parametrize("text", ["rollouts", "rollouts=0", "rollouts=-3", "hours=3", "seconds=1e3"])
-def test_a_budget_is_a_number_of_what_is_counted(text):
+def test_an_invalid_budget_raises_value_error(text):
     with pytest.raises(ValueError, match="--budget must be rollouts=N, forwards=N, seconds=N, got"):
         Budget.of(text)
 
@@ -135,25 +135,25 @@ def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path,
         study.config(Run(recipe, 0)).optimizer.max_steps
         for recipe in within(Budget("forwards", 40_000), study, recipes)
     )
-    # 8 steps, 7 of them trained at 3, and the anchor's 7; the window trains 2, and has no anchor elsewhere.
+    # 8 steps, 7 trained at 3 each and 7 of the anchor; the window has 2 trained steps, and the anchor only there.
     assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
     (timed,) = within(Budget("seconds", 9), study, recipes[:1])
-    assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # its own
+    assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # of the config
 
 
-def test_a_recipe_may_have_a_config_of_its_own_and_shares_the_common_settings(file, tmp_path, tiny_config):
+def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_config):
     text = "base: configs/miniature.yaml\ncommon: {validation_interval: 5, save_interval: 5}\n"
     text += "recipes: {sage: {}, nft: {config: configs/miniature_nft.yaml, kl_weight: 0.5}}"
     base, common, recipes = read_recipes(file(text))
     study = Study(base, tmp_path / "out", common)
-    sage, nft = (study.config(Run(one, 0)) for one in within(Budget("rollouts", 640), study, recipes))
+    sage, nft = (study.config(Run(recipe, 0)) for recipe in within(Budget("rollouts", 640), study, recipes))
     assert (sage.loss.objective, nft.loss.objective) == ("grpo", "nft") and sage.data == nft.data
     assert (nft.trust_region.kl_coef, nft.trust_region.kl_weight, nft.rollout.eta) == (0.03, 0.5, 0)  # file, flag, file
     assert sage.record.validation_interval == nft.record.validation_interval == 5
     assert sage.optimizer.max_steps == nft.optimizer.max_steps == 20
 
 
-def test_names_beside_the_pareto_picture_do_not_overlap(tmp_path, monkeypatch):
+def test_names_beside_the_pareto_plot_do_not_overlap(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(recipe_results.plt, "close", drawn.append)
     point = {c.name: Interval(0.5, 0.4, 0.6) for c in recipe_results.COMPARED}
@@ -163,8 +163,8 @@ def test_names_beside_the_pareto_picture_do_not_overlap(tmp_path, monkeypatch):
     (figure,) = drawn
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines
-    assert [text.get_text() for text in axes.texts] == list("abcdefghijkl")  # from below
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the connecting lines
+    assert [text.get_text() for text in axes.texts] == list("abcdefghijkl")  # from bottom to top
     assert all(high.y0 > low.y1 for low, high in zip(boxes, boxes[1:]))
     assert min(box.x0 for box in boxes) > axes.get_window_extent().x1 and boxes[-1].y1 < figure.bbox.y1
 
@@ -174,19 +174,19 @@ def trace(seconds, reward):
     return {name: np.array(value, dtype=float) for name, value in values.items()}
 
 
-def test_a_measure_is_read_where_the_budget_was_spent_and_a_curve_ends_there():
+def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
     slow, fast = trace([0, 10, 20], [1.0, 2.0, 4.0]), trace([0, 5, 10], [1.0, 3.0, 5.0])
     assert reading(slow, "seconds", 15).measures == {"seconds": 15, "reward": 3.0, "true/reward": None}
-    assert reading(fast, "seconds", 15).measures["seconds"] == 10  # it ended before
+    assert reading(fast, "seconds", 15).measures["seconds"] == 10  # the run ended before
     points = curve([slow, fast], "seconds", 15)
     assert [point["Reward"].mean for point in points] == [1.0, 3.5, 4.0]
     assert [point["seconds"].mean for point in points] == [0, 10, 12.5]
-    half_width = 12.7062 * 1.0  # of two numbers, half their distance
+    half_width = 12.7062 * 1.0  # half the distance of two numbers, times the quantile
     assert points[-1]["Reward"].high - 4.0 == pytest.approx(half_width, rel=1e-4) and "True reward" not in points[-1]
     assert len(curve([slow], "seconds")) == 3 and len(curve([slow], "seconds", 20)) == 3
 
 
-def test_what_a_run_spent_is_added_up_and_its_truth_is_weighted_as_its_reward(tmp_path, tiny_config):
+def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_config):
     study, run = Study("configs/miniature.yaml", tmp_path, num_gpus=2), Run(Recipe("a", ()), 0)
     (study.folder(run) / "samples/000000").mkdir(parents=True)
     (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0, "spreads": {}}')
@@ -201,7 +201,7 @@ def test_what_a_run_spent_is_added_up_and_its_truth_is_weighted_as_its_reward(tm
 
 
 @pytest.mark.parametrize("path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_recipes_that_ship_can_be_planned(path, tmp_path, monkeypatch, capfd):
+def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd):
     words = ["compare_recipes.py", str(path), "--budget", "forwards=60000", "--out", str(tmp_path), "--dry_run"]
     monkeypatch.setattr("sys.argv", words)
     assert compare_recipes.main() == 0

@@ -22,8 +22,8 @@ def study(tmp_path, tiny_config):
     return Study(SMOKE, tmp_path / "table", ["--max_steps", "2"])
 
 
-def begin(study, cell, *, iterations, checkpoint=None, **changes):
-    """Leaves what a run of so many iterations leaves."""
+def write_run(study, cell, *, iterations, checkpoint=None, **changes):
+    """Write the files of a run with ``iterations`` lines of metrics."""
     folder = study.folder(cell)
     folder.mkdir(parents=True)
     lines = [json.dumps({"iteration": k}) for k in range(1, iterations + 1)]
@@ -35,7 +35,7 @@ def begin(study, cell, *, iterations, checkpoint=None, **changes):
         (folder / f"checkpoints/{checkpoint:06d}/state.json").write_text("{}")
 
 
-def test_a_cell_becomes_the_settings_that_its_name_says(study):
+def test_a_cell_has_the_settings_in_its_name(study):
     config = study.config(CELL)
     assert CELL.name == "B-flow_grpo-fixed-noeq-seed2"
     assert (config.reward.reward_weights, config.rollout.sde_type) == ("alignment", "flow_grpo")
@@ -46,7 +46,7 @@ def test_a_cell_becomes_the_settings_that_its_name_says(study):
 
 
 @pytest.mark.parametrize("kl", KL_FLAGS)
-def test_every_trust_region_is_reached_and_breaks_no_rule(study, kl):
+def test_every_kl_strategy_can_be_planned(study, kl):
     cell = Run(Cell("A", "sage_grpo", kl, True), 0)
     assert study.config(cell).kl_strategy == kl
     assert plan_run(study, cell).left == 1.0
@@ -56,7 +56,7 @@ def options_of(*flags):
     return grid_parser("a study", makes="table").parse_args(list(map(str, flags)))
 
 
-def test_matched_noise_is_passed_on_and_may_be_left_out(tmp_path):
+def test_matched_noise_is_passed_on_unless_empty(tmp_path):
     for noise in ([], ["--match_noise", "sage_grpo:0.5"]):
         flags = grid_study(options_of("--world", "miniature", "--out", tmp_path, *noise)).flags(CELL)
         assert flags[flags.index("--match_noise") + 1] == (noise[1] if noise else "sage_grpo:0.7")
@@ -72,7 +72,7 @@ def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
     assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
 
 
-def test_cells_may_be_measured_by_other_scorers_than_they_were_trained_with(tmp_path, tiny_config):
+def test_cells_can_be_evaluated_with_other_scorers(tmp_path, tiny_config):
     study = Study(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
     assert study.evaluation_config().reward.reward_model == ["miniature_videoalign", "clip"]
     assert study.config(CELL).reward.reward_model == ["miniature"]
@@ -88,7 +88,7 @@ def test_the_grid_is_ordered_by_seed_and_names_are_unique():
     assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
 
 
-def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(tmp_path):
+def test_extra_flags_are_parsed_and_cannot_set_flags_of_the_cells(tmp_path):
     assert split_extra("max_steps 3 eta 0.5") == split_extra("--max_steps 3 --eta 0.5")
     with pytest.raises(ValueError, match="pairs"):
         split_extra("max_steps 3 eta")
@@ -97,43 +97,43 @@ def test_extra_flags_may_have_dashes_or_be_pairs_and_cannot_take_the_cells_own(t
             grid_study(options_of("--config", SMOKE, f"--extra={extra}"))
 
 
-def test_an_extra_kl_weight_gives_no_trust_region_to_the_cells_without(tmp_path, tiny_config):
+def test_an_extra_kl_weight_does_not_enable_a_disabled_kl(tmp_path, tiny_config):
     study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
     without, fixed = (study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed"))
     assert without.kl_strategy == "none"
     assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
 
 
-def test_a_cell_that_has_begun_goes_on_after_its_last_checkpoint(study):
-    begin(study, CELL, iterations=1, checkpoint=1)
+def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):
+    write_run(study, CELL, iterations=1, checkpoint=1)
     assert study.config(CELL).record.resume_from_checkpoint == "latest"
     plan = plan_run(study, CELL)
     assert (plan.progress.saved, plan.left, plan.progress.is_finished) == (1, 0.5, False)
 
 
 @pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
-def test_the_last_line_without_its_checkpoint_is_not_the_end(study, checkpoint, is_finished):
-    begin(study, CELL, iterations=2, checkpoint=checkpoint)
+def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is_finished):
+    write_run(study, CELL, iterations=2, checkpoint=checkpoint)
     state = progress(study.folder(CELL), study.config(CELL))
     assert state.is_finished is is_finished and state.saved == (checkpoint or 0)
 
 
-def test_a_cell_begun_with_other_settings_is_refused_by_name(study):
-    begin(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
+def test_a_cell_with_other_settings_raises_value_error(study):
+    write_run(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
     with pytest.raises(ValueError, match=r"started with eta 0.1 instead of 0.7; use another --out"):
         progress(study.folder(CELL), study.config(CELL))
 
 
-def test_a_cell_that_went_further_is_refused(study):
-    begin(study, CELL, iterations=3)
+def test_a_cell_with_too_many_iterations_raises_value_error(study):
+    write_run(study, CELL, iterations=3)
     with pytest.raises(ValueError, match="3 iterations, more than max_steps 2"):
         progress(study.folder(CELL), study.config(CELL))
 
 
-def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
+def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
     cells = [Run(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
     without, with_anchor = (plan_run(study, cell) for cell in cells)
-    # 8 rollouts of 4 steps in 2 branches, 3 of them trained at 3 each, the anchor once more at those; 2 validations.
+    # 8 rollouts of 4 steps in 2 branches; 3 trained steps cost 3 each, and 1 more with the anchor; 2 validations.
     validation = 8 * 4 * 2
     assert without.rollouts == with_anchor.rollouts == 16
     assert without.forwards == 16 * 2 * (4 + 3 * 3) + 2 * validation
@@ -142,7 +142,7 @@ def test_the_plan_counts_rollouts_and_forwards_and_writes_nothing(study):
     assert not study.out.exists()
 
 
-def test_a_cell_that_fails_is_told_with_its_log_and_the_others_go_on(tmp_path, capfd, forked_programs):
+def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs):
     study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
     failed = train_runs(study, [CELL], jobs=1)
     assert "no_such_flag" in failed[CELL].read_text()

@@ -14,7 +14,7 @@ FLOW = [Run(Cell("A", "flow_grpo", "none", False), seed) for seed in (0, 1)]
 
 
 def evaluation(scores, *, frechet=None, **more):
-    """One video of each prompt; VQ = MQ = TA = the score."""
+    """Return an evaluation with one video of each prompt and VQ = MQ = TA = score."""
     entries = [
         {"group": group, "VQ": s, "MQ": s, "TA": s, "Overall": None if s is None else 3 * s, **more}
         for group, s in enumerate(scores)
@@ -33,7 +33,7 @@ def table():
     return table_of(evaluation([-0.1, -0.2], frechet=0.05), SAGE + FLOW, found)
 
 
-def test_means_are_over_the_prompts_that_every_seed_has_a_score_of(table):
+def test_means_are_over_prompts_with_a_score_in_every_seed(table):
     base, sage, flow = (row.values for row in table.rows)
     assert sage["A", "VQ"].mean == pytest.approx(0.7)
     assert sage["A", "Overall"].mean == pytest.approx(2.1)
@@ -42,20 +42,20 @@ def test_means_are_over_the_prompts_that_every_seed_has_a_score_of(table):
     assert base["A", "VQ"].mean == pytest.approx(-0.15)
 
 
-def test_a_measure_of_the_set_has_the_t_interval_over_its_seeds_and_none_of_one(table):
-    """Of two numbers, half their distance on both sides, 12.706 times."""
+def test_a_set_metric_has_an_interval_over_seeds_and_none_for_one_seed(table):
+    """For two numbers the half width is half their distance times 12.706."""
     frechet = table.rows[1].values["A", "Frechet distance"]
     assert (frechet.low, frechet.mean, frechet.high) == pytest.approx((0.2 - 1.2706, 0.2, 0.2 + 1.2706), rel=1e-4)
     assert math.isnan(table.rows[2].values["A", "Frechet distance"].low)
 
 
-def test_the_best_trained_row_is_found_and_lower_frechet_is_better(table):
+def test_the_best_trained_row_has_the_lowest_frechet_distance(table):
     by_name = {column.name: column for column in table.columns}
     assert table.best("A", by_name["VQ"]) is table.rows[1]
     assert table.best("A", by_name["Frechet distance"]) is table.rows[2]
 
 
-def test_columns_that_nothing_measures_are_left_out_and_gaps_are_dashes(table):
+def test_empty_columns_are_left_out_and_gaps_are_dashes(table):
     assert "CLIPScore" not in [column.name for column in table.columns]
     heads, _, base, *rows = as_markdown(table).splitlines()
     assert heads.startswith("| Method | KL | Equalizer | Seeds | A: Overall | A: VQ")
@@ -66,7 +66,7 @@ def test_columns_that_nothing_measures_are_left_out_and_gaps_are_dashes(table):
     assert rows[1].endswith("| **0.100** |")
 
 
-def test_cells_without_a_run_are_named(table):
+def test_unfinished_cells_are_listed(table):
     assert "not included: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
     nothing = table_of(evaluation([0.0]), SAGE, {})
     (base,) = nothing.rows
@@ -74,19 +74,19 @@ def test_cells_without_a_run_are_named(table):
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
-def test_an_interval_of_one_seed_is_said_to_be_over_prompts_alone(num_seeds):
+def test_the_notes_explain_the_interval_of_one_seed(num_seeds):
     cells = [Run(Cell("A", "cps", "none", True), seed) for seed in range(num_seeds)]
     text = as_markdown(table_of(evaluation([0.0]), cells, {cell: evaluation([0.1, 0.2]) for cell in cells}))
     assert f"over {num_seeds} training seed(s), 95 % intervals (Student's t) over seeds and prompts" in text
     assert ("the interval is over prompts" in text) == ("| one seed |" in text) == (num_seeds == 1)
 
 
-def test_the_equalizer_is_a_column_only_where_it_differs():
+def test_the_equalizer_column_exists_only_if_it_differs():
     table = table_of(evaluation([0.0]), SAGE, {})
     assert "Equalizer" not in as_markdown(table)
 
 
-def test_latex_has_as_many_cells_in_a_row_as_columns(table):
+def test_latex_rows_have_a_cell_for_each_column(table):
     text = as_latex(table)
     columns = 4 + len(table.columns)
     rows = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
@@ -94,7 +94,7 @@ def test_latex_has_as_many_cells_in_a_row_as_columns(table):
     assert r"\textbf{2.100}" in text and "$-$0.450" in text
 
 
-def test_the_files_hold_the_table(table, tmp_path):
+def test_the_csv_file_contains_the_table(table, tmp_path):
     write_table(table, tmp_path / "table2")
     rows = list(csv.DictReader((tmp_path / "table2.csv").open()))
     assert [row["Method"] for row in rows] == ["Base model", "SAGE-GRPO", "FlowGRPO"]

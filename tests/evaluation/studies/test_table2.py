@@ -1,4 +1,4 @@
-"""Two cells of a small table, from nothing to its files."""
+"""Table 2 with two small cells, from training to its files."""
 
 import json
 
@@ -25,18 +25,18 @@ def reproduce(exit_code, tiny_config, forked_programs):
     return run
 
 
-def test_two_cells_are_trained_evaluated_as_validation_does_and_not_run_again(reproduce, tmp_path, capfd):
+def test_two_cells_are_trained_once_and_evaluated_like_validation(reproduce, tmp_path, capfd):
     out, methods = tmp_path / "table", ["--methods", "flow_grpo", "sage_grpo"]
     assert reproduce("--out", out, *methods, "--only_cell", "B-sage_grpo-none-eq-seed0") == 0
     assert not (out / "table2.md").exists()
     assert reproduce("--out", out, *methods, "--jobs", 2) == 0
-    said = capfd.readouterr().out
-    assert said.count("seed0: trained") == 2 and "| Base model |" in said
-    assert "| SAGE-GRPO against FlowGRPO, KL none | B | one seed |" in said
+    output = capfd.readouterr().out
+    assert output.count("seed0: trained") == 2 and "| Base model |" in output
+    assert "| SAGE-GRPO against FlowGRPO, KL none | B | one seed |" in output
     scores = json.loads((out / "scores/B-sage_grpo-none-eq-seed0.json").read_text())
     recorded = out / "cells/B-sage_grpo-none-eq-seed0/samples/000001"
     validated = json.loads((recorded / "scores.json").read_text())
-    # Same shapes and threads, and so the same videos to the last bit.
+    # Shapes and threads are the same, so the videos are bit-identical.
     assert [v["Overall"] for v in scores["videos"]] == [v["Overall"] for v in validated]
     assert [v["group"] for v in scores["videos"]] == [v["group"] for v in validated]
     frechet = json.loads((recorded / "measures.json").read_text())["frechet_distance"]
@@ -49,11 +49,15 @@ def test_two_cells_are_trained_evaluated_as_validation_does_and_not_run_again(re
     assert len(results["cells"]) == 2 and base != [v["Overall"] for v in scores["videos"]]
 
     assert reproduce("--out", out, *methods) == 0
-    said = capfd.readouterr().out
-    assert "2 cells, 0 to run" in said and "evaluated" not in said and "trained" not in said.replace("trained seed", "")
+    output = capfd.readouterr().out
+    assert (
+        "2 cells, 0 to run" in output
+        and "evaluated" not in output
+        and "trained" not in output.replace("trained seed", "")
+    )
 
 
-def test_a_dry_run_writes_nothing_and_an_unknown_cell_is_refused(reproduce, tmp_path, capfd):
+def test_a_dry_run_writes_nothing_and_an_unknown_cell_is_an_error(reproduce, tmp_path, capfd):
     assert reproduce("--out", tmp_path / "table", "--dry_run") == 0
     assert not (tmp_path / "table").exists()
     assert reproduce("--out", tmp_path / "table", "--only_cell", "nothing") == 2

@@ -1,4 +1,4 @@
-"""Image files to the first frame of a clip, against Pillow and diffusers."""
+"""Tests of first frames for image-to-video, against Pillow and diffusers."""
 
 import random
 import re
@@ -23,7 +23,7 @@ from hyvideo.data.images import (
     to_pixels,
 )
 
-ROTATIONS = {1: None, 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}  # EXIF orientation -> Pillow's turn, upright
+ROTATIONS = {1: None, 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}  # EXIF orientation -> Pillow's rotation
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> Image.Image:
@@ -36,7 +36,7 @@ def random_sizes(count: int) -> list[tuple[int, int]]:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that says it has this size."""
+    """Return a short PNG whose header declares this size."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -49,7 +49,7 @@ def png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("extension", ["png", "bmp", "webp"])
-def test_a_file_without_loss_comes_back_exactly(tmp_path, extension):
+def test_lossless_files_are_read_exactly(tmp_path, extension):
     image = noise(5, 7)
     image.save(tmp_path / f"a.{extension}", lossless=True)
     read = read_image(str(tmp_path / f"a.{extension}"))
@@ -57,7 +57,7 @@ def test_a_file_without_loss_comes_back_exactly(tmp_path, extension):
 
 
 @pytest.mark.parametrize("orientation", ROTATIONS)
-def test_an_image_is_turned_upright(tmp_path, orientation):
+def test_images_are_rotated_by_their_exif_orientation(tmp_path, orientation):
     image, exif = noise(5, 7), Image.Exif()
     exif[0x0112] = orientation
     image.save(tmp_path / "a.png", exif=exif)
@@ -66,13 +66,13 @@ def test_an_image_is_turned_upright(tmp_path, orientation):
     assert np.array_equal(read_image(tmp_path / "a.png"), upright)
 
 
-def test_transparency_becomes_white_in_proportion(tmp_path):
+def test_partial_transparency_is_blended_with_white(tmp_path):
     pixels = [[(0, 0, 0, 0), (200, 100, 0, 255), (0, 0, 0, 51)]]
     Image.fromarray(np.array(pixels, np.uint8)).save(tmp_path / "a.png")
     assert np.array(read_image(tmp_path / "a.png")).tolist() == [[[255, 255, 255], [200, 100, 0], [204, 204, 204]]]
 
 
-def test_a_transparent_colour_of_a_palette_becomes_white(tmp_path):
+def test_a_transparent_palette_color_becomes_white(tmp_path):
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
@@ -80,7 +80,7 @@ def test_a_transparent_colour_of_a_palette_becomes_white(tmp_path):
     assert np.array(read_image(tmp_path / "a.png")).tolist() == [[[255, 255, 255], [40, 50, 60]]]
 
 
-def test_grey_of_16_bits_keeps_its_range(tmp_path):
+def test_16_bit_gray_keeps_its_range(tmp_path):
     Image.fromarray(np.array([[0, 256, 0x8000, 0xFFFF]], np.uint16)).save(tmp_path / "a.png")
     assert np.array(read_image(tmp_path / "a.png"))[0].tolist() == [[grey] * 3 for grey in (0, 1, 128, 255)]
 
@@ -92,14 +92,14 @@ def test_every_mode_is_read_as_rgb(tmp_path, mode):
     assert read_image(tmp_path / name).getcolors() == [(64, (255, 255, 255))]
 
 
-def test_an_animation_gives_its_first_frame(tmp_path):
+def test_the_first_frame_of_an_animation_is_read(tmp_path):
     first, second = noise(4, 4, seed=1), noise(4, 4, seed=2)
     first.save(tmp_path / "a.png", save_all=True, append_images=[second])
     assert np.array_equal(read_image(tmp_path / "a.png"), first)
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "webp", "bmp"])
-def test_a_file_cut_short_anywhere_is_refused_by_name(tmp_path, extension):
+def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
     whole, cut = tmp_path / f"whole.{extension}", tmp_path / f"cut.{extension}"
     noise(16, 16).save(whole)
     data = whole.read_bytes()
@@ -110,13 +110,13 @@ def test_a_file_cut_short_anywhere_is_refused_by_name(tmp_path, extension):
 
 
 @pytest.mark.parametrize("width, height", [(0, 5), (5, 0), (8193, 8192), (12000, 9000), (60000, 60000)])
-def test_empty_and_huge_files_are_refused_by_their_header(tmp_path, width, height):
+def test_empty_and_huge_images_are_rejected_from_the_header(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png_header(width, height))
     with pytest.raises(ValueError, match="at most 67108864 pixels, got .*a.png"):
         read_image(tmp_path / "a.png")
 
 
-def test_what_is_not_an_image_file_is_refused_by_name(tmp_path):
+def test_other_files_raise_an_error_that_names_them(tmp_path):
     (tmp_path / "text.png").write_text("not an image")
     noise(4, 4).save(tmp_path / "a.tiff")
     for name in ("missing.png", "text.png", "a.tiff", ""):
@@ -128,14 +128,14 @@ def test_what_is_not_an_image_file_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("resolution, count", [("360p", 91), ("480p", 121), ("720p", 181), ("1080p", 271)])
-def test_buckets_are_those_of_the_original(resolution, count):
+def test_buckets_match_the_original(resolution, count):
     sizes = bucket_sizes(resolution)
     assert len(sizes) == len(set(sizes)) == count
     assert sizes == diffusers_images.generate_crop_size_list(RESOLUTIONS[resolution])
 
 
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
-def test_buckets_keep_their_bounds_and_are_symmetric(resolution):
+def test_buckets_are_within_bounds_and_symmetric(resolution):
     sizes, area = bucket_sizes(resolution), RESOLUTIONS[resolution] ** 2
     assert {(width, height) for height, width in sizes} == set(sizes)
     for height, width in sizes:
@@ -145,21 +145,21 @@ def test_buckets_keep_their_bounds_and_are_symmetric(resolution):
 
 
 @pytest.mark.parametrize("resolution", ["480p", "720p"])
-def test_the_nearest_bucket_is_nearest_by_ratios_of_five_digits(resolution):
+def test_the_nearest_bucket_has_the_nearest_rounded_ratio(resolution):
     sizes = {size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes(resolution)}
     for height, width in random_sizes(150):
         chosen = abs(sizes[nearest_size(height, width, bucket_sizes(resolution))] - Fraction(height, width))
         assert chosen == min(abs(ratio - Fraction(height, width)) for ratio in sizes.values())
 
 
-def test_a_near_tie_between_buckets_is_settled_by_five_digits():
-    """843 / 1844 is a little nearer to 640 / 1392 than to 640 / 1408, but not to their five digits."""
+def test_rounding_to_five_digits_decides_near_ties():
+    """843 / 1844 is slightly nearer to 640 / 1392 than to 640 / 1408, but not after rounding to five digits."""
     ratio, (near, other) = Fraction(843, 1844), (Fraction(640, 1392), Fraction(640, 1408))
     assert abs(near - ratio) < abs(other - ratio)
     assert nearest_size(843, 1844, bucket_sizes("720p")) == (640, 1408)
 
 
-def test_diffusers_never_finds_a_nearer_bucket_and_often_a_farther_one():
+def test_diffusers_never_finds_a_nearer_bucket():
     processor, farther = diffusers_images.HunyuanVideo15ImageProcessor(), 0
     for height, width in random_sizes(300):
         h, w = nearest_size(height, width, bucket_sizes("480p"))
@@ -170,11 +170,11 @@ def test_diffusers_never_finds_a_nearer_bucket_and_often_a_farther_one():
     assert 100 < farther < 200
 
 
-def test_a_bucket_is_its_own_nearest():
+def test_the_nearest_bucket_to_a_bucket_is_the_same():
     assert [nearest_size(*size, bucket_sizes("480p")) for size in bucket_sizes("480p")] == bucket_sizes("480p")
 
 
-def test_an_image_beyond_the_buckets_gets_the_last_one():
+def test_an_image_beyond_4_to_1_gets_the_most_extreme_bucket():
     assert nearest_size(100, 1000, bucket_sizes("480p")) == (320, 1280)
     assert nearest_size(1000, 100, bucket_sizes("480p")) == (1280, 320)
 
@@ -192,17 +192,17 @@ def test_an_image_beyond_the_buckets_gets_the_last_one():
         ("4:3", "720p", (832, 1104)),
     ],
 )
-def test_aspect_ratios_have_the_known_sizes(aspect_ratio, resolution, size):
+def test_aspect_ratios_give_the_known_sizes(aspect_ratio, resolution, size):
     assert size_of_aspect_ratio(aspect_ratio, bucket_sizes(resolution)) == size
 
 
 @pytest.mark.parametrize("aspect_ratio", ["", "16/9", "16:9 ", "-16:9", "0:1", "1:0", "0:0", "5:1", "1:4.01", "nan:1"])
-def test_aspect_ratios_without_a_bucket_are_refused(aspect_ratio):
+def test_invalid_aspect_ratios_are_rejected(aspect_ratio):
     with pytest.raises(ValueError, match=re.escape(repr(aspect_ratio))):
         size_of_aspect_ratio(aspect_ratio, bucket_sizes("480p"))
 
 
-def test_unknown_resolutions_are_refused():
+def test_unknown_resolutions_are_rejected():
     with pytest.raises(ValueError, match="one of 360p, 480p, 720p, 1080p, got '540p'"):
         bucket_sizes("540p")
 
@@ -210,8 +210,8 @@ def test_unknown_resolutions_are_refused():
 # Pixels
 
 
-# Of the original's rule, by exact fractions: height and width of an image and a frame, then of the covering image, and
-# the crop's top and left. The fourth is a half, 764.5, that floats make 764.5000000000001.
+# Computed with exact fractions: height and width of image, frame and covering image, then top and left of the crop.
+# The fourth has a half, 764.5, which floating point rounds to 764.5000000000001.
 COVERINGS = {
     (101, 64, 32, 32): (50, 32, 9, 0),
     (103, 64, 32, 32): (52, 32, 10, 0),
@@ -254,7 +254,7 @@ COVERINGS = {
 
 
 @pytest.mark.parametrize("sizes", COVERINGS)
-def test_fit_covers_the_frame_and_crops_as_the_original(sizes):
+def test_fit_matches_the_originals_resize_and_crop(sizes):
     (height, width, *frame), (covering_height, covering_width, top, left) = sizes, COVERINGS[sizes]
     image = noise(height, width)
     covering = np.array(image.resize((covering_width, covering_height), Image.Resampling.LANCZOS))
@@ -266,14 +266,14 @@ def test_fit_covers_the_frame_and_crops_as_the_original(sizes):
     "height, width, is_same",
     [(90, 160, True), (50, 50, True), (80, 122, True), (80, 123, False), (37, 61, False)],
 )
-def test_fit_is_diffusers_but_for_what_that_cuts_down(height, width, is_same):
+def test_fit_equals_diffusers_unless_diffusers_truncates(height, width, is_same):
     image, frame = noise(height, width), (80, 80)
     processor = diffusers_images.HunyuanVideo15ImageProcessor(do_resize=False)
     theirs = processor.resize(image, height=frame[0], width=frame[1], resize_mode="crop")
     assert np.array_equal(fit(image, *frame), theirs) == is_same
 
 
-def test_pixels_are_those_of_diffusers():
+def test_pixels_equal_those_of_diffusers():
     image = noise(96, 160)
     processor = diffusers_images.HunyuanVideo15ImageProcessor(do_resize=False)
     pixels = to_pixels(image)
@@ -281,25 +281,25 @@ def test_pixels_are_those_of_diffusers():
     assert torch.equal(pixels, processor.preprocess(image, height=96, width=160)[0])
 
 
-def test_fit_crops_about_the_centre_and_never_pads():
+def test_fit_crops_around_the_center_and_never_pads():
     fitted = fit(Image.new("RGB", (33, 1000), "white"), 96, 160)
     assert fitted.getcolors() == [(96 * 160, (255, 255, 255))]
     columns = np.zeros((16, 48, 3), np.uint8)
-    columns[:, 16:32] = 255  # the middle third, which alone is in the frame
+    columns[:, 16:32] = 255  # the middle third, the only part inside the frame
     assert np.array(fit(Image.fromarray(columns), 16, 16)).min() == 255
 
 
-def test_an_image_of_the_size_of_the_frame_is_kept():
+def test_an_image_of_the_frame_size_is_unchanged():
     image = noise(32, 48)
     assert np.array_equal(fit(image, 32, 48), image)
 
 
-def test_pixels_run_from_minus_one_to_one():
+def test_pixels_range_from_minus_one_to_one():
     image = Image.fromarray(np.array([[[0, 51, 255]]], np.uint8))
     torch.testing.assert_close(to_pixels(image), torch.tensor([-1, -0.6, 1]).view(3, 1, 1))
 
 
-def test_fit_refuses_what_grows_too_large(monkeypatch):
+def test_fit_rejects_images_that_become_too_large(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 16 * 160)
     assert fit(noise(1, 10), 16, 16).size == (16, 16)
     with pytest.raises(ValueError, match="1 x 11 pixels is too elongated for a frame of 16 x 16"):

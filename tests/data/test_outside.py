@@ -1,4 +1,4 @@
-"""Files are whole or absent, after a power cut too."""
+"""Tests of atomic file writes, including durability after a power cut."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from hyvideo.data.outside import replacing
 
 
-def test_what_replaces_a_file_is_on_the_disk_before_it_takes_the_name_and_the_name_after(tmp_path, monkeypatch):
+def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
     events, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
@@ -22,7 +22,7 @@ def test_what_replaces_a_file_is_on_the_disk_before_it_takes_the_name_and_the_na
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_what_is_not_written_to_its_end_replaces_nothing(tmp_path):
+def test_an_incomplete_file_replaces_nothing(tmp_path):
     (tmp_path / "state.json").write_text("old")
     with pytest.raises(OSError), replacing(tmp_path / "state.json") as aside:
         aside.write_text("n")

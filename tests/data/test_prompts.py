@@ -1,4 +1,4 @@
-"""Tests of reading prompts and of the order in which iterations visit them."""
+"""Tests of reading prompts and of their order over iterations."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hyvideo.data.prompts import PromptOrder, Request, read_requests
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes a prompts file and gives its path."""
+    """Return a function that writes a prompts file and returns its path."""
 
     def write_file(content: str | bytes):
         path = tmp_path / "prompts.csv"
@@ -20,13 +20,13 @@ def write(tmp_path):
 # --- reading -----------------------------------------------------------------------------------
 
 
-def test_prompts_come_in_order_and_without_spaces_around(write):
+def test_prompts_are_read_in_order_and_stripped(write):
     path = write('id,prompt\n1,"a red circle, moving"\n2,  a blue square \n3,"say ""hi"""\n')
     assert read_requests(path) == [Request(text) for text in ("a red circle, moving", "a blue square", 'say "hi"')]
     assert read_requests(str(path)) == read_requests(path)
 
 
-def test_prompts_may_hold_line_breaks_and_any_script(write):
+def test_prompts_may_contain_line_breaks_and_any_script(write):
     assert read_requests(write('prompt\n"two\nlines"\n一只猫\n')) == [Request("two\nlines"), Request("一只猫")]
 
 
@@ -34,7 +34,7 @@ def test_a_byte_order_mark_is_not_part_of_the_column_name(write):
     assert read_requests(write("\ufeffprompt\r\na cat\r\n")) == [Request("a cat")]
 
 
-def test_several_files_are_read_one_after_the_other_and_a_mistake_names_its_file(write, tmp_path):
+def test_several_files_are_read_in_order_and_errors_name_the_file(write, tmp_path):
     first, second = write("prompt\na cat\n"), tmp_path / "second.csv"
     second.write_text("id,prompt\n1,a dog\n2,a cat\n")
     assert read_requests(first, second) == [Request("a cat"), Request("a dog"), Request("a cat")]
@@ -44,7 +44,7 @@ def test_several_files_are_read_one_after_the_other_and_a_mistake_names_its_file
         read_requests(first, second)
 
 
-def test_a_file_that_ships_is_found_from_any_folder_unless_one_lies_there(tmp_path, monkeypatch):
+def test_shipped_files_are_found_from_any_folder_unless_a_local_file_exists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(read_requests("assets/prompts/train.csv")) == 256
     (tmp_path / "assets/prompts").mkdir(parents=True)
@@ -54,17 +54,17 @@ def test_a_file_that_ships_is_found_from_any_folder_unless_one_lies_there(tmp_pa
         read_requests("README.md")
 
 
-def test_repeated_prompts_stay(write):
+def test_repeated_prompts_are_kept(write):
     assert read_requests(write("prompt\na cat\na cat\n")) == [Request("a cat")] * 2
 
 
 @pytest.mark.parametrize("content, got", [("text,id\na cat,1\n", "text, id"), ("", "no columns")])
-def test_there_must_be_a_column_named_prompt(write, content, got):
+def test_a_column_named_prompt_is_required(write, content, got):
     with pytest.raises(ValueError, match=f"a column named `prompt`, got {got} in .*prompts.csv"):
         read_requests(write(content))
 
 
-def test_there_must_be_a_row(write):
+def test_at_least_one_row_is_required(write):
     with pytest.raises(ValueError, match="at least one row, got none in"):
         read_requests(write("prompt\n"))
 
@@ -80,7 +80,7 @@ def test_the_file_must_exist(tmp_path):
         read_requests(tmp_path / "missing.csv")
 
 
-def test_a_folder_is_not_a_prompts_file(tmp_path):
+def test_a_folder_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="must be a readable file"):
         read_requests(tmp_path)
 
@@ -90,7 +90,7 @@ def test_the_file_must_be_utf_8(write):
         read_requests(write("prompt\nun café\n".encode("latin-1")))
 
 
-def test_a_comma_outside_quotes_is_not_cut_off(write):
+def test_a_comma_outside_quotes_raises_an_error(write):
     with pytest.raises(ValueError, match="row 2 of .* more cells than columns.*'a red cat'"):
         read_requests(write("prompt\na dog\na red cat, running on grass\n"))
 
@@ -105,7 +105,7 @@ def test_a_row_may_name_an_image_beside_the_file(write, tmp_path):
     assert second == Request("a dog")
 
 
-def test_an_image_may_lie_in_the_working_directory(write, tmp_path, monkeypatch):
+def test_an_image_path_may_be_relative_to_the_working_directory(write, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "cat.png").write_bytes(b"")
@@ -114,7 +114,7 @@ def test_an_image_may_lie_in_the_working_directory(write, tmp_path, monkeypatch)
     assert request.image == str(elsewhere / "cat.png")
 
 
-def test_an_image_that_is_not_there_is_named(write):
+def test_a_missing_image_is_named(write):
     with pytest.raises(ValueError, match="row 2 of .*prompts.csv must be an image file, looked for .*dog.png"):
         read_requests(write("prompt,ref_image_path\na cat,\na dog,dog.png\n"))
 
@@ -138,23 +138,23 @@ def test_the_first_iteration_starts_the_first_epoch():
     assert sorted(PromptOrder(8, 8, seed=0).indices(1)) == list(range(8))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_epochs_and_seeds_have_different_orders():
     order = PromptOrder(20, 20, seed=0)
     orders = [order.indices(1), order.indices(2), PromptOrder(20, 20, seed=1).indices(1)]
     assert orders[0] != orders[1] and orders[0] != orders[2] and orders[0] != list(range(20))
 
 
-def test_the_walk_does_not_depend_on_how_many_prompts_an_iteration_takes():
+def test_the_order_does_not_depend_on_prompts_per_iteration():
     assert walk(PromptOrder(10, 2, seed=0), 12) == walk(PromptOrder(10, 6, seed=0), 4)
 
 
-def test_an_iteration_is_found_without_walking_to_it():
+def test_a_late_iteration_needs_no_earlier_ones():
     walked = PromptOrder(10, 4, seed=0)
     iterations = [walked.indices(i) for i in range(1, 9)]
     assert PromptOrder(10, 4, seed=0).indices(8) == iterations[7]
 
 
 @pytest.mark.parametrize("name", ["prompts/train", "miniature/prompts/train", "miniature/prompts/valid"])
-def test_the_prompts_that_are_shipped_can_be_read(name):
+def test_the_shipped_prompts_can_be_read(name):
     requests = read_requests(f"assets/{name}.csv")
     assert len(requests) >= 32 and all(request.image is None for request in requests)

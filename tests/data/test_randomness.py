@@ -15,7 +15,7 @@ FIRST_NUMBERS = [0.26403725147247314, 0.5982527136802673, -2.9058613777160645, 0
 
 
 def test_numbers_are_the_same_on_every_machine():
-    """Stored numbers: a change here makes every run another run."""
+    """Stored numbers: if they change, no earlier run can be reproduced."""
     assert normal((4,), *KEY).tolist() == FIRST_NUMBERS
     assert permutation(6, 930, "order", 1) == [5, 0, 3, 1, 2, 4]
 
@@ -51,24 +51,24 @@ def test_normal_numbers_are_standard_float32_on_the_cpu():
     assert abs((numbers**4).mean().item() - 3) < 0.1
 
 
-def test_draws_of_neighbouring_keys_are_uncorrelated():
+def test_draws_of_neighboring_keys_are_uncorrelated():
     draws = torch.stack([normal((20_000,), 0, "noise", i) for i in range(6)])
     correlation = torch.corrcoef(draws) - torch.eye(6)
     assert correlation.abs().max() < 0.03
 
 
 @pytest.mark.parametrize("length", [0, 1, 20])
-def test_a_permutation_has_every_place_once(length):
+def test_a_permutation_contains_every_index_once(length):
     assert sorted(permutation(length, 0, "order")) == list(range(length))
 
 
-def test_permutations_reach_every_order_evenly():
+def test_permutations_are_uniformly_distributed():
     orders = [tuple(permutation(3, 0, "order", i)) for i in range(1200)]
     counts = [orders.count(order) for order in set(orders)]
     assert len(counts) == 6 and min(counts) > 150 and max(counts) < 250
 
 
 @pytest.mark.parametrize("part", [1.0, None, (1, 2)])
-def test_a_key_is_made_of_ints_and_strings(part):
+def test_keys_of_other_types_are_rejected(part):
     with pytest.raises(TypeError, match="a random key must consist of ints and strings"):
         generator(0, part)

@@ -1,4 +1,4 @@
-"""The prompts that ship with the full-size configurations: of every kind, and none both to train and to validate on."""
+"""Tests of the prompts of the full-size configurations: every kind occurs, training and validation are disjoint."""
 
 import csv
 from collections import Counter
@@ -23,7 +23,7 @@ def words(prompt: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name, number", [("valid", 64), ("train", 256)])
-def test_a_file_has_its_number_of_prompts_of_every_kind_and_the_kinds_are_not_read(name, number):
+def test_each_file_has_enough_prompts_of_every_kind(name, number):
     prompts = [request.prompt for request in read_requests(FOLDER / f"{name}.csv")]
     assert prompts == [row["prompt"] for row in rows(name)]
     assert len(set(prompts)) == len(prompts) == number
@@ -32,19 +32,19 @@ def test_a_file_has_its_number_of_prompts_of_every_kind_and_the_kinds_are_not_re
 
 
 @pytest.mark.parametrize("name", ["valid", "train"])
-def test_quoted_text_is_what_the_glyph_encoder_reads(name):
+def test_quoted_text_is_found_by_the_glyph_encoder(name):
     for row in rows(name):
         assert bool(glyph_text(row["prompt"])) == (row["kind"] == "text"), row
 
 
-def test_lengths_go_from_a_phrase_to_three_sentences():
+def test_prompt_lengths_range_from_a_phrase_to_three_sentences():
     for name in ("valid", "train"):
         lengths = sorted(len(row["prompt"].split()) for row in rows(name))
         assert lengths[0] <= 8 and lengths[-1] >= 30 and lengths[-1] <= 60
 
 
-def test_no_prompt_to_validate_on_is_one_to_train_on_or_nearly_one():
+def test_no_validation_prompt_resembles_a_training_prompt():
     trained = [words(row["prompt"]) for row in rows("train")]
     for row in rows("valid"):
-        own = words(row["prompt"])
-        assert all(len(own & other) / len(own | other) < 0.5 for other in trained), row["prompt"]
+        current = words(row["prompt"])
+        assert all(len(current & other) / len(current | other) < 0.5 for other in trained), row["prompt"]

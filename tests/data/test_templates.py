@@ -1,4 +1,4 @@
-"""Texts of templates: what a reader of the filled text sees, and what is refused."""
+"""Tests of rendered templates."""
 
 import pytest
 from jinja2 import UndefinedError
@@ -14,12 +14,12 @@ def test_statements_leave_no_lines_and_numbers_have_three_digits(tmp_path):
     assert fill(template, values=[0.012345, 99.94, 12345.6]) == "0.0123 GiB < all\n99.9 GiB < all\n12,346 GiB < all"
 
 
-def test_a_value_that_is_not_given_is_an_error(tmp_path):
+def test_an_undefined_value_raises_an_error(tmp_path):
     template = tmp_path / "text.txt.jinja"
     template.write_text("{{ absent }}")
     with pytest.raises(UndefinedError, match="absent"):
         fill(template)
 
 
-def test_a_number_has_all_digits_before_the_point():
+def test_large_numbers_keep_all_integer_digits():
     assert [number(value) for value in (0, 1, 99.96, 100, 1e6)] == ["0", "1", "100", "100", "1,000,000"]

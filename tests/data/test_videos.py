@@ -1,4 +1,4 @@
-"""Clips keep their pixels, frames and time through files, and files are complete or absent."""
+"""Tests of video files: pixels, frames and timing survive encoding and decoding, and writes are atomic."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from hyvideo.data.videos import enlarge, mp4_factor, read_video, to_uint8, write
 
 
 def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> torch.Tensor:
-    """A red square that moves right over blue: hard edges in colour are what chroma subsampling spoils."""
+    """Return a red square moving right over blue, whose hard color edges are sensitive to chroma subsampling."""
     video = torch.zeros(num_frames, 3, height, width, dtype=torch.uint8)
     video[:, 2] = 200
     for frame in range(num_frames):
@@ -25,7 +25,7 @@ def moving_square(num_frames: int = 9, height: int = 32, width: int = 32) -> tor
     return video
 
 
-def test_a_small_clip_comes_back_after_the_round_trip(tmp_path):
+def test_a_small_video_survives_the_round_trip(tmp_path):
     video = moving_square()
     write_video(tmp_path / "clip.mp4", video, fps=8)
     back, fps = read_video(tmp_path / "clip.mp4")
@@ -37,7 +37,7 @@ def test_a_small_clip_comes_back_after_the_round_trip(tmp_path):
     assert error.max() < 25
 
 
-def test_without_enlarging_the_colours_of_a_small_clip_would_change(tmp_path, monkeypatch):
+def test_colors_of_a_small_video_would_change_without_enlarging(tmp_path, monkeypatch):
     video = moving_square()
     monkeypatch.setattr(videos, "MIN_MP4_SIDE", 32)
     write_video(tmp_path / "raw.mp4", video, fps=8)
@@ -45,15 +45,15 @@ def test_without_enlarging_the_colours_of_a_small_clip_would_change(tmp_path, mo
     assert (back.float() - video.float()).abs().max() > 100
 
 
-def test_no_thread_outlives_a_clip(tmp_path):
-    """A process that is forked later would wait for it for ever."""
+def test_writing_and_reading_leave_no_threads(tmp_path):
+    """A process forked later would wait for such a thread forever."""
     before = len(os.listdir("/proc/self/task"))
     write_video(tmp_path / "clip.mp4", moving_square(), fps=8)
     read_video(tmp_path / "clip.mp4")
     assert len(os.listdir("/proc/self/task")) == before
 
 
-def test_a_large_clip_keeps_its_size_and_its_axes(tmp_path):
+def test_a_large_video_keeps_its_size_and_axes(tmp_path):
     video = enlarge(moving_square(3, 32, 40), 8)
     write_video(tmp_path / "clip.mp4", video, fps=24)
     back, fps = read_video(tmp_path / "clip.mp4")
@@ -75,13 +75,13 @@ def test_the_file_is_h264_in_yuv420p(tmp_path):
         assert (context.name, context.pix_fmt) == ("h264", "yuv420p")
 
 
-def test_the_enlarging_factor_is_the_least_that_reaches_256_pixels_with_even_sides():
+def test_the_factor_is_the_smallest_with_256_pixels_and_even_sides():
     assert [mp4_factor(side, side) for side in (32, 128, 130, 256, 480)] == [8, 2, 2, 1, 1]
     assert mp4_factor(32, 64) == mp4_factor(64, 32) == 8
     assert mp4_factor(99, 120) == 4  # 3 would reach 297, which is odd
 
 
-def test_a_crash_while_writing_leaves_no_file_and_spares_the_old_one(tmp_path, monkeypatch):
+def test_a_crash_while_writing_keeps_the_old_file(tmp_path, monkeypatch):
     write_video(tmp_path / "old.mp4", moving_square(2), fps=8)
     before = (tmp_path / "old.mp4").read_bytes()
 
@@ -98,8 +98,8 @@ def test_a_crash_while_writing_leaves_no_file_and_spares_the_old_one(tmp_path, m
     assert (tmp_path / "old.mp4").read_bytes() == before
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_clip_is_an_error_of_the_system(tmp_path, files_of_at_most):
-    """A clip of real size, of which the first 64 KiB fit."""
+def test_a_full_disk_raises_oserror(tmp_path, files_of_at_most):
+    """The disk has room for the first 64 KiB of a full-size video."""
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with files_of_at_most(2**16), pytest.raises(OSError, match="File too large"):
         write_video(tmp_path / "clip.mp4", noise, fps=8)
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_clip_is_an_error_of_the_system(t
     assert (tmp_path / "clip.mp4").stat().st_size > 2**16
 
 
-def test_nothing_but_the_clip_is_left_in_the_folder(tmp_path):
+def test_no_temporary_file_remains(tmp_path):
     write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
     write_video(str(tmp_path / "clip.mp4"), moving_square(4), fps=8)
     assert [file.name for file in tmp_path.iterdir()] == ["clip.mp4"]
@@ -126,13 +126,13 @@ def test_nothing_but_the_clip_is_left_in_the_folder(tmp_path):
         (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), float("nan"), "fps must be a positive"),
     ],
 )
-def test_what_is_not_a_clip_is_refused_by_name_of_the_rule(tmp_path, video, fps, rule):
+def test_invalid_videos_are_rejected_with_the_violated_rule(tmp_path, video, fps, rule):
     with pytest.raises(ValueError, match=rule):
         write_video(tmp_path / "clip.mp4", video, fps)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_name_and_a_missing_folder_are_refused(tmp_path):
+def test_a_wrong_suffix_and_a_missing_folder_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="must end in .mp4, got 'clip.avi'"):
         write_video(tmp_path / "clip.avi", moving_square(1), 8)
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -150,7 +150,7 @@ def write_sound(path) -> None:
             container.mux(packet)
 
 
-def test_damaged_empty_and_soundtrack_files_are_refused(tmp_path):
+def test_truncated_empty_and_audio_files_are_rejected(tmp_path):
     write_video(tmp_path / "whole.mp4", moving_square(), fps=8)
     whole = (tmp_path / "whole.mp4").read_bytes()
     (tmp_path / "half.mp4").write_bytes(whole[: len(whole) // 2])
@@ -161,14 +161,16 @@ def test_damaged_empty_and_soundtrack_files_are_refused(tmp_path):
             read_video(tmp_path / name)
 
 
-class Damaged:
-    """A file that PyAV has opened, with other answers: such damage is hard to make."""
+class Corrupted:
+    """An opened PyAV file with modified properties, for corruption that is hard to produce in a file."""
 
     def __init__(self, file, answers: dict):
         self.file, self.answers = file, answers
         real = file.streams.video[0]
-        about = {name: answers.get(name, getattr(real, name)) for name in ("guessed_rate", "frames", "height", "width")}
-        self.streams = SimpleNamespace(video=[SimpleNamespace(**about, real=real)])
+        properties = {
+            name: answers.get(name, getattr(real, name)) for name in ("guessed_rate", "frames", "height", "width")
+        }
+        self.streams = SimpleNamespace(video=[SimpleNamespace(**properties, real=real)])
 
     def decode(self, stream):
         frames = self.file.decode(stream.real)
@@ -181,7 +183,7 @@ class Damaged:
         self.file.close()
 
 
-def test_a_file_without_frame_rate_or_with_lost_frames_is_refused(tmp_path, monkeypatch):
+def test_files_without_frame_rate_or_with_missing_frames_are_rejected(tmp_path, monkeypatch):
     write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
     opened = av.open
     for answers, rule in (
@@ -193,12 +195,12 @@ def test_a_file_without_frame_rate_or_with_lost_frames_is_refused(tmp_path, monk
         ({"frames_found": [], "frames": 0}, "0 frames, expected at least 1"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(av, "open", lambda file, answers=answers: Damaged(opened(file), answers))
+            patch.setattr(av, "open", lambda file, answers=answers: Corrupted(opened(file), answers))
             with pytest.raises(ValueError, match=rule):
                 read_video(tmp_path / "clip.mp4")
 
 
-def test_a_file_with_more_frames_than_asked_for_is_left(tmp_path):
+def test_a_file_with_more_than_max_frames_is_rejected(tmp_path):
     write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
     assert len(read_video(tmp_path / "clip.mp4", max_frames=4)[0]) == 4
     with pytest.raises(ValueError, match="got frame 3"):
@@ -213,7 +215,7 @@ def test_floats_become_the_nearest_pixel_value():
     assert torch.equal(to_uint8(pixels.float() / 127.5 - 1), pixels)
 
 
-def test_values_without_a_colour_are_refused():
+def test_nan_inf_and_integers_are_rejected():
     with pytest.raises(ValueError, match="1 NaN or inf values of 4"):
         to_uint8(torch.tensor([0.0, 1.0, float("nan"), -1.0]))
     with pytest.raises(ValueError, match="got torch.uint8"):
@@ -231,23 +233,23 @@ def gif_frames(data: bytes) -> tuple[list[torch.Tensor], list[int]]:
     return frames, durations
 
 
-def test_a_gif_has_the_frames_and_the_length_of_the_clip():
+def test_a_gif_has_the_frames_and_duration_of_the_video():
     video = moving_square()
     frames, durations = gif_frames(write_gif_bytes(video, fps=8))
     assert len(frames) == 9
     assert sum(durations) == pytest.approx(1000 * 9 / 8, abs=10)
     assert set(durations) <= {120, 130}
-    shown = torch.stack(frames)[..., ::4, ::4]
-    assert shown.shape == video.shape
-    assert (shown.float() - video.float()).abs().max() < 5
+    decoded = torch.stack(frames)[..., ::4, ::4]
+    assert decoded.shape == video.shape
+    assert (decoded.float() - video.float()).abs().max() < 5
 
 
-def test_a_large_clip_is_shrunk_for_its_gif():
+def test_a_large_video_is_reduced_for_its_gif():
     video = enlarge(moving_square(2, 32, 64), 20)
     frames, _ = gif_frames(write_gif_bytes(video, fps=24))
     assert frames[0].shape == (3, 160, 320)
 
 
-def test_a_clip_that_stands_still_keeps_its_length_as_gif():
+def test_a_static_video_keeps_its_duration_as_gif():
     _, durations = gif_frames(write_gif_bytes(moving_square(1).repeat(8, 1, 1, 1), fps=8))
     assert sum(durations) == 1000

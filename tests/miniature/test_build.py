@@ -1,4 +1,4 @@
-"""The build makes a folder that loads, the same one every time; and the shipped one is small and complete."""
+"""Tests of the miniature build: repeatable and loadable; and of the shipped miniatures: small and complete."""
 
 import json
 from pathlib import Path
@@ -41,24 +41,24 @@ def small_build(monkeypatch):
     return run
 
 
-def test_a_build_is_complete_and_repeats_bit_for_bit(small_build, tmp_path):
+def test_a_build_is_complete_and_bit_for_bit_repeatable(small_build, tmp_path):
     first, second = (small_build(tmp_path / name, "hunyuan_video15") for name in "ab")
     assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []
-    for one, other in zip(first, second):
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    for a, b in zip(first, second):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
     models = [torch.load(tmp_path / name / "VideoReward/checkpoint-1/model.pth", weights_only=True) for name in "ab"]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 @pytest.mark.slow
-def test_a_build_of_wan_is_a_pipeline_and_repeats_bit_for_bit(small_build, tmp_path):
+def test_a_wan_build_is_a_pipeline_and_bit_for_bit_repeatable(small_build, tmp_path):
     from diffusers import WanPipeline
 
     first, second = (small_build(tmp_path / name, "wan") for name in "ab")
     assert check_checkpoint(tmp_path / "a", "miniature_wan", REQUESTS) == []
-    for one, other in zip(first, second):
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    for a, b in zip(first, second):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
     pipeline = WanPipeline.from_pretrained(tmp_path / "a", torch_dtype=torch.float32)
     states, _ = pipeline.encode_prompt(world.CAPTIONS[0], do_classifier_free_guidance=False, max_sequence_length=512)
@@ -67,25 +67,25 @@ def test_a_build_of_wan_is_a_pipeline_and_repeats_bit_for_bit(small_build, tmp_p
     assert not states[0, len(ours) :].any()
 
 
-def test_the_shipped_checkpoint_is_small_and_sound():
+def test_the_shipped_checkpoint_is_small_and_valid():
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 8 * 2**20
     assert check_checkpoint(SHIPPED, VERSION, REQUESTS) == []
 
 
-def test_parts_that_were_left_out_are_drawn_again():
+def test_parts_that_are_not_saved_are_redrawn():
     stored = load_file(SHIPPED / "transformer" / VERSION / "diffusion_pytorch_model.safetensors")
     assert not any(name.startswith(DRAWN_PARTS) for name in stored)
     transformer = load_transformer(SHIPPED, VERSION)
     assert transformer.context_embedder_2.linear_1.weight.std() > 0
 
 
-def test_the_shipped_miniature_of_wan_is_small_and_sound():
+def test_the_shipped_wan_miniature_is_small_and_valid():
     assert sum(path.stat().st_size for path in SHIPPED_WAN.rglob("*") if path.is_file()) < 3.5e6
     assert check_checkpoint(SHIPPED_WAN, "miniature_wan", REQUESTS) == []
 
 
 @torch.no_grad()
-def test_the_shipped_vae_of_wan_keeps_what_a_clip_shows_and_its_latents_are_standardised():
+def test_the_shipped_wan_vae_reconstructs_content_and_standardizes_latents():
     vae = load_vae(SHIPPED_WAN)
     latents = vae.encode(world.render(world.LABELS, generator(0, "test"))).latent_dist.mode()
     scaled = family_of(vae).latents(vae.config).scaled(latents)
@@ -94,8 +94,8 @@ def test_the_shipped_vae_of_wan_keeps_what_a_clip_shows_and_its_latents_are_stan
     assert measured.all_correct.mean() > 0.97
 
 
-@pytest.mark.parametrize("place, column", [(1, 0), (2, 1), (4, 2)], ids=["colour", "shape", "direction"])
-def test_a_word_is_recognisable_in_its_hidden_state(place, column):
+@pytest.mark.parametrize("place, column", [(1, 0), (2, 1), (4, 2)], ids=["color", "shape", "direction"])
+def test_words_are_recognizable_in_their_hidden_states(place, column):
     encode = TextEncoder(*load_text_encoder(SHIPPED_WAN))
     states = torch.stack(encode(world.CAPTIONS))[:, place]
     words = world.LABELS[:, column]
@@ -104,8 +104,8 @@ def test_a_word_is_recognisable_in_its_hidden_state(place, column):
 
 
 @pytest.mark.slow
-def test_the_miniature_of_wan_learns(tmp_path):
-    """A minute: 10 of the 30 iterations of its configuration."""
+def test_the_wan_miniature_learns(tmp_path):
+    """Trains 10 of the 30 iterations of the configuration, which takes about a minute."""
     settings = {"output_dir": str(tmp_path), "max_steps": 10, "report": False, "num_threads": 1}
     config = load_config("configs/miniature_wan.yaml", **settings)
     Trainer(config, Mesh(rank=0, world_size=1, sp_size=1), torch.device("cpu")).train()

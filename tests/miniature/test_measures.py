@@ -1,4 +1,4 @@
-"""Tests of the miniature's measures: clean clips score high, each defect lowers the score that stands for it."""
+"""Tests of the true scores: clean videos score high, and each defect lowers the corresponding score."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ COLOR, SHAPE, DIRECTION = range(3)
 
 
 def to_clips(videos):
-    """Values in [-1, 1] as uint8, frames before channels."""
+    """Convert values in [-1, 1] to uint8, with frames before channels."""
     return ((videos + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).transpose(1, 2)
 
 
@@ -34,27 +34,27 @@ def clean(clips):
 # --- scores ------------------------------------------------------------------------------------
 
 
-def test_clean_clips_score_as_documented(clean):
+def test_clean_videos_score_as_documented(clean):
     assert clean.scores.mean(0).tolist() == pytest.approx([0.81, 0.99, 0.98], abs=0.01)
     assert clean.all_correct.mean() == 1
 
 
 @pytest.mark.parametrize("column", [COLOR, SHAPE, DIRECTION])
-def test_a_lying_caption_lowers_alignment_by_a_third_and_its_attribute_is_wrong(clips, clean, column):
-    lies = LABELS.clone()
-    lies[:, column] = (lies[:, column] + 1) % (lies[:, column].max() + 1)
-    shown = measure(clips, lies)
-    assert shown.correct[:, column].sum() == 0 and shown.all_correct.sum() == 0
+def test_a_wrong_attribute_lowers_alignment_by_a_third(clips, clean, column):
+    wrong_labels = LABELS.clone()
+    wrong_labels[:, column] = (wrong_labels[:, column] + 1) % (wrong_labels[:, column].max() + 1)
+    result = measure(clips, wrong_labels)
+    assert result.correct[:, column].sum() == 0 and result.all_correct.sum() == 0
     for other in {COLOR, SHAPE, DIRECTION} - {column}:
-        assert shown.correct[:, other].mean() == 1
-    assert (clean.scores[:, TEXT_ALIGNMENT] - shown.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
+        assert result.correct[:, other].mean() == 1
+    assert (clean.scores[:, TEXT_ALIGNMENT] - result.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
         1 / 3, abs=0.03
     )
-    assert torch.equal(shown.scores[:, VISUAL_QUALITY], clean.scores[:, VISUAL_QUALITY])
-    assert torch.equal(shown.scores[:, MOTION_QUALITY], clean.scores[:, MOTION_QUALITY])
+    assert torch.equal(result.scores[:, VISUAL_QUALITY], clean.scores[:, VISUAL_QUALITY])
+    assert torch.equal(result.scores[:, MOTION_QUALITY], clean.scores[:, MOTION_QUALITY])
 
 
-def test_a_clip_played_backwards_moves_the_other_way(clips):
+def test_a_reversed_video_moves_in_the_opposite_direction(clips):
     opposite = LABELS.clone()
     opposite[:, 2] = torch.tensor([1, 0, 3, 2])[LABELS[:, 2]]
     assert measure(clips.flip(1), opposite).correct[:, DIRECTION].mean() == 1
@@ -62,10 +62,10 @@ def test_a_clip_played_backwards_moves_the_other_way(clips):
 
 
 @pytest.mark.parametrize("value", [0, 20, 128, 255])
-def test_an_empty_clip_scores_nothing(value):
-    shown = measure(torch.full((48, 9, 3, 32, 32), value, dtype=torch.uint8), LABELS)
-    assert shown.scores.max() < 0.05
-    assert shown.all_correct.sum() == 0
+def test_an_empty_video_scores_zero(value):
+    result = measure(torch.full((48, 9, 3, 32, 32), value, dtype=torch.uint8), LABELS)
+    assert result.scores.max() < 0.05
+    assert result.all_correct.sum() == 0
 
 
 def test_noise_lowers_visual_quality(videos, clean):
@@ -80,39 +80,39 @@ def test_blur_lowers_visual_quality(videos, clean):
     ).float().mean() > 0.9
 
 
-def test_a_jumping_path_lowers_motion_quality_alone(clips, clean):
+def test_a_jumping_path_lowers_only_motion_quality(clips, clean):
     jumping = clips.clone()
     jumping[:, 1::2] = jumping[:, 1::2].roll((2, 2), dims=(3, 4))
-    shown = measure(jumping, LABELS)
-    assert (shown.scores[:, MOTION_QUALITY] < clean.scores[:, MOTION_QUALITY] - 0.1).all()
-    assert (shown.scores[:, VISUAL_QUALITY] - clean.scores[:, VISUAL_QUALITY]).abs().mean() < 0.05
+    result = measure(jumping, LABELS)
+    assert (result.scores[:, MOTION_QUALITY] < clean.scores[:, MOTION_QUALITY] - 0.1).all()
+    assert (result.scores[:, VISUAL_QUALITY] - clean.scores[:, VISUAL_QUALITY]).abs().mean() < 0.05
 
 
-def test_a_still_clip_has_little_motion_quality_and_no_sure_direction(clips, clean):
-    shown = measure(clips[:, 4:5].expand(-1, 9, -1, -1, -1), LABELS)
-    assert (clean.scores[:, MOTION_QUALITY] - shown.scores[:, MOTION_QUALITY]).mean().item() == pytest.approx(
+def test_a_static_video_has_low_motion_quality_and_uncertain_direction(clips, clean):
+    result = measure(clips[:, 4:5].expand(-1, 9, -1, -1, -1), LABELS)
+    assert (clean.scores[:, MOTION_QUALITY] - result.scores[:, MOTION_QUALITY]).mean().item() == pytest.approx(
         1 / 3, abs=0.03
     )
-    assert (clean.scores[:, TEXT_ALIGNMENT] - shown.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
+    assert (clean.scores[:, TEXT_ALIGNMENT] - result.scores[:, TEXT_ALIGNMENT]).mean().item() == pytest.approx(
         0.25, abs=0.02
     )
 
 
-def test_corrupted_clips_score_less_on_average(clean):
-    shown = measure(to_clips(render(LABELS, generator(0, "test measures"), torch.ones(48))), LABELS)
-    assert shown.scores[:, VISUAL_QUALITY].mean() < clean.scores[:, VISUAL_QUALITY].mean() - 0.05
-    assert shown.scores[:, MOTION_QUALITY].mean() < clean.scores[:, MOTION_QUALITY].mean() - 0.05
+def test_defective_videos_score_lower_on_average(clean):
+    result = measure(to_clips(render(LABELS, generator(0, "test measures"), torch.ones(48))), LABELS)
+    assert result.scores[:, VISUAL_QUALITY].mean() < clean.scores[:, VISUAL_QUALITY].mean() - 0.05
+    assert result.scores[:, MOTION_QUALITY].mean() < clean.scores[:, MOTION_QUALITY].mean() - 0.05
 
 
-def test_scores_lie_within_the_unit_interval_whatever_the_pixels(clips):
+def test_scores_lie_in_the_unit_interval_for_any_pixels(clips):
     random = torch.from_numpy(generator(0, "test pixels").integers(0, 256, size=clips.shape, dtype="uint8"))
-    for shown in (measure(random, LABELS), measure(clips, LABELS)):
-        for values in (shown.scores, shown.correct):
+    for result in (measure(random, LABELS), measure(clips, LABELS)):
+        for values in (result.scores, result.correct):
             assert values.shape == (48, 3)
             assert values.min() >= 0 and values.max() <= 1
 
 
-def test_each_clip_is_scored_by_itself(clips, clean):
+def test_each_video_is_scored_independently(clips, clean):
     for i in (0, 17, 47):
         alone = measure(clips[i : i + 1], LABELS[i : i + 1])
         torch.testing.assert_close(alone.scores[0], clean.scores[i])
@@ -121,13 +121,13 @@ def test_each_clip_is_scored_by_itself(clips, clean):
 # --- held-out distance -------------------------------------------------------------------------
 
 
-def test_features_are_deterministic_and_see_each_clip_by_itself(clips):
+def test_features_are_deterministic_and_independent_of_the_batch(clips):
     found = features(clips[:4])
     assert found.shape == (4, 64) and found.dtype == torch.float64
     torch.testing.assert_close(features(clips[2:3])[0], found[2], rtol=1e-5, atol=1e-6)
 
 
-def test_moments_are_those_of_the_sample():
+def test_moments_match_the_sample_statistics():
     samples = torch.tensor([[0.0, 1.0], [2.0, 5.0], [4.0, 3.0]], dtype=torch.float64)
     mean, covariance = moments(samples)
     assert mean.tolist() == [2, 3]
@@ -157,7 +157,7 @@ def test_frechet_distance_to_itself_is_0():
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
 
 
-def test_corrupted_clips_are_farther_from_clean_ones_than_other_clean_clips():
+def test_defective_videos_are_farther_from_clean_ones_than_other_clean_videos():
     labels = LABELS.repeat(3, 1)
     draw = [(generator(0, "frechet", i), torch.full((144,), strength)) for i, strength in enumerate((0, 0, 1.0))]
     clean, other, corrupted = (moments(features(to_clips(render(labels, *arguments)))) for arguments in draw)

@@ -1,4 +1,4 @@
-"""The miniature's own reward model: the released layout, built end to end, and read by the real scorer."""
+"""Tests of the miniature's reward model: trained, written in the released layout, and loaded by VideoAlignScorer."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def rendered(count=12):
     return videos, labels
 
 
-def test_a_short_training_lowers_the_error_and_leaves_the_released_layout(tmp_path):
+def test_short_training_lowers_the_error_and_writes_the_released_layout(tmp_path):
     videos, labels = rendered()
     reward_model.train(tmp_path, (videos, labels), num_steps=30, batch_size=8, seed=0)
     folder = tmp_path / reward_model.FOLDER
@@ -43,27 +43,27 @@ def test_a_short_training_lowers_the_error_and_leaves_the_released_layout(tmp_pa
     local = LearnedMiniatureScorer(tmp_path)
     assert local.score(list(videos), prompts, fps=world.FPS) == scorer.score(list(videos), prompts, fps=world.FPS)
     held_out = local.held_out_each(list(videos), prompts)
-    assert [one["true/VQ"] for one in held_out] == pytest.approx(truth[:, 0].tolist(), abs=1e-5)
-    assert {one["all_correct"] for one in held_out} <= {0.0, 1.0}
+    assert [row["true/VQ"] for row in held_out] == pytest.approx(truth[:, 0].tolist(), abs=1e-5)
+    assert {row["all_correct"] for row in held_out} <= {0.0, 1.0}
 
 
-def test_the_shipped_reward_model_knows_the_truth():
-    """Of clips with and without defects under captions of which half lie: 0.99 when it was made."""
+def test_the_shipped_reward_model_predicts_the_true_scores():
+    """Correlation on clean and defective videos, half with wrong captions; 0.99 when the model was built."""
     rng = generator(1, "unseen")
     labels = world.LABELS.repeat(3, 1)
     videos = to_uint8(world.render(labels, rng, world.corruption_strengths(len(labels), rng))).transpose(1, 2)
-    told = labels.clone()
-    told[::2] = labels[torch.from_numpy(rng.permutation(len(labels)))][::2]
-    prompts = [world.caption(label) for label in told]
+    captioned = labels.clone()
+    captioned[::2] = labels[torch.from_numpy(rng.permutation(len(labels)))][::2]
+    prompts = [world.caption(label) for label in captioned]
     scores = LearnedMiniatureScorer("assets/miniature").score(list(videos.contiguous()), prompts, fps=world.FPS)
     given = torch.tensor([[score[name] for name in ("VQ", "MQ", "TA")] for score in scores])
-    truth = measure(videos, told).scores
+    truth = measure(videos, captioned).scores
     for dimension in range(3):
         assert torch.corrcoef(torch.stack([given[:, dimension], truth[:, dimension]]))[0, 1] > 0.95
 
 
 def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
-    """What GRPO learns from: differences within a group of the base policy's own clips. 0.94 when it was made."""
+    """Correlation of differences within groups of base policy videos, as GRPO uses; 0.94 when the model was built."""
     config, device = load_config("configs/miniature.yaml"), torch.device("cpu")
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))

@@ -1,4 +1,4 @@
-"""Tests of the miniature world: its captions, its shapes, and the clips it draws."""
+"""Tests of the miniature's captions, shapes and rendered videos."""
 
 import math
 
@@ -28,45 +28,45 @@ def rng(*key):
 
 
 def bright(videos):
-    """Weight of the object in each pixel. Shape: (batch, frames, height, width)."""
+    """Return the weight of the object in each pixel. Shape: (batch, frames, height, width)."""
     return ((videos.amax(1) - videos.amin(1)) / 2 - 0.3).clamp(min=0)
 
 
 # --- captions ----------------------------------------------------------------------------------
 
 
-def test_there_are_48_captions_and_each_leads_back_to_its_label():
+def test_there_are_48_captions_that_map_back_to_their_labels():
     assert len(set(CAPTIONS)) == len(CAPTIONS) == 48
     assert CAPTIONS[0] == "a red circle moves right"
     assert torch.equal(labels_of(CAPTIONS), LABELS)
     assert [caption(label) for label in LABELS] == CAPTIONS
 
 
-def test_captions_are_read_whatever_their_case_and_spaces():
+def test_captions_ignore_case_and_surrounding_spaces():
     assert labels_of(["  A Yellow TRIANGLE moves up\n"]).tolist() == [[3, 2, 3]]
 
 
-def test_an_unknown_caption_is_refused_with_the_words_the_world_knows():
+def test_an_unknown_caption_raises_an_error_with_the_supported_words():
     with pytest.raises(ValueError, match="colors red, .*; shapes circle, .*; directions right, .*, got 'a cat'"):
         labels_of([CAPTIONS[0], "a cat"])
 
 
-def test_web_labels_lie_as_often_as_said():
+def test_web_labels_are_wrong_with_the_given_probability():
     labels = LABELS.repeat(400, 1)
     before = labels.clone()
     noisy = web_labels(labels, rng("web"))
-    assert torch.equal(labels, before)  # the truth is kept
+    assert torch.equal(labels, before)  # the input is not modified
     for column, (probability, num_values) in enumerate(zip(CAPTION_NOISE.values(), (4, 3, 4))):
         changed = (noisy[:, column] != labels[:, column]).float().mean().item()
         assert changed == pytest.approx(probability * (1 - 1 / num_values), abs=0.015)
         pairs = set(zip(labels[:, column].tolist(), noisy[:, column].tolist()))
-        assert len(pairs) == num_values**2  # every truth may become every lie
+        assert len(pairs) == num_values**2  # every value may be replaced by every other
 
 
 # --- shapes ------------------------------------------------------------------------------------
 
 
-def test_pixel_centres_lie_at_halves_with_x_to_the_right():
+def test_pixel_centers_lie_at_halves_with_x_to_the_right():
     x, y = pixel_grid(3, 3)
     assert x[0].tolist() == y[:, 0].tolist() == [0.5, 1.5, 2.5]
 
@@ -88,7 +88,7 @@ def test_signed_distances_grow_at_unit_rate_along_the_axes():
 
 
 def test_the_triangle_points_up():
-    """y grows downwards: the tip is far above the centre, the base close below."""
+    """y increases downwards: the tip is far above the center, the base slightly below it."""
     up, down = (signed_distances(torch.tensor(0.0), torch.tensor(y), torch.tensor(2.0))[2] for y in (-2.5, 2.5))
     assert up < 0 < down
 
@@ -96,18 +96,18 @@ def test_the_triangle_points_up():
 # --- clips -------------------------------------------------------------------------------------
 
 
-def test_clips_have_9_frames_of_32_pixels_within_the_unit_range():
+def test_videos_have_9_frames_of_32_pixels_in_range():
     videos = render(LABELS, rng("shape"), torch.ones(48))
     assert videos.shape == (48, 3, 9, 32, 32) and videos.dtype == torch.float32
     assert videos.min() >= -1 and videos.max() <= 1
 
 
-def test_the_same_generator_draws_the_same_clips():
+def test_equal_generators_render_equal_videos():
     assert torch.equal(render(LABELS[:4], rng("same")), render(LABELS[:4], rng("same")))
     assert not torch.equal(render(LABELS[:4], rng("same")), render(LABELS[:4], rng("other")))
 
 
-def test_the_object_moves_where_its_caption_says():
+def test_the_object_moves_in_the_captions_direction():
     weight = bright(render(LABELS, rng("move")))
     x, y = pixel_grid(32, 32)
     mass = weight.sum((2, 3))
@@ -120,7 +120,7 @@ def test_the_object_moves_where_its_caption_says():
     assert across.abs().max() < 0.6
 
 
-def test_paths_lie_about_the_middle_of_the_picture():
+def test_paths_lie_near_the_middle_of_the_frame():
     labels = LABELS.repeat(20, 1)
     weight = bright(render(labels, rng("middle")))[:, 4]
     x, y = pixel_grid(32, 32)
@@ -132,24 +132,24 @@ def test_paths_lie_about_the_middle_of_the_picture():
     assert across.mean().abs() < 0.5 and across.std().item() == pytest.approx(5 / math.sqrt(3), abs=0.3)
 
 
-def test_the_corners_stay_empty_whatever_the_defect():
+def test_the_corners_stay_empty_with_any_defect():
     weight = bright(render(LABELS, rng("corners"), torch.full((48,), 0.5)))
     corners = weight[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
     assert corners.mean((1, 2)).max() < 0.1
 
 
-def test_the_object_has_the_colour_of_its_caption():
+def test_the_object_has_the_color_of_its_caption():
     videos = (render(LABELS, rng("color")) + 1) / 2
     weight = bright(render(LABELS, rng("color"))) > 0.15
     color = (videos * weight[:, None]).sum((2, 3, 4)) / weight.sum((1, 2, 3))[:, None]
     assert torch.equal(torch.cdist(color, PALETTE).argmin(1), LABELS[:, 0])
 
 
-def test_strength_0_is_a_clean_clip():
+def test_strength_0_renders_a_clean_video():
     assert torch.equal(render(LABELS, rng("clean")), render(LABELS, rng("clean"), torch.zeros(48)))
 
 
-def test_corruption_changes_a_clip_and_only_that_clip():
+def test_a_defect_changes_only_its_own_video():
     strength = torch.zeros(8)
     strength[3] = 1.0
     clean, corrupted = (render(LABELS[:8], rng("one"), s) for s in (torch.zeros(8), strength))
@@ -157,7 +157,7 @@ def test_corruption_changes_a_clip_and_only_that_clip():
     assert changed == [i == 3 for i in range(8)]
 
 
-def test_half_of_the_clips_are_corrupted_by_at_least_0_4():
+def test_half_of_the_videos_have_a_defect_of_strength_0_4_or_more():
     strength = corruption_strengths(4000, rng("strength"))
     corrupted = strength[strength > 0]
     assert len(corrupted) / 4000 == pytest.approx(CORRUPTED_FRACTION, abs=0.03)

@@ -1,4 +1,4 @@
-"""The program that says whether a reward can be trained with."""
+"""Tests of scripts.check_reward."""
 
 import sys
 from pathlib import Path
@@ -18,41 +18,41 @@ def run(monkeypatch, *arguments):
     return main()
 
 
-def test_a_sound_scorer_ends_with_0_and_a_table(monkeypatch, capsys):
+def test_a_valid_scorer_exits_with_0_and_a_table(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE) == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 9 and all(line.startswith("ok ") for line in table)
 
 
-def test_quick_is_short(monkeypatch, capsys):
+def test_quick_runs_only_four_checks(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE, "--quick") == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_a_broken_scorer_ends_with_1(monkeypatch, capsys):
+def test_a_broken_scorer_exits_with_1(monkeypatch, capsys):
     monkeypatch.setattr(MiniatureScorer, "score", lambda *_, **__: [])
     assert run(monkeypatch, *MINIATURE) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("failed answer score: RuntimeError: score must return a list with one dict per video (1)")
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.startswith("failed answer score: RuntimeError: score must return a list with one dict per video (1)")
 
 
-def test_a_missing_dimension_ends_with_1(monkeypatch, capsys):
+def test_a_missing_dimension_exits_with_1(monkeypatch, capsys):
     assert run(monkeypatch, *MINIATURE, "--dimensions", "VQ", "beauty") == 1
     assert "no finite number for beauty" in capsys.readouterr().out
 
 
-def test_a_scorer_of_a_file_of_ones_own_is_checked(monkeypatch, tmp_path, capsys):
+def test_a_scorer_in_a_custom_file_is_checked(monkeypatch, tmp_path, capsys):
     code = "class Frames:\n    def __init__(self, scale=1.0): self.scale = scale\n"
     code += "    def score(self, v, p, *, fps): return [{'frames': self.scale * len(video)} for video in v]\n"
     code += "    def check_prompts(self, p): ...\n    def held_out(self, v, p): return {}\n"
-    (tmp_path / "own.py").write_text(code)
+    (tmp_path / "custom.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    words = ["--reward_model", "own.py:Frames", "--clip", "miniature", "--dimensions", "frames", "--quick"]
+    words = ["--reward_model", "custom.py:Frames", "--clip", "miniature", "--dimensions", "frames", "--quick"]
     assert run(monkeypatch, *words, "--options", '{"scale": 0.5}') == 0
     assert "frames 4" in capsys.readouterr().out
 
 
-def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
+def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
     trial = miniature_trial()
     write_video(tmp_path / "clip.mp4", trial.video, trial.fps)
     golden = ROOT / "tests" / "golden" / "videoalign"
@@ -79,7 +79,7 @@ def test_an_own_video_is_scored(monkeypatch, tmp_path, capsys):
         ([*MINIATURE, "--tolerance", "0"], "tolerance must be positive"),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_says_why(monkeypatch, capsys, arguments, message):
+def test_invalid_arguments_exit_with_2_and_a_message(monkeypatch, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
     assert stopped.value.code == 2 and message in capsys.readouterr().err

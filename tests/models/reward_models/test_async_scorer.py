@@ -1,4 +1,4 @@
-"""A scorer's failures become missing rewards with their reasons; scoring goes on beside other work."""
+"""Tests of background scoring: failures become missing rewards with a reason."""
 
 import math
 import tempfile
@@ -17,14 +17,14 @@ WEIGHTS = {"VQ": 0.5, "TA": 1.0}
 
 
 class Brightness:
-    """Mean grey level, of videos that it can bear."""
+    """Scorer of the mean gray level that fails on videos for which ``accepts`` is false."""
 
-    def __init__(self, bear=lambda video: True, error=None):
-        self.bear, self.error, self.calls = bear, error or RuntimeError("too dark"), []
+    def __init__(self, accepts=lambda video: True, error=None):
+        self.accepts, self.error, self.calls = accepts, error or RuntimeError("too dark"), []
 
     def score(self, videos, prompts, *, fps):
         self.calls.append(len(videos))
-        if not all(map(self.bear, videos)):
+        if not all(map(self.accepts, videos)):
             raise self.error
         return [{"VQ": v.float().mean().item() / 255, "TA": float(len(p))} for v, p in zip(videos, prompts)]
 
@@ -37,7 +37,7 @@ class Brightness:
 
 
 class Returns(Brightness):
-    """Gives what it was told to give."""
+    """Returns a given result."""
 
     def __init__(self, result):
         self.result = result
@@ -70,29 +70,29 @@ def test_the_reward_is_the_weighted_sum(scorer_of):
     assert first.scores == pytest.approx({"VQ": 0.2, "TA": 2.0}) and not first.is_missing and first.reason is None
 
 
-def test_several_scorers_add_their_dimensions(scorer_of):
+def test_the_dimensions_of_several_scorers_are_combined(scorer_of):
     scorers = {"a": Brightness(), "b": Returns([{"CLIP": 0.25}])}
     (reward,) = scorer_of(scorers, {"VQ": 1.0, "CLIP": 2.0}).score(videos(0), ["a"], fps=8)
     assert reward.total == 0.5 and reward.scores.keys() == {"VQ", "TA", "CLIP"}
 
 
-def test_one_broken_video_costs_only_itself(scorer_of):
-    scorer = Brightness(bear=lambda video: video.max() > 0)
+def test_a_broken_video_loses_only_its_own_reward(scorer_of):
+    scorer = Brightness(accepts=lambda video: video.max() > 0)
     rewards = scorer_of(scorer, retries=1).score(videos(10, 0, 20), ["a", "b", "c"], fps=8)
     assert [reward.is_missing for reward in rewards] == [False, True, False]
     assert rewards[1].reason == "test: RuntimeError: too dark" and math.isnan(rewards[1].total)
     assert scorer.calls == [3, 3, 1, 1, 1]
 
 
-def test_a_scorer_out_of_reach_is_not_asked_for_every_video(scorer_of):
-    scorer = Brightness(bear=lambda video: False, error=ScorerUnavailable("no service at http://x"))
+def test_an_unavailable_scorer_is_not_called_for_every_video(scorer_of):
+    scorer = Brightness(accepts=lambda video: False, error=ScorerUnavailable("no service at http://x"))
     rewards = scorer_of(scorer, retries=3).score(videos(1, 2), ["a", "b"], fps=8)
     assert all(reward.is_missing and "no service at http://x" in reward.reason for reward in rewards)
     assert scorer.calls == [2]
 
 
-def test_a_failure_that_passes_is_no_failure():
-    scorer = Brightness(bear=lambda video: len(scorer.calls) > 1)
+def test_a_transient_failure_is_retried():
+    scorer = Brightness(accepts=lambda video: len(scorer.calls) > 1)
     (result,) = score_safely(scorer, videos(255), ["a"], fps=8, retries=1)
     assert result.scores["VQ"] == 1 and result.reason is None
 
@@ -110,7 +110,7 @@ def test_a_failure_that_passes_is_no_failure():
         ([3.0], "must return a list with one dict per video (1), got a list of 1 float"),
     ],
 )
-def test_nonsense_is_missing_and_not_a_number(scorer_of, result, reason):
+def test_invalid_results_are_missing_rewards(scorer_of, result, reason):
     (reward,) = scorer_of(Returns(result)).score(videos(1), ["a"], fps=8)
     assert reward.is_missing and math.isnan(reward.total) and reason in reward.reason
 
@@ -120,30 +120,30 @@ def test_a_dimension_without_weight_may_be_missing(scorer_of):
     assert reward.total == 2.5 and reward.reason is None
 
 
-def test_scoring_goes_on_while_other_work_is_done(scorer_of):
-    started, may_end = threading.Event(), threading.Event()
+def test_scoring_runs_in_the_background(scorer_of):
+    started, released = threading.Event(), threading.Event()
 
     class Slow(Brightness):
         def score(self, videos, prompts, *, fps):
             started.set()
-            assert may_end.wait(10)
+            assert released.wait(10)
             return super().score(videos, prompts, fps=fps)
 
     async_scorer = scorer_of(Slow())
     pending = [async_scorer.submit(videos(1), ["a"], fps=8), async_scorer.submit(videos(2), ["bb"], fps=8)]
     assert started.wait(10) and not pending[0].rewards.done()
-    may_end.set()
+    released.set()
     rewards = async_scorer.collect(pending)
     assert [reward.scores["TA"] for reward in rewards] == [1.0, 2.0]
     assert async_scorer.take_seconds() > 0 and async_scorer.take_seconds() == 0
 
 
-def test_what_is_not_scored_by_the_deadline_is_missing_and_what_was_not_begun_is_never_scored(scorer_of):
-    may_end = threading.Event()
+def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_canceled(scorer_of):
+    released = threading.Event()
 
     class Slow(Brightness):
         def score(self, videos, prompts, *, fps):
-            assert prompts == ["a"] or may_end.wait(10)
+            assert prompts == ["a"] or released.wait(10)
             return super().score(videos, prompts, fps=fps)
 
     scorer = Slow()
@@ -154,32 +154,32 @@ def test_what_is_not_scored_by_the_deadline_is_missing_and_what_was_not_begun_is
     assert 0.3 <= time.monotonic() - start < 5
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
     assert {reward.reason for reward in rewards[1:]} == {"no reward within 0.3 s, the deadline of an iteration"}
-    may_end.set()
+    released.set()
     assert not async_scorer.score(videos(4), ["a"], fps=8)[0].is_missing
     assert scorer.calls == [1, 1, 1]
 
 
-def test_scoring_through_a_file_sees_what_the_file_keeps(scorer_of, tmp_path):
+def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     seen = []
 
-    class Looks(Brightness):
+    class Recording(Brightness):
         def score(self, videos, prompts, *, fps):
             seen.extend(videos)
             return super().score(videos, prompts, fps=fps)
 
-    scorer_of(Looks(), through_file=True).score([noise], ["a"], fps=8)
+    scorer_of(Recording(), through_file=True).score([noise], ["a"], fps=8)
     write_video(tmp_path / "v.mp4", noise, 8)
     assert seen[0].shape == noise.shape and not torch.equal(seen[0], noise)
 
 
-def test_a_video_that_no_file_can_hold_is_missing(scorer_of):
+def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
     rewards = scorer_of(Brightness(), through_file=True).score([odd, *videos(3)], ["a", "b"], fps=8)
     assert "the video could not be written to a file" in rewards[0].reason and not rewards[1].is_missing
 
 
-def test_a_disk_too_full_for_a_video_costs_its_reward(scorer_of, files_of_at_most, monkeypatch):
+def test_a_full_disk_gives_a_missing_reward(scorer_of, files_of_at_most, monkeypatch):
     async_scorer = scorer_of(Brightness(), through_file=True)
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with files_of_at_most(2**15):
@@ -190,7 +190,7 @@ def test_a_disk_too_full_for_a_video_costs_its_reward(scorer_of, files_of_at_mos
     assert "the video could not be written to a file: [Errno 2]" in reward.reason
 
 
-def test_an_offloaded_scorer_comes_back_to_score(scorer_of):
+def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
     class Movable(Brightness):
         places = []
 
@@ -206,7 +206,7 @@ def test_an_offloaded_scorer_comes_back_to_score(scorer_of):
     assert scorer.places == ["cpu", None, "cpu"]
 
 
-def test_an_offloaded_scorer_goes_away_again_whatever_befalls_beside_it(scorer_of):
+def test_a_scorer_is_offloaded_again_after_an_error(scorer_of):
     class Movable(Brightness):
         places = []
 
@@ -220,7 +220,7 @@ def test_an_offloaded_scorer_goes_away_again_whatever_befalls_beside_it(scorer_o
     assert scorer.places == ["cpu", None, "cpu"]
 
 
-def test_prompts_are_checked_by_all_and_measures_come_from_all(scorer_of):
+def test_all_scorers_check_prompts_and_return_held_out_metrics(scorer_of):
     async_scorer = scorer_of({"a": Brightness(), "b": Returns([])})
     with pytest.raises(ValueError, match="may be empty"):
         async_scorer.check_prompts(["a", ""])
@@ -228,17 +228,17 @@ def test_prompts_are_checked_by_all_and_measures_come_from_all(scorer_of):
     assert async_scorer.held_out([], []) == {}
 
 
-def test_a_measure_of_a_set_that_is_a_number_is_refused(scorer_of):
-    """It would be that of one rank's videos."""
+def test_a_plain_number_as_set_measure_is_rejected(scorer_of):
+    """A number could only describe the videos of one rank."""
     scorer = Brightness()
     scorer.held_out = lambda videos, prompts: {"held": 1.0}
     with pytest.raises(ValueError, match="held_out of reward test must return a dict of SetMeasure, .* for held;"):
         scorer_of(scorer).held_out(videos(1), ["a"])
 
 
-def test_a_scorer_without_memory_has_that_of_its_first_attempt_again_and_is_missing_in_the_end(scorer_of):
+def test_a_retry_after_out_of_memory_reuses_the_memory_of_the_first_attempt(scorer_of):
     class Large(Brightness):
-        held = []  # by attempt: what the one before holds
+        held = []  # per attempt: whether the previous one still holds memory
 
         def score(self, videos, prompts, *, fps):
             self.held.append(self.activations() is not None if self.held else False)
@@ -252,11 +252,11 @@ def test_a_scorer_without_memory_has_that_of_its_first_attempt_again_and_is_miss
     large.close()
 
 
-def test_a_scorer_that_finds_no_memory_to_come_back_to_is_missing(scorer_of):
-    class Homeless(Brightness):
+def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_of):
+    class TooLarge(Brightness):
         def move_to(self, device):
             if device is None:
                 raise torch.OutOfMemoryError("no room on the GPU")
 
-    [reward] = scorer_of({"large": Homeless()}, offload=True).score(videos(0.2), [""], fps=8)
+    [reward] = scorer_of({"large": TooLarge()}, offload=True).score(videos(0.2), [""], fps=8)
     assert reward.reason == "OutOfMemoryError: no room on the GPU"

@@ -1,4 +1,4 @@
-"""CLIPScore and PickScore of a small random CLIP against transformers' own processor and forward."""
+"""Tests of CLIPScore and PickScore with a small random CLIP, against transformers' processor and forward pass."""
 
 import json
 import math
@@ -17,7 +17,7 @@ PROMPTS = ["a red circle moves right", "Snow on a green hill, 35mm.", "the cat"]
 
 
 def write_tokenizer(folder):
-    """CLIP's tokenizer with an alphabet of bytes and a few merges, as vocab.json and merges.txt."""
+    """Write a CLIP tokenizer with a byte alphabet and a few merges, as vocab.json and merges.txt."""
     letters = sorted(ByteLevel.alphabet())
     merges = [("r", "e"), ("re", "d</w>"), ("t", "h"), ("th", "e</w>")]
     words = [*letters, *(f"{letter}</w>" for letter in letters), *(a + b for a, b in merges)]
@@ -37,7 +37,7 @@ def write_clip(folder):
     vision = layers | {"image_size": SIZE, "patch_size": 8}
     torch.manual_seed(0)
     model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
-    for parameter in model.parameters():  # transformers' start is so small that all cosines are nearly equal
+    for parameter in model.parameters():  # with transformers' initialization all cosines are nearly equal
         if parameter.ndim > 1:
             parameter.data = torch.randn_like(parameter) / math.sqrt(parameter[0].numel())
     model.save_pretrained(folder)
@@ -51,9 +51,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def own(folder, tmp_path):
-    """A copy to be broken."""
-    return shutil.copytree(folder, tmp_path / "own")
+def copy(folder, tmp_path):
+    """Copy the model into a folder that a test may corrupt."""
+    return shutil.copytree(folder, tmp_path / "copy")
 
 
 def clip(seed, frames=12, height=40, width=72):
@@ -66,7 +66,7 @@ CLIPS = [clip(0), clip(1, frames=9, height=64, width=48), clip(2, frames=5)]
 
 
 def plain_cosines(folder, video, prompt):
-    """Processor, model, logits, as a reader of transformers' documentation would have it."""
+    """Compute the cosines as in transformers' documentation."""
     from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
     model = CLIPModel.from_pretrained(folder).eval()
@@ -81,7 +81,7 @@ def plain_cosines(folder, video, prompt):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_scores_are_those_of_transformers(folder, batch_size):
+def test_scores_match_transformers(folder, batch_size):
     options = {"batch_size": batch_size}
     clip_scores = ClipScorer(folder, **options).score(CLIPS, PROMPTS, fps=8)
     pick_scores = PickScorer(folder, **options).score(CLIPS, PROMPTS, fps=8)
@@ -99,19 +99,19 @@ def test_scores_are_those_of_transformers(folder, batch_size):
         assert by_pick == pytest.approx({"Pick_cosine": mean, "PickScore": scale * mean / 26}, abs=2e-6)
 
 
-def test_the_small_model_tells_clips_and_prompts_apart(folder):
-    """Else equal scores would prove nothing."""
+def test_the_small_model_distinguishes_videos_and_prompts(folder):
+    """Otherwise the comparison of scores would be meaningless."""
     scores = ClipScorer(folder).score([CLIPS[0], CLIPS[1], CLIPS[0]], [PROMPTS[0], PROMPTS[0], PROMPTS[1]], fps=8)
-    values = [one["CLIP_cosine"] for one in scores]
+    values = [row["CLIP_cosine"] for row in scores]
     assert min(abs(values[0] - values[1]), abs(values[0] - values[2])) > 0.01
 
 
-def test_negative_cosines_count_as_zero_frame_by_frame(folder):
+def test_clip_score_clamps_negative_cosines_per_frame(folder):
     scores = ClipScorer(folder).scaled(torch.tensor([0.4, -0.2]))
     assert scores == pytest.approx({"CLIP_cosine": 0.1, "CLIPScore": 0.5, "CLIPScore_30": 1 / 3})
 
 
-def test_frames_are_spread_over_the_clip():
+def test_sampled_frames_are_evenly_spaced():
     assert frame_indices(8) == list(range(8)) and frame_indices(3) == [0, 1, 2] and frame_indices(1) == [0]
     assert frame_indices(9) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert frame_indices(81) == [0, 11, 23, 34, 46, 57, 69, 80]
@@ -121,7 +121,7 @@ def test_frames_are_spread_over_the_clip():
         assert len(set(indices)) == 8 and indices[0] == 0 and indices[-1] == count - 1 and np.ptp(gaps) <= 1
 
 
-def test_only_the_frames_that_are_looked_at_count(folder):
+def test_only_sampled_frames_affect_the_score(folder):
     scorer, video = ClipScorer(folder), CLIPS[0].clone()
     unseen = sorted(set(range(len(video))) - set(frame_indices(len(video))))
     before = scorer.score([video], PROMPTS[:1], fps=8)
@@ -131,7 +131,7 @@ def test_only_the_frames_that_are_looked_at_count(folder):
     assert scorer.score([video], PROMPTS[:1], fps=8) != before
 
 
-def test_long_prompts_are_cut_at_77_tokens(folder):
+def test_long_prompts_are_truncated_at_77_tokens(folder):
     scorer = ClipScorer(folder)
     long = "x" * 200
     first, other, shorter = scorer.score([CLIPS[0]] * 3, [long, long + " red", long[:40]], fps=8)
@@ -147,7 +147,7 @@ def test_a_prompt_is_encoded_once(folder):
 
 
 @pytest.mark.parametrize(
-    "videos, prompts, said",
+    "videos, prompts, message",
     [
         ([CLIPS[0].float()], ["a"], "uint8 tensor"),
         ([CLIPS[0][:0]], ["a"], "at least one frame"),
@@ -156,12 +156,12 @@ def test_a_prompt_is_encoded_once(folder):
         ([CLIPS[0]], ["a <|endoftext|> b"], "reserved text"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(folder, videos, prompts, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_input_is_rejected(folder, videos, prompts, message):
+    with pytest.raises(ValueError, match=message):
         ClipScorer(folder).score(videos, prompts, fps=8)
 
 
-def test_reserved_prompts_are_found_before_a_run(folder):
+def test_check_prompts_rejects_reserved_text(folder):
     scorer = PickScorer(folder)
     scorer.check_prompts([*PROMPTS, "", "x" * 500])
     for token in scorer.reserved:
@@ -173,26 +173,26 @@ def test_reserved_prompts_are_found_before_a_run(folder):
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_the_tokenizer_may_lie_elsewhere(own, tmp_path, folder):
+def test_the_tokenizer_may_be_in_another_folder(copy, tmp_path, folder):
     expected = PickScorer(folder).score(CLIPS, PROMPTS, fps=8)
     beside = tmp_path / "CLIP-ViT-H-14-laion2B-s32B-b79K"
     beside.mkdir()
     for name in ("vocab.json", "merges.txt"):
-        (own / name).rename(beside / name)
-    assert PickScorer(own).score(CLIPS, PROMPTS, fps=8) == expected
-    with pytest.raises(ValueError, match="no tokenizer could be read from .*own"):
-        ClipScorer(own)
-    ClipScorer(own, processor=beside)
+        (copy / name).rename(beside / name)
+    assert PickScorer(copy).score(CLIPS, PROMPTS, fps=8) == expected
+    with pytest.raises(ValueError, match="no tokenizer could be read from .*copy"):
+        ClipScorer(copy)
+    ClipScorer(copy, processor=beside)
 
 
-def test_the_registry_makes_both(own, tmp_path):
+def test_the_registry_creates_both_scorers(copy, tmp_path):
     for name, place in (("clip", "clip/clip-vit-large-patch14"), ("pickscore", "clip/PickScore_v1")):
-        shutil.copytree(own, tmp_path / place)
+        shutil.copytree(copy, tmp_path / place)
         assert make_scorer(name, tmp_path, batch_size=2).batch_size == 2
-        assert make_scorer(name, "nowhere", path=own).label.lower().startswith(name)
+        assert make_scorer(name, "nowhere", path=copy).label.lower().startswith(name)
 
 
-def test_what_a_hub_name_is(tmp_path, monkeypatch):
+def test_hub_names_are_distinguished_from_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ckpts" / "clip").mkdir(parents=True)
     assert is_hub_name("openai/clip-vit-large-patch14")
@@ -223,23 +223,23 @@ def extend_vocabulary(folder):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (drop_a_tensor, "lacks tensor visual_projection.weight"),
-        (truncate, "no CLIP model could be read from .*own"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no CLIP model could be read from .*own"),
-        (lambda folder: (folder / "config.json").unlink(), "no CLIP model could be read from .*own"),
+        (truncate, "no CLIP model could be read from .*copy"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no CLIP model could be read from .*copy"),
+        (lambda folder: (folder / "config.json").unlink(), "no CLIP model could be read from .*copy"),
         (rename_model, "model_type is 'siglip'"),
-        (lambda folder: (folder / "merges.txt").unlink(), "no tokenizer could be read from .*own"),
+        (lambda folder: (folder / "merges.txt").unlink(), "no tokenizer could be read from .*copy"),
         (extend_vocabulary, "they belong to different models"),
     ],
 )
-def test_files_that_do_not_fit_are_named(own, change, said):
-    change(own)
-    with pytest.raises(ValueError, match=said):
-        ClipScorer(own)
+def test_unusable_files_raise_an_error_that_names_them(copy, change, message):
+    change(copy)
+    with pytest.raises(ValueError, match=message):
+        ClipScorer(copy)
 
 
-def test_a_batch_size_of_nothing_is_refused(folder):
+def test_batch_size_zero_is_rejected(folder):
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         ClipScorer(folder, batch_size=0)

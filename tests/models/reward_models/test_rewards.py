@@ -1,4 +1,4 @@
-"""The registry of scorers is read before torch is loaded; the weighted sum of their dimensions."""
+"""Tests of the registry of scorers, custom scorers, and the weighted sum of dimensions."""
 
 import math
 import re
@@ -12,26 +12,26 @@ from hyvideo.config.sections import RewardSettings
 from hyvideo.models.reward_models.rewards import DIMENSIONS, make_scorer, overall, weighted
 
 
-def test_the_registry_and_the_versions_are_read_without_torch():
+def test_the_registry_and_versions_import_without_torch():
     modules = "hyvideo.models.reward_models.rewards, hyvideo.models.versions"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_reward_is_the_weighted_sum_of_what_has_a_weight():
+def test_the_reward_is_the_sum_over_weighted_dimensions():
     scores = {"VQ": 1.0, "MQ": math.nan, "TA": -2.0}
     assert weighted(scores, {"VQ": 0.5, "TA": 2.0, "MQ": 0.0}) == -3.5
     assert math.isnan(weighted(scores, {"VQ": 0.5, "MQ": 1.0}))
     assert math.isnan(weighted(scores, {"CLIP": 1.0}))
 
 
-def test_the_overall_score_has_no_weights_and_is_not_there_where_a_dimension_lacks():
+def test_the_overall_score_is_unweighted_and_needs_all_dimensions():
     assert overall(dict(zip(DIMENSIONS, (1.0, 2.0, 4.0))), "sum") == {"sum": 7}
     assert overall({"VQ": 1.0, "MQ": 2.0}, "sum") == overall({"VQ": 1.0, "MQ": 2.0, "TA": "3"}, "sum") == {}
     assert math.isnan(overall({"VQ": 1.0, "MQ": 2.0, "TA": math.nan}, "sum")["sum"])
 
 
-OWN = """
+CUSTOM = """
 from dataclasses import dataclass
 from hyvideo.models.reward_models.rewards import Scorer
 
@@ -50,8 +50,8 @@ number = 3
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_rewards.py").write_text(OWN)
+def custom(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(CUSTOM)
     (tmp_path / "broken_rewards.py").write_text("class Broken(:\n")
     (tmp_path / "needy_rewards.py").write_text("import no_such_package\n")
     monkeypatch.chdir(tmp_path)
@@ -59,11 +59,11 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["own_rewards.py", "./own_rewards.py", "own_rewards"])
-def test_a_class_of_a_file_or_a_module_is_a_scorer_and_what_it_takes_are_its_options(own, place):
+def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(custom, place):
     scorer = make_scorer(f"{place}:Own", "ckpts", device="cpu", scale=2.0, path="weights")
     assert (scorer.scale, scorer.device, scorer.root, scorer.path) == (2.0, "cpu", "ckpts", "weights")
     make_scorer(f"{place}:Plain", "ckpts").check_prompts(["a"])
-    assert isinstance(make_scorer(f"{place}:Own", "ckpts", scale=1.0), type(scorer))  # the code is run once
+    assert isinstance(make_scorer(f"{place}:Own", "ckpts", scale=1.0), type(scorer))  # the file is imported once
     with pytest.raises(ValueError, match=f"{place}:Own has no option depth; it has path, scale$"):
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, depth=3)
     with pytest.raises(ValueError, match=f"{place}:Own needs the option scale$"):
@@ -92,9 +92,11 @@ def test_a_class_of_a_file_or_a_module_is_a_scorer_and_what_it_takes_are_its_opt
         (":Own", "must be one of miniature"),
     ],
 )
-def test_what_is_no_scorer_is_refused_before_a_run(own, name, why):
-    (said,) = reward_problems(RewardSettings([name]))
-    assert said.startswith("reward_model ") and re.search(why, said)
+def test_invalid_scorer_names_are_rejected_before_a_run(custom, name, why):
+    (problem,) = reward_problems(RewardSettings([name]))
+    assert problem.startswith("reward_model ") and re.search(why, problem)
     with pytest.raises(ValueError, match=why):
         make_scorer(name, "ckpts")
-    assert not [*reward_problems(RewardSettings([name], remote_reward_url="http://127.0.0.1:8"))]  # not run here
+    assert not [
+        *reward_problems(RewardSettings([name], remote_reward_url="http://127.0.0.1:8"))
+    ]  # the class is not imported here

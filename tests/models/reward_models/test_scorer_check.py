@@ -1,4 +1,4 @@
-"""Sound scorers pass; each way of being unsound is found by the rule that is about it."""
+"""Tests of the scorer check: valid scorers pass, and each fault fails the corresponding check."""
 
 import dataclasses
 import math
@@ -20,15 +20,15 @@ TRIAL = miniature_trial()
 
 
 class Wrapped:
-    """The miniature scorer, whose answers a test may spoil."""
+    """The miniature scorer with modified scores."""
 
     def __init__(self):
         self.inner = MiniatureScorer(ROOT / "assets" / "miniature")
 
     def score(self, videos, prompts, *, fps):
-        return self.spoil(self.inner.score(videos, prompts, fps=fps))
+        return self.modify(self.inner.score(videos, prompts, fps=fps))
 
-    def spoil(self, scores):
+    def modify(self, scores):
         return scores
 
     def check_prompts(self, prompts):
@@ -39,57 +39,57 @@ class Wrapped:
 
 
 class Random(Wrapped):
-    def spoil(self, scores):
-        return [one | {"MQ": random.random()} for one in scores]
+    def modify(self, scores):
+        return [row | {"MQ": random.random()} for row in scores]
 
 
 class NotANumber(Wrapped):
-    def spoil(self, scores):
-        return [one | {"TA": math.nan} for one in scores]
+    def modify(self, scores):
+        return [row | {"TA": math.nan} for row in scores]
 
 
 class Incomplete(Wrapped):
-    def spoil(self, scores):
-        return [{"VQ": one["VQ"], "MQ": one["MQ"]} for one in scores]
+    def modify(self, scores):
+        return [{"VQ": row["VQ"], "MQ": row["MQ"]} for row in scores]
 
 
-class OneTooFew(Wrapped):
-    def spoil(self, scores):
+class DropsAScore(Wrapped):
+    def modify(self, scores):
         return scores[:1] if len(scores) > 1 else scores
 
 
 class Centred(Wrapped):
-    """Scores relative to the batch."""
+    """Returns scores relative to the batch mean."""
 
-    def spoil(self, scores):
-        mean = sum(one["VQ"] for one in scores) / len(scores)
-        return [one | {"VQ": one["VQ"] - mean} for one in scores]
+    def modify(self, scores):
+        mean = sum(row["VQ"] for row in scores) / len(scores)
+        return [row | {"VQ": row["VQ"] - mean} for row in scores]
 
 
 class Swapped(Wrapped):
-    def spoil(self, scores):
+    def modify(self, scores):
         return scores[::-1]
 
 
-class SlightlyOff(Wrapped):
-    """As low precision is: a batch rounds otherwise than a clip alone."""
+class RoundsInBatches(Wrapped):
+    """Rounds differently in a batch, as in low precision."""
 
-    def spoil(self, scores):
-        return [one | {"VQ": one["VQ"] + 0.01 * (len(scores) > 1)} for one in scores]
+    def modify(self, scores):
+        return [row | {"VQ": row["VQ"] + 0.01 * (len(scores) > 1)} for row in scores]
 
 
 class Inverted(Wrapped):
-    def spoil(self, scores):
-        return [{name: -value for name, value in one.items()} for one in scores]
+    def modify(self, scores):
+        return [{name: -value for name, value in row.items()} for row in scores]
 
 
 class Raises(Wrapped):
-    def spoil(self, scores):
+    def modify(self, scores):
         raise KeyError("weights")
 
 
-class NoList(Wrapped):
-    def spoil(self, scores):
+class NotAList(Wrapped):
+    def modify(self, scores):
         return scores[0]
 
 
@@ -98,12 +98,12 @@ class TooStrict(Wrapped):
         raise ValueError("only haiku")
 
 
-class Refuses(Wrapped):
+class RaisesAnotherError(Wrapped):
     def check_prompts(self, prompts):
         raise ConnectionError("no service")
 
 
-class ChangesTheClip(Wrapped):
+class ModifiesTheVideo(Wrapped):
     def score(self, videos, prompts, *, fps):
         scores = super().score(videos, prompts, fps=fps)
         videos[0][0] = 0
@@ -111,7 +111,7 @@ class ChangesTheClip(Wrapped):
 
 
 class Brightness(Wrapped):
-    """With a dimension of its own; every prompt will do, the frames per second count."""
+    """Has a custom dimension, accepts every prompt, and depends on the frames per second."""
 
     dimensions = ("brightness",)
     reserved = ("<|mark|>",)
@@ -128,23 +128,23 @@ class Brightness(Wrapped):
             raise ValueError("mark")
 
 
-class ScoresNothing(Brightness):
+class ScoresEmptyVideos(Brightness):
     def score(self, videos, prompts, *, fps):
         scores = super().score([torch.cat([video, video[:1]]) for video in videos], prompts, fps=fps)
-        return [{name: 0.0 if math.isnan(value) else value for name, value in one.items()} for one in scores]
+        return [{name: 0.0 if math.isnan(value) else value for name, value in row.items()} for row in scores]
 
 
-class AnyRate(Brightness):
+class AcceptsAnyRate(Brightness):
     def score(self, videos, prompts, *, fps):
         return super().score(videos, prompts, fps=fps if fps > 0 else 1.0)
 
 
-class MarksPass(Brightness):
+class AcceptsReservedText(Brightness):
     def check_prompts(self, prompts):
         pass
 
 
-class MarksAreScored(Brightness):
+class ScoresReservedText(Brightness):
     def score(self, videos, prompts, *, fps):
         return super().score(videos, ["" for _ in prompts], fps=fps)
 
@@ -174,12 +174,12 @@ def exact():
     return VideoAlignScorer(GOLDEN / "VideoReward", base=GOLDEN / "base", dtype=torch.float32)
 
 
-def test_videoalign_on_the_synthetic_clip(exact):
+def test_videoalign_passes_on_the_synthetic_video(exact):
     found = states(exact, synthetic_trial())
     assert {name for name, state in found.items() if state != "ok"} <= {"sign: noise", "sign: prompt"}
 
 
-def test_videoalign_doubts_scores_without_normalisation_and_of_short_clips(exact, monkeypatch):
+def test_videoalign_doubts_raw_scores_and_short_videos(exact, monkeypatch):
     assert exact.doubts(81, 24.0) == []
     (doubt,) = exact.doubts(9, 24.0)
     assert "4 of 9 frames are sampled" in doubt and "more than 2 per second" in doubt
@@ -196,16 +196,16 @@ def test_videoalign_doubts_scores_without_normalisation_and_of_short_clips(exact
         (Random, "repeat"),
         (NotANumber, "dimensions"),
         (Incomplete, "dimensions"),
-        (OneTooFew, "batch"),
+        (DropsAScore, "batch"),
         (Centred, "batch"),
         (Swapped, "batch"),
         (Raises, "answer"),
-        (NoList, "answer"),
+        (NotAList, "answer"),
         (TooStrict, "answer"),
-        (Refuses, "answer"),
+        (RaisesAnotherError, "answer"),
     ],
 )
-def test_a_broken_scorer_is_found_at_the_start_of_a_run(scorer, rule, quick):
+def test_a_broken_scorer_fails_the_quick_and_the_full_check(scorer, rule, quick):
     checks = check_scorer(scorer(), TRIAL, quick=quick)
     assert has_failed(checks) and {check.name: check.state for check in checks}[rule] == "failed"
 
@@ -216,29 +216,29 @@ def test_a_broken_scorer_is_found_at_the_start_of_a_run(scorer, rule, quick):
         (Random, {"repeat", "batch", "order", "invalid input"}),
         (NotANumber, {"dimensions"}),
         (Incomplete, {"dimensions"}),
-        (OneTooFew, {"batch", "order"}),
+        (DropsAScore, {"batch", "order"}),
         (Centred, {"batch", "order"}),
         (Swapped, {"batch", "order"}),
-        (ScoresNothing, {"invalid input"}),
-        (AnyRate, {"invalid input"}),
-        (MarksPass, {"invalid input"}),
-        (MarksAreScored, {"invalid input"}),
+        (ScoresEmptyVideos, {"invalid input"}),
+        (AcceptsAnyRate, {"invalid input"}),
+        (AcceptsReservedText, {"invalid input"}),
+        (ScoresReservedText, {"invalid input"}),
     ],
 )
-def test_the_rules_name_what_is_broken(scorer, failed):
+def test_each_fault_fails_exactly_the_checks_about_it(scorer, failed):
     random.seed(0)
     found = states(scorer())
     assert {name for name, state in found.items() if state == "failed"} == failed
 
 
-def test_a_scorer_that_changes_the_clip_is_found():
+def test_a_scorer_that_modifies_the_video_fails():
     trial = dataclasses.replace(TRIAL, video=TRIAL.video.clone())
-    (check,) = check_scorer(ChangesTheClip(), trial, quick=True)
+    (check,) = check_scorer(ModifiesTheVideo(), trial, quick=True)
     assert check.state == "failed" and "modifies the input video" in check.detail
 
 
-def test_the_answer_is_in_the_detail():
-    by_name = {check.name: check.detail for check in check_scorer(OneTooFew(), TRIAL)}
+def test_the_detail_contains_the_answer():
+    by_name = {check.name: check.detail for check in check_scorer(DropsAScore(), TRIAL)}
     assert "KeyError: 'weights'" in check_scorer(Raises(), TRIAL)[0].detail
     assert "one dict per video (2), got a list of 1 dict" in by_name["batch"]
     assert (
@@ -246,26 +246,26 @@ def test_the_answer_is_in_the_detail():
     )
 
 
-def test_a_score_of_the_wrong_sign_is_a_warning():
+def test_a_score_with_the_wrong_sign_is_a_warning():
     checks = check_scorer(Inverted(), TRIAL)
     assert {check.name for check in checks if check.state == "warning"} == {"sign: noise", "sign: prompt"}
     assert not has_failed(checks)
 
 
 def test_small_differences_are_warnings_up_to_the_tolerance():
-    assert states(SlightlyOff())["batch"] == "warning"
-    assert states(SlightlyOff(), tolerance=0.005)["batch"] == "failed"
+    assert states(RoundsInBatches())["batch"] == "warning"
+    assert states(RoundsInBatches(), tolerance=0.005)["batch"] == "failed"
     with pytest.raises(ValueError, match="tolerance must be positive, got 0"):
         check_scorer(Wrapped(), TRIAL, tolerance=0)
 
 
-def test_a_scorer_may_have_dimensions_of_its_own():
+def test_a_scorer_may_have_custom_dimensions():
     found = states(Brightness())
     assert not {name for name, state in found.items() if state == "failed"} and "invalid input" in found
     assert states(Brightness(), dimensions=["VQ"])["dimensions"] == "failed"
 
 
-def test_the_trials_are_clips():
+def test_the_trials_are_valid_videos():
     for trial in (TRIAL, synthetic_trial()):
         check_clip(trial.video)
         assert trial.prompt != trial.foreign_prompt and trial.fps > 0

@@ -1,4 +1,4 @@
-"""The client against services that are slow, wrong, busy or gone."""
+"""Tests of the client with services that are slow, invalid, busy or unreachable."""
 
 import http.server
 import json
@@ -23,14 +23,14 @@ def remote(*urls, **options):
 
 
 class Misbehaving:
-    """An HTTP server in a thread that answers as it is told, and counts."""
+    """An HTTP server in a thread that returns a given answer and counts the calls."""
 
     def __init__(self, answer, status=200, delay=0.0, drip=False, cut=False, headers=None):
         owner = self
         self.answer, self.status, self.calls = answer, status, 0
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"  # asks for bodies
+            protocol_version = "HTTP/1.1"  # sends "100 Continue"
 
             def do_POST(self):
                 owner.calls += 1
@@ -70,9 +70,9 @@ def misbehaving():
         return servers[-1]
 
     yield start
-    for one in servers:
-        one.server.shutdown()
-        one.server.server_close()
+    for server in servers:
+        server.server.shutdown()
+        server.server.server_close()
 
 
 GOOD = {"scores": [{"VQ": 1.0}], "reasons": [None]}
@@ -80,7 +80,7 @@ CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
 
 
 @pytest.mark.parametrize(
-    "answer, options, said",
+    "answer, options, message",
     [
         (b"<html>", {}, "JSONDecodeError"),
         ({"scores": []}, {}, "scores of 1 videos"),
@@ -97,19 +97,19 @@ CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
         (GOOD, {"cut": True}, "Error"),
     ],
 )
-def test_nonsense_and_slowness_make_the_service_unavailable(misbehaving, answer, options, said):
+def test_invalid_and_slow_answers_make_the_service_unavailable(misbehaving, answer, options, message):
     server = misbehaving(answer, **options)
     start = time.monotonic()
-    with pytest.raises(ScorerUnavailable, match=said):
+    with pytest.raises(ScorerUnavailable, match=message):
         remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
     assert time.monotonic() - start < 5
 
 
 class Raw:
-    """A TCP server in a thread that reads what is there and then sends bytes at its own pace."""
+    """A TCP server in a thread that reads once and then sends bytes slowly."""
 
     def __init__(self, content, *, pause):
-        self.left_after = None  # seconds after which the client was gone
+        self.left_after = None  # seconds until the client disconnected
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._serve, args=(content, pause), daemon=True).start()
@@ -132,7 +132,7 @@ ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 41\r\n\r\n{"scores": [{"VQ": 1.0}]
 
 
 @pytest.mark.parametrize("content", [ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" * 100], ids=["headers", "informational"])
-def test_headers_byte_by_byte_do_not_stretch_the_timeout(content):
+def test_headers_sent_byte_by_byte_do_not_extend_the_timeout(content):
     num_threads = threading.active_count()
     server = Raw(content, pause=0.1)
     scorer = remote(server.url, timeout=1.0)
@@ -147,39 +147,39 @@ def test_headers_byte_by_byte_do_not_stretch_the_timeout(content):
     assert threading.active_count() <= num_threads
 
 
-def test_a_service_that_reads_nothing_does_not_stretch_the_timeout():
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, nobody takes them
+def test_a_service_that_reads_nothing_does_not_extend_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are accepted by the kernel but never read
         start = time.monotonic()
         with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
             large = torch.zeros(64, 3, 512, 512, dtype=torch.uint8)
             remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score([large], ["a"], fps=8)
-        assert time.monotonic() - start < 10  # without a limit it would wait for ever
+        assert time.monotonic() - start < 10  # without a limit it would wait forever
 
 
-def test_a_name_that_is_looked_up_slowly_does_not_stretch_the_timeout(monkeypatch):
-    gone_on = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gone_on.wait(10) and [])
+def test_a_slow_dns_lookup_does_not_extend_the_timeout(monkeypatch):
+    resolved = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved.wait(10) and [])
     start = time.monotonic()
     with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
         remote("http://reward.invalid", timeout=1.0).score(CLIP, ["a"], fps=8)
-    gone_on.set()
+    resolved.set()
     assert time.monotonic() - start < 8
 
 
-def test_a_connection_is_left_when_its_answer_is_too_long(misbehaving):
+def test_a_connection_is_closed_when_its_answer_is_too_long(misbehaving):
     with pytest.raises(ScorerUnavailable, match="longer than 16777216 bytes"):
         remote(misbehaving(b" " * (2**24 + 1)).url).score(CLIP, ["a"], fps=8)
 
 
 @pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
-def test_a_value_that_is_no_number_is_missing(misbehaving, text):
+def test_a_non_numeric_value_is_a_missing_reward(misbehaving, text):
     async_scorer = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
     (reward,) = async_scorer.score(CLIP, ["a"], fps=8)
     async_scorer.close()
     assert reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
 
 
-def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
+def test_an_unreachable_service_gives_missing_rewards_without_hanging():
     start = time.monotonic()
     async_scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3)
     rewards = async_scorer.score(CLIP * 4, ["a"] * 4, fps=8)
@@ -188,7 +188,7 @@ def test_a_service_that_is_down_is_missing_rewards_and_no_hang():
     assert time.monotonic() - start < 5
 
 
-def test_another_service_takes_over_and_the_dead_one_comes_back(misbehaving):
+def test_another_service_takes_over_until_the_failed_one_recovers(misbehaving):
     dead, alive = misbehaving(GOOD, status=500), misbehaving(GOOD)
     scorer = remote(dead.url, alive.url, cooldown=0.3)
     for _ in range(4):
@@ -201,21 +201,21 @@ def test_another_service_takes_over_and_the_dead_one_comes_back(misbehaving):
     assert dead.calls >= 2
 
 
-def test_a_refusal_is_not_tried_elsewhere(misbehaving):
+def test_a_rejected_request_is_not_sent_to_other_services(misbehaving):
     first, second = misbehaving({"detail": "too many"}, status=413), misbehaving({"detail": "too many"}, status=413)
     with pytest.raises(RequestRejected, match="413.*too many"):
         remote(first.url, second.url).score(CLIP, ["a"], fps=8)
     assert first.calls + second.calls == 1
 
 
-def test_no_service_at_the_start_of_a_run_is_a_clear_error():
+def test_an_unreachable_service_at_the_start_raises_a_clear_error():
     with pytest.raises(ValueError, match="no reward service answered .http://127.0.0.1:9"):
         remote("http://127.0.0.1:9").check_prompts(["a"])
     with pytest.raises(ValueError, match="need URLs such as"):
         RemoteScorer(["127.0.0.1:8000"])
 
 
-def test_a_busy_service_is_not_left_out_for_long(misbehaving):
+def test_a_busy_service_is_retried_after_the_requested_time(misbehaving):
     busy = misbehaving({"detail": "full"}, status=503, headers={"retry-after": "1"})
     scorer = remote(busy.url, misbehaving(GOOD, status=500).url, retries=1, cooldown=60.0)
     threading.Timer(0.5, setattr, (busy, "status", 200)).start()
@@ -226,12 +226,12 @@ def test_a_busy_service_is_not_left_out_for_long(misbehaving):
 
 
 @pytest.mark.parametrize("answer", [b"[" * 10**5, b"\xff", b"[]", b'{"problem": 1}', b"1" * 5000])
-def test_nonsense_about_prompts_is_a_service_that_is_not_there(misbehaving, answer):
+def test_invalid_check_prompts_answers_raise_an_error(misbehaving, answer):
     with pytest.raises(ValueError, match="no reward service answered"):
         remote(misbehaving(answer).url).check_prompts(["a"])
 
 
-def test_a_problem_with_a_prompt_can_be_printed(misbehaving):
+def test_the_problem_of_a_prompt_is_printable(misbehaving):
     with pytest.raises(ValueError) as caught:
         remote(misbehaving(b'{"problem": "\\ud800 is wrong"}').url).check_prompts(["a"])
     assert str(caught.value) == "\\ud800 is wrong"

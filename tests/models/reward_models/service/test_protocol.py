@@ -1,4 +1,4 @@
-"""Messages of the service and its client: what comes back bit for bit, and what is refused."""
+"""Tests of the messages between the service and its client."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from hyvideo.models.reward_models.service.protocol import (
 )
 
 
-def test_a_request_comes_back_bit_for_bit():
+def test_a_request_round_trip_is_bit_exact():
     videos = [torch.randint(0, 256, (3, 3, 8, 6), dtype=torch.uint8), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)]
     request = decode_request(encode_request(ScoreRequest(videos, ["a", "“b”\n"], 24000 / 1001)), Limits())
     assert all(torch.equal(a, b) for a, b in zip(request.videos, videos))
@@ -28,7 +28,7 @@ def test_a_request_comes_back_bit_for_bit():
 
 
 @pytest.mark.parametrize(
-    "limits, said",
+    "limits, message",
     [
         (Limits(body=100), "may have at most 100 bytes"),
         (Limits(videos=1), "may have at most 1 videos, got 2"),
@@ -36,13 +36,13 @@ def test_a_request_comes_back_bit_for_bit():
         (Limits(pixels=10), "frames of 10 pixels"),
     ],
 )
-def test_limits_hold_before_anything_is_made_of_the_body(limits, said):
+def test_limits_are_checked_before_the_body_is_decoded(limits, message):
     videos = [torch.zeros(3, 3, 8, 6, dtype=torch.uint8)] * 2
-    with pytest.raises(TooLarge, match=said):
+    with pytest.raises(TooLarge, match=message):
         decode_request(encode_request(ScoreRequest(videos, ["a", "b"], 8.0)), limits)
 
 
-def test_answers_keep_what_is_missing():
+def test_answers_keep_missing_scores():
     results = [ScoreResult({"VQ": 1.5}), ScoreResult({"VQ": math.nan}), ScoreResult({}, "broken")]
     first, second, third = decode_answer(json.dumps(encode_answer(results)).encode(), 3)
     assert first == results[0] and math.isnan(second.scores["VQ"]) and third == results[2]
@@ -59,7 +59,7 @@ def random_json(rng, depth=0):
 
 
 def check_answer(body):
-    """Whether it gives results; else it must raise ValueError. All texts can be printed, all scores are floats."""
+    """Return whether the answer is valid, and check that texts are printable and scores are floats."""
     try:
         results = decode_answer(body, 1)
     except ValueError as error:
@@ -70,7 +70,7 @@ def check_answer(body):
     return True
 
 
-def test_random_answers_are_results_or_value_errors():
+def test_random_answers_give_results_or_value_errors():
     rng = random.Random(0)
     kinds = [
         check_answer(json.dumps({"scores": [random_json(rng)], "reasons": [random_json(rng)]})) for _ in range(3000)
@@ -90,8 +90,8 @@ def test_random_answers_are_results_or_value_errors():
     ["%s", '{"scores": [%s]}', '{"scores": [{"VQ": %s}]}', '{"scores": [null], "reasons": [%s]}', '{"scores": %s}'],
 )
 @pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "1}"), ("[", "")])
-def test_answers_nested_deeply_are_results_or_value_errors(frame, brackets):
+def test_deeply_nested_answers_give_results_or_value_errors(frame, brackets):
     left = sys.getrecursionlimit()
-    for depth in (*range(left - 150, left + 5), 10**5):  # at the edge, what reads a value fails or what shows it
+    for depth in (*range(left - 150, left + 5), 10**5):  # near the limit, either parsing or printing fails
         opening, closing = brackets
         check_answer((frame % (opening * depth + closing * depth)).encode())

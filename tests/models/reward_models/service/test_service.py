@@ -1,4 +1,4 @@
-"""The reward service in a process of its own, and its program."""
+"""Tests of the reward service in a separate process, and of its program."""
 
 import os
 import random
@@ -38,7 +38,7 @@ def clips(count):
 
 @pytest.fixture(scope="module")
 def service():
-    """Address and process of the real service with a token."""
+    """Start the service with a token and yield its URL."""
     command = [python(), "-m", "scripts.reward_server", "--reward_model", "miniature", "--model_path"]
     environment = os.environ | {"REWARD_SERVER_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -56,37 +56,37 @@ def service():
     assert process.wait(20) in (0, -15)
 
 
-def test_a_service_gives_the_scores_of_its_scorer(service):
+def test_the_service_returns_the_scores_of_its_scorer(service):
     videos, prompts = clips(5)
     results = remote(service).score(videos, prompts, fps=8)
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
     assert [result.scores for result in results] == expected
 
 
-def test_many_clients_are_served(service):
+def test_concurrent_clients_are_served(service):
     videos, prompts = clips(8)
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda i: remote(service).score(videos[i : i + 1], prompts[i : i + 1], fps=8), range(8))
-    assert [answer[0].scores for answer in answers] == [pytest.approx(one) for one in expected]
+    assert [answer[0].scores for answer in answers] == [pytest.approx(scores) for scores in expected]
     figures = httpx.get(f"{service}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
     counts = dict(line.split() for line in figures.splitlines())
     assert int(counts["reward_requests_total"]) >= 8 and int(counts["reward_failures_total"]) >= 0
 
 
-def test_prompts_are_checked_by_the_services_scorer(service):
+def test_prompts_are_checked_by_the_scorer_of_the_service(service):
     remote(service).check_prompts(["a red circle moves up"])
     with pytest.raises(ValueError, match="purple"):
         remote(service).check_prompts(["a purple circle moves up"])
 
 
-def test_a_prompt_that_fails_costs_only_itself(service):
+def test_a_failing_prompt_does_not_affect_other_videos(service):
     videos, prompts = clips(2)
     first, second = remote(service).score(videos, ["a purple cat", prompts[1]], fps=8)
     assert first.reason and second.scores and not first.scores
 
 
-def test_without_the_token_nothing_is_scored(service):
+def test_requests_without_the_token_are_rejected(service):
     videos, prompts = clips(1)
     with pytest.raises(ScorerUnavailable, match="401"):
         remote(service, token="guess").score(videos, prompts, fps=8)
@@ -94,7 +94,7 @@ def test_without_the_token_nothing_is_scored(service):
     assert httpx.get(f"{service}/metrics").status_code == 401
 
 
-def test_hostile_bodies_are_refused_and_the_service_lives_on(service):
+def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     rng = random.Random(0)
     videos, prompts = clips(1)
     good = encode_request(ScoreRequest(videos, prompts, 8.0))
@@ -111,11 +111,11 @@ def test_hostile_bodies_are_refused_and_the_service_lives_on(service):
     assert remote(service).score(videos, prompts, fps=8)[0].scores
 
 
-LONE_SURROGATE = '"half a pair: \\ud800"'  # as JSON; Python reads it as a string that has no UTF-8
+LONE_SURROGATE = '"half a pair: \\ud800"'  # as JSON; Python parses it to a string that UTF-8 cannot encode
 
 
 def hostile_header(metadata, name="video.0"):
-    """A request of one black 1 x 1 frame whose header is written by hand."""
+    """Return a request of one black 1 x 1 frame with a handwritten header."""
     entry = f'"{name}": {{"dtype": "U8", "shape": [1, 3, 1, 1], "data_offsets": [0, 3]}}'
     header = f'{{"__metadata__": {metadata}, {entry}}}'.encode()
     return len(header).to_bytes(8, "little") + header + bytes(3)
@@ -138,19 +138,19 @@ def hostile_header(metadata, name="video.0"):
         ("check_prompts", b"1" * 5000),
     ],
 )
-def test_what_is_no_text_or_no_number_is_refused(service, path, body):
+def test_invalid_text_and_numbers_are_rejected(service, path, body):
     response = httpx.post(f"{service}/{path}", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20)
     assert response.status_code in (413, 422), response.text
 
 
-def test_half_a_surrogate_pair_is_a_clear_error_to_the_client(service):
+def test_a_lone_surrogate_raises_a_clear_error_in_the_client(service):
     with pytest.raises(ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"):
         remote(service).check_prompts(["a red circle moves up", "\ud800"])
     with pytest.raises(RequestRejected, match="prompt 0 cannot be scored: character 1 is the lone surrogate"):
         remote(service).score(CLIP, ["\ud800"], fps=8)
 
 
-def test_a_run_can_be_rewarded_by_the_service(service):
+def test_the_service_rewards_a_run(service):
     videos, prompts = clips(3)
     async_scorer = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
     rewards = async_scorer.score([videos[0], None, videos[2]], prompts, fps=8)
@@ -159,8 +159,8 @@ def test_a_run_can_be_rewarded_by_the_service(service):
 
 
 @pytest.fixture
-def refusal(monkeypatch, capsys):
-    """A function that runs the program in this process and gives the reason for which it ends with 2."""
+def usage_error(monkeypatch, capsys):
+    """Return a function that runs the program, which must exit with code 2, and returns its message."""
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", ["reward_server", *flags])
@@ -173,27 +173,27 @@ def refusal(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("option", ["--max_videos", "--max_waiting"])
-def test_counts_below_one_are_refused_at_the_start(refusal, option):
+def test_limits_below_one_are_rejected_at_startup(usage_error, option):
     scorer = ("--reward_model", "miniature", "--model_path", "assets/miniature", "--device", "cpu")
-    assert f"{option[2:]} must be at least 1" in refusal(*scorer, "--port", "0", option, "0")
+    assert f"{option[2:]} must be at least 1" in usage_error(*scorer, "--port", "0", option, "0")
 
 
-def test_a_taken_port_is_refused_before_the_scorer_is_read(refusal):
+def test_a_port_in_use_is_reported_before_the_scorer_is_loaded(usage_error):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert "cannot listen on 127.0.0.1" in refusal("--model_path", "nowhere", "--port", port)
+        assert "cannot listen on 127.0.0.1" in usage_error("--model_path", "nowhere", "--port", port)
 
 
-def test_an_address_beyond_this_machine_needs_a_token(refusal, monkeypatch):
+def test_a_non_local_address_needs_a_token(usage_error, monkeypatch):
     monkeypatch.delenv("REWARD_SERVER_TOKEN", raising=False)
-    assert "needs a token" in refusal("--host", "0.0.0.0", "--port", "0")
+    assert "needs a token" in usage_error("--host", "0.0.0.0", "--port", "0")
 
 
 def test_the_service_can_listen_on_ipv6():
     try:
-        own = reward_server.bind("::1", 0)
+        bound = reward_server.bind("::1", 0)
     except OSError as error:
         assert "family" not in str(error), error
         pytest.skip("this machine has no ::1")
-    with own:
-        assert own.family == socket.AF_INET6
+    with bound:
+        assert bound.family == socket.AF_INET6

@@ -1,4 +1,4 @@
-"""A study whose raters prefer the larger shape, and a scorer that measures it: the example of docs/own_reward.md.
+"""The example of docs/own_reward.md: pairs whose raters prefer the larger shape, and a scorer that measures its area.
 
 python -m tests.models.reward_models.videoalign.sizes study
 """
@@ -16,7 +16,7 @@ from hyvideo.models.reward_models.rewards import Scorer
 
 
 class Area(Scorer):
-    """Pixels that the shape covers, mean over the frames."""
+    """Scorer of the number of pixels that the shape covers, averaged over the frames."""
 
     dimensions = ("area",)
 
@@ -26,7 +26,7 @@ class Area(Scorer):
 
 
 def shrunk(clip, factor):
-    """The picture at a part of its size, in the middle of its background."""
+    """Shrink the frames by ``factor`` and center them on the background."""
     side, small = clip.shape[-1], round(factor * clip.shape[-1])
     whole, start = clip[..., :1, :1].expand_as(clip).clone(), (side - small) // 2
     middle = slice(start, start + small)
@@ -35,7 +35,7 @@ def shrunk(clip, factor):
 
 
 def rated_pairs(count, seed, smallest=0.75):
-    """Prompts, pairs of clips at ``smallest`` of their size or more, and answers; less than 4 pixels apart is a tie."""
+    """Yield prompt, pair of videos shrunk to ``smallest`` or more of their size, and answer (tie below 4 pixels)."""
     labels = world.random_labels(count, rng := generator(seed, "study"))
     sides = [to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous() for _ in range(2)]
     for label, factors, *pair in zip(labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides):
@@ -46,7 +46,7 @@ def rated_pairs(count, seed, smallest=0.75):
 
 
 def write_study(folder, count, seed):
-    """The mp4 files and pairs.csv."""
+    """Write the mp4 files and pairs.csv."""
     folder.mkdir(parents=True)
     with open(folder / "pairs.csv", "w", newline="") as file:
         rows = csv.writer(file)

@@ -1,4 +1,4 @@
-"""Frames to patches: the original's choice of frames, sizes and values."""
+"""Tests of frame sampling, sizes and patches against the original."""
 
 import hashlib
 import json
@@ -28,24 +28,24 @@ def sha(tensor):
 
 
 def size_of(height, width):
-    """The size that a clip of this size gets."""
+    """Return the size to which a video of this size is resized."""
     frames = torch.zeros(1, 3, height, width, dtype=torch.uint8, device="meta")
     return tuple(resize(frames, max_pixels=MAX_PIXELS).shape[-2:])
 
 
 @pytest.mark.parametrize("total, fps, count, indices", golden["tables"]["smart_nframes"])
-def test_the_frames_are_those_that_the_original_looks_at(total, fps, count, indices):
+def test_sampled_frames_match_the_original(total, fps, count, indices):
     chosen = frame_indices(total, fps)
     assert len(chosen) == count
     assert indices is None or chosen == indices
 
 
 @pytest.mark.parametrize("height, width, to_height, to_width", golden["tables"]["smart_resize"])
-def test_the_size_is_that_of_the_original(height, width, to_height, to_width):
+def test_sizes_match_the_original(height, width, to_height, to_width):
     assert size_of(height, width) == (to_height, to_width)
 
 
-def test_first_and_last_frame_are_always_looked_at_and_the_order_is_kept():
+def test_first_and_last_frames_are_always_sampled_in_order():
     rng = random.Random(0)
     for _ in range(500):
         total, fps = rng.randint(2, 2000), rng.uniform(0.5, 60)
@@ -55,7 +55,7 @@ def test_first_and_last_frame_are_always_looked_at_and_the_order_is_kept():
         assert len(indices) % 2 == 0 and len(indices) <= 768
 
 
-def test_sizes_are_multiples_of_28_and_of_a_bounded_area():
+def test_sizes_are_multiples_of_28_with_bounded_area():
     rng = random.Random(0)
     for _ in range(500):
         size = rng.randint(28, 2000), rng.randint(28, 2000)
@@ -68,7 +68,7 @@ def test_sizes_are_multiples_of_28_and_of_a_bounded_area():
 
 
 @pytest.mark.parametrize("clip", range(3))
-def test_frames_and_pixels_of_the_golden_clips_are_bit_equal(clip):
+def test_frames_and_pixels_of_the_golden_videos_are_bit_equal(clip):
     expected = golden["meta"][str(clip)]
     video, fps = read_video(GOLDEN / "videos" / golden["videos"][clip])
     assert fps == expected["fps"] and len(video) == expected["total_frames"]
@@ -84,7 +84,7 @@ def test_frames_and_pixels_of_the_golden_clips_are_bit_equal(clip):
     assert grid[0] * grid[1] * grid[2] == len(values)
 
 
-def test_an_odd_number_of_frames_repeats_the_last():
+def test_an_odd_number_of_frames_repeats_the_last_frame():
     frames = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8)
     values, grid = patches(frames)
     again, _ = patches(torch.cat([frames, frames[-1:]]))
@@ -92,6 +92,6 @@ def test_an_odd_number_of_frames_repeats_the_last():
 
 
 @pytest.mark.parametrize("total, fps", [(1, 24), (0, 24), (10, 0), (10, float("nan")), (10, float("inf"))])
-def test_clips_that_cannot_be_looked_at_are_refused(total, fps):
+def test_invalid_lengths_and_frame_rates_are_rejected(total, fps):
     with pytest.raises(ValueError, match="at least 2 frames|must be positive"):
         frame_indices(total, fps)

@@ -1,4 +1,4 @@
-"""Scores against the original program's on a small random model in the released layout."""
+"""Tests of scores against the original program, on a small random model in the released layout."""
 
 import dataclasses
 import json
@@ -18,10 +18,10 @@ from hyvideo.models.reward_models.videoalign.model import RewardModel
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "videoalign"
 golden = json.loads((GOLDEN / "golden.json").read_text())
-centre = json.loads((GOLDEN / "bf16_reference_fp32maths.json").read_text())
+center = json.loads((GOLDEN / "bf16_reference_fp32maths.json").read_text())
 VIDEOS = [GOLDEN / "videos" / name for name in golden["videos"]]
 PROMPTS = golden["prompts"]
-FLOAT, BFLOAT = 2e-5, 0.1  # of raw scores
+FLOAT, BFLOAT = 2e-5, 0.1  # tolerances of raw scores
 
 
 def load(root="VideoReward", **options):
@@ -42,14 +42,14 @@ def difference(scores, expected):
 
 
 @pytest.mark.parametrize("clip", range(3))
-def test_tokens_are_the_originals(exact, clip):
+def test_tokens_match_the_original(exact, clip):
     video, fps = read_video(VIDEOS[clip])
     ids = exact.prepare([video], [PROMPTS[clip]], [fps])["input_ids"]
     expected = np.load(GOLDEN / "intermediates.npz")[f"{clip}_input_ids"]
     assert torch.equal(ids, torch.from_numpy(expected).long())
 
 
-def test_a_batch_is_padded_on_the_right_as_the_original_does(exact):
+def test_batches_are_padded_on_the_right_like_the_original(exact):
     clips, rates = zip(*map(read_video, VIDEOS))
     batch = exact.prepare(list(clips), PROMPTS, list(rates))
     arrays = np.load(GOLDEN / "intermediates.npz")
@@ -59,7 +59,7 @@ def test_a_batch_is_padded_on_the_right_as_the_original_does(exact):
 
 @pytest.mark.parametrize("batch_size, run", [(1, "single"), (3, "batch")])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_float32_scores_are_the_originals(exact, batch_size, run, normalize):
+def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
     exact.batch_size = batch_size
     scores = exact.score_files(VIDEOS, PROMPTS, normalize=normalize)
     assert difference(scores, golden["fp32"][f"{run}_{'norm' if normalize else 'raw'}"]) <= FLOAT
@@ -68,13 +68,13 @@ def test_float32_scores_are_the_originals(exact, batch_size, run, normalize):
 @pytest.mark.parametrize(
     "change, run", [({"fps": 4.0}, "fps4_raw_a"), ({"num_frames": 8}, "nframes8_raw_a")], ids=["fps", "num_frames"]
 )
-def test_other_samplings_of_frames_are_the_originals(change, run):
+def test_other_frame_samplings_match_the_original(change, run):
     scorer = load(dtype=torch.float32)
     scorer.settings = dataclasses.replace(scorer.settings, **change)
     assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1], normalize=False), golden["fp32"][run]) <= FLOAT
 
 
-def test_a_smaller_frame_area_is_the_originals():
+def test_a_smaller_frame_area_matches_the_original():
     scorer = load(dtype=torch.float32)
     scorer.settings = dataclasses.replace(scorer.settings, max_pixels=120000)
     scores = scorer.score_files(VIDEOS[2:], PROMPTS[2:], normalize=False)
@@ -82,40 +82,40 @@ def test_a_smaller_frame_area_is_the_originals():
 
 
 @pytest.mark.parametrize("options", [{"merge_lora": True}, {"root": "VideoReward_adapter"}], ids=["merged", "adapter"])
-def test_merged_lora_and_the_adapter_form_give_the_same_scores(options):
+def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
     scores = load(dtype=torch.float32, **options).score_files(VIDEOS[:1], PROMPTS[:1], normalize=False)
     assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
 
 
 @pytest.mark.parametrize("batch_size, run", [(1, "single_raw"), (3, "batch_raw")])
-def test_bf16_scores_are_the_originals_to_its_own_noise(batch_size, run):
+def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
     scores = load(batch_size=batch_size).score_files(VIDEOS, PROMPTS, normalize=False)
     assert difference(scores, golden["bf16"][run]) <= BFLOAT
 
 
-def test_float32_arithmetic_gives_the_centre_of_the_bf16_scores():
+def test_float32_arithmetic_gives_the_center_of_the_bf16_scores():
     scorer = load(precision="fp32_math")
-    assert difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), centre["single_raw"]) <= FLOAT
+    assert difference(scorer.score_files(VIDEOS, PROMPTS, normalize=False), center["single_raw"]) <= FLOAT
 
 
-# --- clips in memory -----------------------------------------------------------------------------
+# --- videos in memory ----------------------------------------------------------------------------
 
 
-def test_a_clip_in_memory_scores_as_its_file(exact):
+def test_a_video_in_memory_scores_like_its_file(exact):
     video, fps = read_video(VIDEOS[1])
     (from_file,) = exact.score_files(VIDEOS[1:2], PROMPTS[1:2])
     (in_memory,) = exact.score([video], PROMPTS[1:2], fps=fps)
     assert in_memory == from_file
 
 
-def test_frames_per_second_are_part_of_the_input(exact):
+def test_frames_per_second_affect_the_score(exact):
     video, fps = read_video(VIDEOS[0])
     (true,), (wrong,) = (exact.score([video], PROMPTS[:1], fps=rate) for rate in (fps, fps / 3))
     assert abs(true["VQ"] - wrong["VQ"]) > 1e-3
 
 
 @pytest.mark.parametrize(
-    "video, prompt, said",
+    "video, prompt, message",
     [
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "at least 2 frames"),
         (torch.zeros(4, 3, 64, 64), "a", "must be a uint8 tensor"),
@@ -124,12 +124,12 @@ def test_frames_per_second_are_part_of_the_input(exact):
         (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|video_pad|>", "reserved text"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(exact, video, prompt, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_input_is_rejected(exact, video, prompt, message):
+    with pytest.raises(ValueError, match=message):
         exact.score([video], [prompt], fps=8)
 
 
-def test_reserved_prompts_are_found_before_a_run(exact):
+def test_check_prompts_rejects_reserved_text(exact):
     exact.check_prompts(["a cat", "<VQ_reward>"])
     with pytest.raises(ValueError, match="reserved text <|MQ_reward|>"):
         exact.check_prompts(["a cat", "<|MQ_reward|>"])
@@ -139,8 +139,8 @@ def test_reserved_prompts_are_found_before_a_run(exact):
 
 
 @pytest.fixture
-def own(tmp_path):
-    """A copy of the released form, its base beside it, to be broken."""
+def copy(tmp_path):
+    """Copy the released layout and its base model into a folder that a test may corrupt."""
     shutil.copytree(GOLDEN / "base", tmp_path / "base")
     return shutil.copytree(GOLDEN / "VideoReward", tmp_path / "VideoReward")
 
@@ -152,12 +152,12 @@ def rewrite(root, change):
     torch.save(tensors, path)
 
 
-def test_the_base_is_found_beside_the_folder(own):
-    assert find_checkpoint(own).base == own.parent / "base"
+def test_the_base_model_is_found_beside_the_folder(copy):
+    assert find_checkpoint(copy).base == copy.parent / "base"
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda t: t.pop("base_model.model.visual.merger.ln_q.weight"), "'visual.merger.ln_q.weight' is missing"),
         (lambda t: t.update({"base_model.model.model.x": torch.zeros(1)}), "'language_model.x' is unexpected"),
@@ -169,10 +169,10 @@ def test_the_base_is_found_beside_the_folder(own):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_named(own, change, said):
-    rewrite(own, change)
-    with pytest.raises(ValueError, match=said):
-        VideoAlignScorer(own)
+def test_tensors_that_do_not_fit_are_named(copy, change, message):
+    rewrite(copy, change)
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(copy)
 
 
 def without_lora(tensors):
@@ -186,8 +186,8 @@ def set_lora(root, settings):
 
 
 @pytest.mark.parametrize("merge_lora", [False, True])
-def test_a_checkpoint_trained_whole_loads_and_says_so(own, exact, merge_lora):
-    """With the LoRA added to its weights it is the same model."""
+def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
+    """With the LoRA merged into its weights, the model is the same."""
     state = load(dtype=torch.float32, merge_lora=True).model.model.state_dict()
     merged = {plain_name(name): tensor for name, tensor in state.items()}
 
@@ -197,38 +197,40 @@ def test_a_checkpoint_trained_whole_loads_and_says_so(own, exact, merge_lora):
             if plain_name(name) in merged:
                 tensors[name] = merged[plain_name(name)][: len(tensors[name])]
 
-    embedding = torch.load(own / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
+    embedding = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)[
+        "base_model.model.lm_head.weight"
+    ]
     merged["language_model.embed_tokens.weight"] = embedding
-    rewrite(own, put_merged)
-    set_lora(own, {"lora_enable": False})
-    scorer = VideoAlignScorer(own, dtype=torch.float32, merge_lora=merge_lora)
+    rewrite(copy, put_merged)
+    set_lora(copy, {"lora_enable": False})
+    scorer = VideoAlignScorer(copy, dtype=torch.float32, merge_lora=merge_lora)
     assert difference(scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])) <= FLOAT
 
 
 @pytest.mark.parametrize("merge_lora", [False, True])
-def test_a_lora_that_is_lost_or_not_announced_is_refused(own, merge_lora):
+def test_a_missing_or_undeclared_lora_is_rejected(copy, merge_lora):
     half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
-    set_lora(own, {"lora_r": 4, "lora_alpha": 8})
+    set_lora(copy, {"lora_r": 4, "lora_alpha": 8})
     with pytest.raises(ValueError, match="has lora_enable false, but .*checkpoint-11352 has a LoRA"):
-        VideoAlignScorer(own, merge_lora=merge_lora)
-    set_lora(own, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
-    rewrite(own, lambda tensors: tensors.pop(half))
+        VideoAlignScorer(copy, merge_lora=merge_lora)
+    set_lora(copy, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
+    rewrite(copy, lambda tensors: tensors.pop(half))
     with pytest.raises(ValueError, match="up_proj.lora_A.weight' is missing"):
-        VideoAlignScorer(own, merge_lora=merge_lora)
-    rewrite(own, without_lora)
+        VideoAlignScorer(copy, merge_lora=merge_lora)
+    rewrite(copy, without_lora)
     with pytest.raises(ValueError, match="has lora_enable true, but .*checkpoint-11352 has no LoRA"):
-        VideoAlignScorer(own, merge_lora=merge_lora)
+        VideoAlignScorer(copy, merge_lora=merge_lora)
 
 
-def test_a_truncated_file_is_named(own):
-    path = own / "checkpoint-11352" / "model.pth"
+def test_a_truncated_file_is_named(copy):
+    path = copy / "checkpoint-11352" / "model.pth"
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match="model.pth is missing, truncated"):
-        VideoAlignScorer(own)
+        VideoAlignScorer(copy)
 
 
 @pytest.mark.parametrize(
-    "section, change, said",
+    "section, change, message",
     [
         ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
         ("data_config", {"sample_type": "multi_pts"}, "sample_type 'multi_pts', not 'uniform'"),
@@ -236,41 +238,41 @@ def test_a_truncated_file_is_named(own):
         ("inference_config", {"TA_mean": math.nan, "VQ_std": None}, "no usable constant VQ_std, TA_mean"),
     ],
 )
-def test_settings_of_another_reward_are_refused(own, section, change, said):
-    path = own / "model_config.json"
+def test_unsupported_settings_are_rejected(copy, section, change, message):
+    path = copy / "model_config.json"
     config = json.loads(path.read_text())
     config[section] |= change
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=said):
-        VideoAlignScorer(own)
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(copy)
 
 
-def test_missing_parts_are_named(own, tmp_path):
+def test_missing_parts_are_named(copy, tmp_path):
     with pytest.raises(ValueError, match="no checkpoint of step 5; available steps: .11352."):
-        VideoAlignScorer(own, step=5)
+        VideoAlignScorer(copy, step=5)
     with pytest.raises(ValueError, match="model_config.json does not exist"):
         VideoAlignScorer(tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match="base model base not found in"):
-        VideoAlignScorer(own)
+        VideoAlignScorer(copy)
 
 
-def test_an_output_layer_that_differs_takes_the_embeddings_place(own):
-    rewrite(own, lambda t: t["base_model.model.lm_head.weight"].add_(1))
-    weights = read_weights(find_checkpoint(own))
-    expected = torch.load(own / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
+def test_a_different_output_layer_replaces_the_embeddings(copy):
+    rewrite(copy, lambda t: t["base_model.model.lm_head.weight"].add_(1))
+    weights = read_weights(find_checkpoint(copy))
+    expected = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)["base_model.model.lm_head.weight"]
     assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
 
 
 @pytest.mark.parametrize("mode", ["v1", "v3"])
-def test_the_references_modes_are_accepted_for_the_file_they_fit(own, mode):
-    assert read_weights(find_checkpoint(own), mode=mode).head.shape[0] == 1
+def test_checkpoint_modes_are_accepted_for_matching_files(copy, mode):
+    assert read_weights(find_checkpoint(copy), mode=mode).head.shape[0] == 1
     with pytest.raises(ValueError, match="v2 does not fit .* names are v1 or v3"):
-        read_weights(find_checkpoint(own), mode="v2")
+        read_weights(find_checkpoint(copy), mode="v2")
 
 
-def test_a_file_of_newer_names_loads_as_the_older_one(own, exact):
-    """What transformers 5 would have saved."""
+def test_a_file_with_newer_tensor_names_loads(copy, exact):
+    """The names are those that transformers 5 saves."""
 
     def rename(tensors):
         for name in list(tensors):
@@ -280,15 +282,15 @@ def test_a_file_of_newer_names_loads_as_the_older_one(own, exact):
             elif inner.startswith("model."):
                 tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = tensors.pop(name)
 
-    rewrite(own, rename)
-    scorer = VideoAlignScorer(own, dtype=torch.float32, mode="v2")
+    rewrite(copy, rename)
+    scorer = VideoAlignScorer(copy, dtype=torch.float32, mode="v2")
     assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
     with pytest.raises(ValueError, match="v1 does not fit"):
-        read_weights(find_checkpoint(own), mode="v1")
+        read_weights(find_checkpoint(copy), mode="v1")
 
 
-def test_the_released_file_fits_the_built_in_settings_of_the_base_model(monkeypatch, tmp_path):
-    """All 1,123 names and shapes of the released file, on a model without memory."""
+def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_path):
+    """All 1,123 names and shapes of the released file fit a model on the meta device."""
     from transformers import Qwen2VLConfig
 
     released = json.loads((GOLDEN / "released_checkpoint_keys_shapes.json").read_text())

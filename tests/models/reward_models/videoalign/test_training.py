@@ -1,4 +1,4 @@
-"""A reward trained on pairs: simulated raters prefer larger shapes, which the shipped reward does not know."""
+"""Tests of training a reward on pairs. Simulated raters prefer larger shapes, which the shipped reward ignores."""
 
 import csv
 import functools
@@ -35,7 +35,7 @@ SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"
 
 
 def rated(count, seed, smallest=0.75):
-    """Clips by path, and pairs of them whose rater prefers the larger shape."""
+    """Return videos by path, and pairs of them whose rater prefers the larger shape."""
     videos, pairs = {}, []
     for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed, smallest)):
         paths = Path(f"{number}a.mp4"), Path(f"{number}b.mp4")
@@ -44,7 +44,7 @@ def rated(count, seed, smallest=0.75):
     return videos, pairs
 
 
-def areas_of(videos):
+def measure_areas(videos):
     return torch.tensor([scores["area"] for scores in Area().score(videos, [], fps=world.FPS)])
 
 
@@ -54,7 +54,7 @@ def write_csv(folder, rows, columns="prompt,first,second,dimension,answer"):
     return folder / "pairs.csv"
 
 
-def test_probabilities_are_those_of_bradley_terry_with_ties():
+def test_probabilities_follow_bradley_terry_with_ties():
     training = PairTraining.__new__(PairTraining)
     training.names = ["A", "B", "C"]
     training.scores = lambda pairs: torch.tensor([[[9.0, 1.5, 9.0], [7.0, 0.5, 7.0]]])
@@ -66,13 +66,13 @@ def test_probabilities_are_those_of_bradley_terry_with_ties():
     assert log_probs[0].exp().tolist() == pytest.approx([first, second, 1 - first - second])
 
 
-class OneNumber(PairTraining):
-    """Training of the score of every first video; the second has 0."""
+class OneParameter(PairTraining):
+    """Training of a single parameter, the score of every first video; the second scores 0."""
 
     def __init__(self, train, stop, test=(), batch_size=1):
         prompts = (Path("1"), Path("2"))
         sides = {"train": train, "stop": stop, "test": test}
-        self.split = {part: [Pair("a", prompts, [("A", side)]) for side in of] for part, of in sides.items()}
+        self.split = {part: [Pair("a", prompts, [("A", side)]) for side in answers] for part, answers in sides.items()}
         self.names, self.batch_size, self.score = ["A"], batch_size, torch.tensor(0.0, requires_grad=True)
 
     def _trainable(self, lora_rank, seed):
@@ -85,23 +85,23 @@ class OneNumber(PairTraining):
 FIT = {"learning_rate": 0.01, "weight_decay": 0.0, "lora_rank": 1, "seed": 0}
 
 
-def test_training_ends_where_the_loss_does_not_fall_and_the_best_is_kept():
-    training = OneNumber(train=[0, 0], stop=[1])
+def test_training_stops_early_and_keeps_the_best_weights():
+    training = OneParameter(train=[0, 0], stop=[1])
     losses = training.fit(max_epochs=10, **FIT)
     assert len(losses) == 1 + PATIENCE and losses == sorted(losses)
     assert training.score == 0
 
 
-def test_the_learning_rate_falls_to_zero_over_all_updates():
-    """Each step of Adam is the rate, as the gradient hardly changes."""
-    training = OneNumber(train=[0, 0, 0], stop=[0], batch_size=2)
+def test_the_learning_rate_decreases_linearly_to_zero():
+    """Each step of Adam has the size of the learning rate, because the gradient hardly changes."""
+    training = OneParameter(train=[0, 0, 0], stop=[0], batch_size=2)
     losses = training.fit(max_epochs=4, **FIT)
     assert losses == sorted(losses, reverse=True) and len(losses) == 5
     assert training.score.item() == pytest.approx(0.01 * (8 + 1) / 2, rel=1e-3)
 
 
-def test_quality_is_the_share_of_preferences_and_the_loss_on_all_answers(tmp_path):
-    training = OneNumber([], [], test=[0, 0, 1, TIE])
+def test_quality_is_accuracy_on_preferences_and_loss_on_all_answers(tmp_path):
+    training = OneParameter([], [], test=[0, 0, 1, TIE])
     training.score = torch.tensor(1.0)
     first, second = math.e / (math.e + 5), 1 / (1 + 5 * math.e)
     loss = -(2 * math.log(first) + math.log(second) + math.log(1 - first - second)) / 4
@@ -109,7 +109,7 @@ def test_quality_is_the_share_of_preferences_and_the_loss_on_all_answers(tmp_pat
     assert training.quality(tmp_path / "calibration.png") == {"A": quality}
 
 
-def test_pairs_are_read_with_all_that_raters_said(tmp_path):
+def test_pairs_are_read_with_all_answers(tmp_path):
     for name in ("a.mp4", "b.mp4", "c.mp4"):
         (tmp_path / name).touch()
     rows = [
@@ -127,11 +127,11 @@ def test_pairs_are_read_with_all_that_raters_said(tmp_path):
     ]
 
 
-def test_parts_of_the_split_share_no_prompt_and_follow_the_seed():
+def test_split_parts_share_no_prompt_and_depend_on_the_seed():
     pairs = [Pair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
     split = split_by_prompt(pairs, [], 0)
-    prompts = {part: {pair.prompt for pair in of} for part, of in split.items()}
-    assert {part: len(of) for part, of in prompts.items()} == {"test": 3, "stop": 3, "train": 14}
+    prompts = {part: {pair.prompt for pair in members} for part, members in split.items()}
+    assert {part: len(members) for part, members in prompts.items()} == {"test": 3, "stop": 3, "train": 14}
     assert len(set.union(*prompts.values())) == 20 and sum(map(len, split.values())) == 60
     assert split == split_by_prompt(pairs, [], 0) != split_by_prompt(pairs, [], 1)
 
@@ -139,7 +139,7 @@ def test_parts_of_the_split_share_no_prompt_and_follow_the_seed():
 GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
 
 
-def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
+def test_a_missing_column_is_named(tmp_path):
     with pytest.raises(ValueError, match="needs the columns prompt, first, .*pairs.csv lacks first, second$"):
         read_pairs(write_csv(tmp_path, GOOD, "prompt,video_a,video_b,dimension,answer"), ["VQ"])
 
@@ -196,9 +196,7 @@ def test_pairs_without_a_column_are_refused_by_its_name(tmp_path):
         (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs must be positive"),
     ],
 )
-def test_what_cannot_be_trained_on_is_one_error_before_a_model_is_loaded(
-    tmp_path, monkeypatch, capsys, rows, options, message
-):
+def test_invalid_input_is_one_error_before_a_model_is_loaded(tmp_path, monkeypatch, capsys, rows, options, message):
     for name in ("a.mp4", "b.mp4"):
         (tmp_path / name).touch()
     given = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--out", tmp_path / "out", *options]
@@ -206,14 +204,14 @@ def test_what_cannot_be_trained_on_is_one_error_before_a_model_is_loaded(
     monkeypatch.setattr(VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as stopped:
         main()
-    told = capsys.readouterr().err
-    assert stopped.value.code == 2 and len(told.splitlines()) == 1
-    assert re.search(message, told), told
+    output = capsys.readouterr().err
+    assert stopped.value.code == 2 and len(output.splitlines()) == 1
+    assert re.search(message, output), output
     assert not (tmp_path / "out").exists()
 
 
 def train(out, videos, pairs, *, max_epochs):
-    """Quality before and after on the pairs that nothing was chosen by, and the losses in between."""
+    """Train, and return the quality on the test pairs before and after, with the losses in between."""
     training = PairTraining(SHIPPED, split_by_prompt(pairs, [], 0), ["SIZE"], 8)
     training.look = functools.cache(lambda path: training.scorer.look(videos[path], world.FPS))
     out.mkdir()
@@ -223,8 +221,8 @@ def train(out, videos, pairs, *, max_epochs):
     return before, losses, training.quality(out / "after.png")["SIZE"]
 
 
-def test_a_short_training_learns_to_prefer_the_larger_shape(tmp_path):
-    """Of sizes that differ by up to a half; docs/own_reward.md has what becomes of smaller differences."""
+def test_short_training_learns_to_prefer_the_larger_shape(tmp_path):
+    """Sizes differ by up to a half; docs/own_reward.md reports results with smaller differences."""
     before, losses, after = train(tmp_path / "VideoReward", *rated(96, 0, smallest=0.5), max_epochs=3)
     assert min(losses) < losses[0] - 0.2 and after["loss"] < before["loss"] - 0.1
 
@@ -233,13 +231,13 @@ def test_a_short_training_learns_to_prefer_the_larger_shape(tmp_path):
     scores = scorer.score(list(videos.values()), [world.CAPTIONS[0]] * len(videos), fps=world.FPS)
     assert {tuple(score) for score in scores} == {("SIZE", "Overall")} and scorer.dimensions == ("SIZE",)
     sizes = torch.tensor([score["SIZE"] for score in scores])
-    assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2  # in deviations of the clips trained on
-    areas = areas_of(videos.values())
+    assert sizes.mean().abs() < 1 and 0.4 < sizes.std() < 2  # in standard deviations of the training videos
+    areas = measure_areas(videos.values())
     assert torch.corrcoef(torch.stack([sizes, areas]))[0, 1] > 0.6
     assert not [name for name in torch.load(tmp_path / "VideoReward/checkpoint-1/model.pth") if "lora" in name]
 
 
-def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path, monkeypatch, capsys):
+def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, capsys):
     videos, pairs = rated(6, 0)
     for path, clip in videos.items():
         write_video(tmp_path / path, clip, world.FPS)
@@ -249,24 +247,25 @@ def test_the_program_leaves_a_folder_and_the_same_one_for_the_same_seed(tmp_path
         for k, (prompt, pair) in enumerate(zip(prompts, pairs))
     ]
     options = ["--pairs", write_csv(tmp_path, rows), "--model", SHIPPED, "--dimensions", "SIZE", "--max_epochs", 1]
-    for out in ("one", "two"):
+    for out in ("first", "second"):
         arguments = ["train_reward", *options, "--learning_rate", 1e-3, "--lora_rank", 2, "--out", tmp_path / out]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
         assert main() == 0
-    one, two = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("one", "two"))
+    first, second = (torch.load(tmp_path / out / "checkpoint-1" / "model.pth") for out in ("first", "second"))
     shipped = torch.load(SHIPPED / "checkpoint-1" / "model.pth")
-    assert one.keys() == two.keys() == shipped.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    assert {tensor.dtype for tensor in one.values()} == {torch.bfloat16}
-    changed = {name.split(".")[-2] for name in one if not torch.equal(one[name], shipped[name])}
+    assert first.keys() == second.keys() == shipped.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+    changed = {name.split(".")[-2] for name in first if not torch.equal(first[name], shipped[name])}
     targets = {f"{kind}_proj" for kind in ("q", "k", "v", "o", "gate", "up", "down")}
     assert "rm_head" in changed and len(changed) > 1 and changed <= targets | {"rm_head"}
-    report = json.loads((tmp_path / "one" / "training.json").read_text())
+    report = json.loads((tmp_path / "first" / "training.json").read_text())
     assert report["pairs"] == {"test": 2, "stop": 2, "train": 2} and len(report["losses"]) == 2
-    assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "one" / "calibration.png").is_file()
-    assert json.loads((tmp_path / "one" / "model_config.json").read_text())["data_config"]["eval_dim"] == ["SIZE"]
+    assert report["after"]["SIZE"]["preferences"] == 2 and (tmp_path / "first" / "calibration.png").is_file()
+    assert json.loads((tmp_path / "first" / "model_config.json").read_text())["data_config"]["eval_dim"] == ["SIZE"]
 
 
-def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
+def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
     golden = ROOT / "tests" / "golden" / "videoalign"
     clips = {Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8), Path("b"): torch.full((4, 3, 64, 64), 99).byte()}
     pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
@@ -282,20 +281,20 @@ def test_the_lora_of_a_released_checkpoint_is_trained_on_and_merged(tmp_path):
         written = torch.tensor([[training.scorer.settings.normalisation[name] for name in pair] for pair in constants])
         assert torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1)) and raw.std(0).max() > 1.1
         assert not training.scorer.settings.has_lora
-        assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are bf16 again
+        assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1  # weights are rounded to bf16
     assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}
 
 
 @pytest.mark.slow
-def test_a_run_with_the_trained_reward_makes_the_shapes_larger(tmp_path, monkeypatch):
-    """16 iterations of the miniature; the area is measured, and no part of the reward."""
+def test_a_run_with_the_trained_reward_increases_the_size(tmp_path, monkeypatch):
+    """Runs 16 iterations of the miniature; the area is measured and not rewarded."""
     monkeypatch.chdir(ROOT)
     train(tmp_path / "VideoReward", *rated(400, 0), max_epochs=6)
     areas = []
 
     class Watched(LearnedMiniatureScorer):
         def score(self, videos, prompts, *, fps):
-            areas.append(areas_of(videos).mean().item())
+            areas.append(measure_areas(videos).mean().item())
             return super().score(videos, prompts, fps=fps)
 
     settings = {"output_dir": str(tmp_path / "run"), "valid_video_csv": "", "log_video_interval": 0, "max_steps": 16}

@@ -1,10 +1,10 @@
-"""The agent of torchrun that starts a run's processes on a node, with the ends that a run needs.
+"""torchrun's agent, which starts the processes of a run on a node, with changed shutdown and restart rules.
 
-- Asked to leave, by SIGTERM or Ctrl-C, it sends SIGUSR1: its processes have ``--shutdown-timeout`` to save and leave.
-  Asked twice, it ends them.
-- Where one of them has failed, here or on another node, it ends the others by SIGTERM, which they do not handle.
-- What would fail again is not started again: `FINAL` exit codes of ``post_train.py``.
-- ``--max-restarts`` counts failures since the run last got further than ever before.
+- On SIGTERM or Ctrl-C it sends SIGUSR1 to its processes, which have ``--shutdown-timeout`` to save and exit. A second
+  signal ends them with SIGTERM.
+- If a process fails, here or on another node, it ends the others with SIGTERM, which they do not handle.
+- A run is not restarted after an exit code of ``post_train.py`` in `FINAL_CODES`, because it would fail again.
+- ``--max-restarts`` counts the failures since the run last reached a new iteration.
 """
 
 import functools
@@ -21,25 +21,25 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
-LEFT = 75
-FINAL = (2, 3, LEFT)  # refused, reward hacking, asked to leave
+STOPPED_CODE = 75
+FINAL_CODES = (2, 3, STOPPED_CODE)  # invalid settings, reward hacking, stopped by a signal
 
 
 class Agent(LocalElasticAgent):
-    """The agent of one node; ``finished`` gives the last iteration that the run has finished."""
+    """Agent of one node. ``last_iteration`` returns the last iteration that the run has finished."""
 
-    def __init__(self, *arguments, finished: Callable[[], int], **options):
+    def __init__(self, *arguments, last_iteration: Callable[[], int], **options):
         super().__init__(*arguments, **options)
-        self._finished, self._furthest, self._allowed = finished, 0, self._remaining_restarts
+        self._last_iteration, self._furthest, self._allowed = last_iteration, 0, self._remaining_restarts
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED and self._allowed:
             if final_code(result.failures):
                 self._remaining_restarts = 0
-            elif (finished := self._finished()) > self._furthest:
-                self._furthest = finished
-                # The sum grows, as restarts are numbered by it.
+            elif (iteration := self._last_iteration()) > self._furthest:
+                self._furthest = iteration
+                # The total grows because restarts are numbered by it.
                 worker_group.spec.max_restarts += self._allowed - self._remaining_restarts
                 self._remaining_restarts = self._allowed
         return result
@@ -49,35 +49,35 @@ class Agent(LocalElasticAgent):
             return super()._shutdown(signal.SIGTERM, timeout)
         try:
             super()._shutdown(signal.SIGUSR1, timeout)
-        except SignalException:  # a second one
+        except SignalException:  # a second signal
             super()._shutdown(signal.SIGTERM, timeout)
 
 
 def final_code(failures: dict) -> int | None:
-    """The exit code, of processes that failed together, for which they are not started again; None if there is none."""
+    """Return the first of `FINAL_CODES` among the exit codes of failed processes, or None."""
     codes = {failure.exitcode for failure in failures.values()}
-    return next((code for code in FINAL if code in codes), None)
+    return next((code for code in FINAL_CODES if code in codes), None)
 
 
-def main(arguments: list[str], finished: Callable[[list[str]], int]) -> int:
-    """Runs torchrun with these arguments; gives the final code of the processes, 75 after a signal, else 0 or 1.
+def main(arguments: list[str], last_iteration: Callable[[list[str]], int]) -> int:
+    """Run torchrun with these arguments. Return a code of `FINAL_CODES`, 75 after a signal, otherwise 0 or 1.
 
-    ``finished`` gives the last finished iteration of a run with these flags.
+    ``last_iteration`` returns the last finished iteration of a run with the given flags.
     """
-    # Slurm sends it to all processes, and who started this one tells it by SIGTERM. Ignored, it would be so in theirs.
+    # Slurm sends SIGUSR1 to all processes. The launch script sends SIGTERM here; SIG_IGN would be inherited.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    # In a store that outlives a restart the words of the dead stay, and the new processes hang.
+    # A store that outlives a restart keeps entries of the previous processes, and the new ones hang.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     flags = run.parse_args(arguments).training_script_args
-    api.LocalElasticAgent = functools.partial(Agent, finished=lambda: finished(flags))
+    api.LocalElasticAgent = functools.partial(Agent, last_iteration=lambda: last_iteration(flags))
     try:
         run.main(arguments)
     except ChildFailedError as error:
-        if code := final_code(error.failures):  # they have said why
+        if code := final_code(error.failures):  # the processes have reported the reason
             return code
         print(error, file=sys.stderr)
         return 1
     except SignalException as error:
-        print(f"{error}; its processes have ended", file=sys.stderr)
-        return LEFT
+        print(f"{error}; all processes have exited", file=sys.stderr)
+        return STOPPED_CODE
     return 0

@@ -1,7 +1,7 @@
-"""The files of torch.distributed.checkpoint, read without trusting them.
+"""Safe reading of torch.distributed.checkpoint files from untrusted sources.
 
-Its ``.metadata`` is a pickle, and the library unpickles whatever it says. Here only the dozen names that describe
-tensors are let through, and only files of the folder itself are opened.
+Their ``.metadata`` is a pickle, which the library loads without restrictions. Here only the classes that describe
+tensors can be unpickled, and only files inside the folder are opened.
 """
 
 import io
@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-# What the library says where there is one process.
+# The library warns on every load in a single process.
 warnings.filterwarnings("ignore", message=".*assuming the intent is to (load|save) in a single process")
 
 _CHECKPOINT = "torch.distributed.checkpoint"
@@ -32,7 +32,7 @@ _ALLOWED = {
 
 
 class SafeReader(dcp.FileSystemReader):
-    """The library's reader, with a ``.metadata`` that can only describe tensors."""
+    """Reader of the library with a ``.metadata`` that can only describe tensors."""
 
     def read_metadata(self, *_arguments, **_options) -> Metadata:
         metadata = read_metadata(Path(self.path))
@@ -43,21 +43,21 @@ class SafeReader(dcp.FileSystemReader):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Description of the files. Raises ValueError for what is none."""
+    """Return the metadata of a checkpoint. Raises ValueError if it is invalid."""
     try:
         metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
-    except Exception as error:  # whatever a broken pickle raises, it is the file's fault
-        raise ValueError(f"{folder}/.metadata is missing, damaged or no description of tensors: {error}") from error
+    except Exception as error:  # a corrupted pickle can raise anything
+        raise ValueError(f"{folder}/.metadata is missing, corrupted or not tensor metadata: {error}") from error
     if not isinstance(metadata, Metadata):
-        raise ValueError(f"{folder}/.metadata is no description of tensors")
+        raise ValueError(f"{folder}/.metadata is not tensor metadata")
     for info in metadata.storage_data.values():
         if PurePath(info.relative_path).name != info.relative_path:
-            raise ValueError(f"{folder}/.metadata names a file outside of its folder: {info.relative_path!r}")
+            raise ValueError(f"{folder}/.metadata refers to a file outside its folder: {info.relative_path!r}")
     return metadata
 
 
 def read_shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Descriptions of the tensors by name: ``size``, ``properties.dtype``."""
+    """Return the metadata of each tensor by name, with ``size`` and ``properties.dtype``."""
     entries = read_metadata(folder).state_dict_metadata.items()
     return {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
 
@@ -67,4 +67,4 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")

@@ -1,4 +1,4 @@
-"""Checkpoints are written by all ranks beside the training, and become visible by one rename."""
+"""Asynchronous checkpoint writing by all ranks; a checkpoint becomes visible by one rename."""
 
 import json
 import os
@@ -27,23 +27,23 @@ _FAILURES = (OSError, dcp.api.CheckpointException, RuntimeError)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run. Every rank calls `save`, with its shards."""
+    """Writer of a run's checkpoints. Every rank calls `save` with its shards."""
 
     def __init__(
         self,
         output_dir: Path,
         mesh: Mesh,
         *,
-        keep: int,  # checkpoints that stay; 0 keeps all
-        is_asynchronous: bool,  # writes in a thread, from a copy on the CPU, while training goes on
-        keep_every: int = 0,  # those of every so many iterations stay too
+        keep: int,  # number of newest checkpoints to keep; 0 keeps all
+        is_asynchronous: bool,  # write in a thread, from a CPU copy, while training continues
+        keep_every: int = 0,  # also keep the checkpoints of every N-th iteration
         timeout: float = 1800.0,  # seconds that ranks wait for each other
-        owner: Ownership | None = None,  # says whether the folder is still this life's; without one it is
+        owner: Ownership | None = None,  # checked before anything is renamed or deleted
     ):
         self.output_dir, self.mesh, self.is_asynchronous = output_dir, mesh, is_asynchronous
         self.keep, self.keep_every, self.owner = keep, keep_every, owner
-        self.last_failed = False  # claims that the newest one could not be written
-        # Of its own: the thread's messages must not mix with those of the training.
+        self.last_failed = False  # whether the newest checkpoint could not be written
+        # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -54,9 +54,9 @@ class CheckpointWriter:
         iteration: int,
         tensors: Mapping[str, Tensor],
         state: dict,  # JSON: counters and small values
-        files: Callable[[Path], None] = lambda folder: None,  # writes what else belongs into it; on the main rank
+        files: Callable[[Path], None] = lambda folder: None,  # writes additional files; called on the main rank
     ) -> Path:
-        """Begins to write the checkpoint of ``iteration`` after the one before. A failure is reported and is no end."""
+        """Start writing a checkpoint, after the previous one is finished. A failure is only reported. Collective."""
         self.wait()
         copied = {name: tensor.detach().to("cpu", copy=self.is_asynchronous) for name, tensor in tensors.items()}
         target = self.output_dir / FOLDER / f"{iteration:06d}"
@@ -66,12 +66,12 @@ class CheckpointWriter:
         return target
 
     def check(self) -> None:
-        """Reports a failure of writing so far, without waiting: not at the next checkpoint, hours later."""
+        """Report a failed write without waiting for a running one, instead of at the next checkpoint."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until what was begun is visible, or has failed: those before it stay, and training goes on."""
+        """Wait until the current checkpoint is visible or has failed. A failure is only reported."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -81,85 +81,85 @@ class CheckpointWriter:
         except _FAILURES as error:
             self.last_failed = True
             reason = " ".join(str(error).split())[-500:]
-            if self.mesh.is_main:  # all ranks have the same reason
-                print(f"\nCHECKPOINT NOT WRITTEN ({reason}); earlier ones are kept, training goes on", file=sys.stderr)
+            if self.mesh.is_main:  # the reason is the same on all ranks
+                print(f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training continues", file=sys.stderr)
 
     def _write(self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]) -> None:
-        life = f".{self.owner.life}" if self.owner else ""
-        aside = target.with_name(f".{target.name}{life}.partial")
+        token = f".{self.owner.token}" if self.owner else ""
+        partial = target.with_name(f".{target.name}{token}.partial")
         try:
-            shares = self._write_aside(aside, tensors, state, files)
+            shares = self._write_partial(partial, tensors, state, files)
             with self._failing_together():
                 if self.mesh.is_main:
-                    manifest.write(aside, shares)
-                    self._show(aside, target)
+                    manifest.write(partial, shares)
+                    self._publish(partial, target)
         except _FAILURES:
-            if self.mesh.is_main:  # what is there of it must not fill a full disk
-                shutil.rmtree(aside, ignore_errors=True)
+            if self.mesh.is_main:  # a partial checkpoint must not fill the disk
+                shutil.rmtree(partial, ignore_errors=True)
             raise
 
-    def _write_aside(
-        self, aside: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+    def _write_partial(
+        self, partial: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
     ) -> list[dict[str, dict]]:
-        """Writes all but the manifest, and gives every rank's share of that."""
-        with self._failing_together():  # no rank goes on before the folder is there
+        """Write everything except the manifest and return every rank's share of the manifest."""
+        with self._failing_together():  # no rank continues before the folder exists
             if self.mesh.is_main:
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.mkdir(parents=True)
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
         dcp.save(
             tensors,
-            # All is on the CPU: without copies ahead the library asks for no stream, which in this thread would be
-            # one of the first GPU, with memory of every process of the node on it.
-            storage_writer=dcp.FileSystemWriter(aside / TENSORS, per_thread_copy_ahead=0),
+            # All tensors are on the CPU. Without copies ahead, the library requests no CUDA stream; in this thread it
+            # would be on the first GPU, where every process of the node would allocate memory.
+            storage_writer=dcp.FileSystemWriter(partial / TENSORS, per_thread_copy_ahead=0),
             process_group=self._group,
             no_dist=self._group is None,
         )
         with self._failing_together():
             if self.mesh.is_main:
-                _check_files(aside / TENSORS)
-                files(aside)
-                (aside / "state.json").write_text(state)
+                _check_files(partial / TENSORS)
+                files(partial)
+                (partial / "state.json").write_text(state)
         hashed: dict[str, dict] = {}
-        with self._failing_together():  # by itself: a rank that fails here would miss the exchange that follows
-            hashed = manifest.hash_share(aside, self.mesh)
+        with self._failing_together():  # a rank that fails here would miss the next collective
+            hashed = manifest.hash_share(partial, self.mesh)
         return all_objects(hashed, self.mesh, self._group)
 
     def _failing_together(self) -> AbstractContextManager:
         return failing_together(self.mesh, self._group, (RuntimeError, OSError, ValueError, SafetensorError))
 
-    def _show(self, aside: Path, target: Path) -> None:
-        """Makes a checkpoint that is whole visible, and removes those that are too many."""
-        for path in (*aside.rglob("*"), aside):
+    def _publish(self, partial: Path, target: Path) -> None:
+        """Make a complete checkpoint visible and remove those beyond the number to keep."""
+        for path in (*partial.rglob("*"), partial):
             sync(path)
-        self._refuse_superseded()
+        self._check_ownership()
         replaced = [hide(target, "replaced")] if os.path.lexists(target) else []
-        os.rename(aside, target)
+        os.rename(partial, target)
         sync(target.parent)
-        sync(self.output_dir)  # in which the folder of checkpoints may be new
-        self._refuse_superseded()
+        sync(self.output_dir)  # the checkpoints folder itself may be new
+        self._check_ownership()
         with replacing(target.parent / LATEST) as pointer:
             pointer.write_text(target.name + "\n")
-        too_many: list[Path] = []
+        excess: list[Path] = []
         if self.keep:
             every = self.keep_every
             others = [p for p in complete(self.output_dir) if p != target and not (every and int(p.name) % every == 0)]
-            too_many = others[: max(0, len(others) - (self.keep - 1))]
-        self._refuse_superseded()
-        for how, folders in ((discard, replaced), (remove, too_many)):
-            for old in folders:
-                delete(old, how)
+            excess = others[: max(0, len(others) - (self.keep - 1))]
+        self._check_ownership()
+        for function, folders in ((discard, replaced), (remove, excess)):
+            for folder in folders:
+                delete(folder, function)
 
-    def _refuse_superseded(self) -> None:
-        """Raises RuntimeError where a later life has the folder: what it goes on from must stay as it is."""
+    def _check_ownership(self) -> None:
+        """Raise RuntimeError if another process owns the folder, so that its checkpoints are not changed."""
         if self.owner and not self.owner.holds():
-            raise RuntimeError(f"another process of the run has taken over {self.output_dir}")
+            raise RuntimeError(f"another process now owns {self.output_dir}")
 
 
 def _check_files(tensors: Path) -> None:
-    """Raises RuntimeError where what ranks have written is not all here."""
+    """Raise RuntimeError if files written by other ranks are missing."""
     files = {info.relative_path for info in read_metadata(tensors).storage_data.values()}
     if missing := sorted(name for name in files if not (tensors / name).is_file()):
         raise RuntimeError(
-            f"{len(missing)} of {len(files)} files of the checkpoint are not in {tensors}, {missing[0]} among them: "
+            f"{len(missing)} of {len(files)} checkpoint files are missing in {tensors}, such as {missing[0]}: "
             "output_dir must be on a file system that all nodes share"
         )

@@ -1,4 +1,4 @@
-"""Messages between ranks: a few rewards, sums of metrics, gradients. With one process each is the identity."""
+"""Collectives for rewards, metrics, gradients and small objects. With one process each is the identity."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
-    """A tensor of every rank, in their order. Shape: (...) to (ranks, ...)."""
+    """Return the tensors of all ranks, in rank order. Shape: (...) to (ranks, ...)."""
     if mesh.world_size == 1:
         return values[None]
     parts = [torch.empty_like(values) for _ in range(mesh.world_size)]
@@ -25,17 +25,17 @@ def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
 
 
 def gather_replicas(values: Tensor, mesh: Mesh) -> Tensor:
-    """A tensor of every data-parallel replica, from its first rank. Shape: (...) to (replicas, ...)."""
+    """Return the tensors of all replicas, each from its first rank. Shape: (...) to (replicas, ...)."""
     return gather_ranks(values, mesh)[:: mesh.sp_size]
 
 
 def sum_over_replicas(values: Tensor, mesh: Mesh) -> Tensor:
-    """Sum over the data-parallel replicas, equal on all ranks."""
+    """Return the sum over the replicas, equal on all ranks."""
     return gather_replicas(values, mesh).sum(0)
 
 
 def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, mesh: Mesh) -> Tensor:
-    """Rows of all ranks, the first rank's where several hold one, else NaN. Shape: (num_rows, width), float64."""
+    """Return the rows of all ranks, from the lowest rank if several have one, else NaN. Shape: (num_rows, width)."""
     table = torch.full((num_rows, width), math.nan, dtype=torch.float64)
     for rows in reversed(all_objects(dict(local), mesh)):
         for row, values in rows.items():
@@ -44,15 +44,15 @@ def merge_rows(local: Mapping[int, Sequence[float]], num_rows: int, width: int, 
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_sharded: bool) -> None:
-    """Mean of the gradients over the ranks, in place, unless they are sharded; a missing gradient is zero."""
+    """Average the gradients over the ranks in place, unless they are sharded. A missing gradient counts as zero."""
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)  # the optimizer then does the same on any number of ranks
+            parameter.grad = torch.zeros_like(parameter)  # so that the optimizer behaves equally on any number of ranks
         gradients.append(parameter.grad)
     if mesh.world_size == 1 or is_sharded:
         return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])  # whatever their strides and dtypes are
+    flat = torch.cat([gradient.flatten() for gradient in gradients])  # gradients may have different strides and dtypes
     dist.all_reduce(flat)
     flat /= mesh.world_size
     for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
@@ -60,12 +60,12 @@ def average_gradients(parameters: Iterable[nn.Parameter], mesh: Mesh, *, is_shar
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:
-    """Scales the gradients to a global norm of at most ``largest``; gives their norm before, over all shards."""
+    """Clip the gradients to a global norm of ``largest`` and return the norm before clipping, over all shards."""
     return whole(nn.utils.clip_grad_norm_(parameters, largest)).item()
 
 
 def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> list[T]:
-    """Values of every rank, in their order, on every rank: small objects."""
+    """Return the values of all ranks, in rank order, on every rank. For small objects."""
     if mesh.world_size == 1:
         return [value]
     gathered: list = [None] * mesh.world_size
@@ -74,7 +74,7 @@ def all_objects(value: T, mesh: Mesh, group: "dist.ProcessGroup | None" = None) 
 
 
 def share_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | None" = None) -> str | None:
-    """The reason of the first rank that has one, on every rank, so that all stop alike; None if none has."""
+    """Return on every rank the reason of the first rank that has one, so that all stop together; None if none has."""
     return next(filter(None, all_objects(reason, mesh, group)), None)
 
 
@@ -82,7 +82,7 @@ def share_reason(reason: str | None, mesh: Mesh, group: "dist.ProcessGroup | Non
 def failing_together(
     mesh: Mesh, group: "dist.ProcessGroup | None" = None, errors: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Context for all ranks where any of ``errors`` on one is the first of them on all: none waits for the others."""
+    """Context in which one of ``errors`` on any rank raises ``errors[0]`` on all ranks, so that no rank waits."""
     problem = None
     try:
         yield
@@ -93,16 +93,16 @@ def failing_together(
 
 
 def from_main(value: T, mesh: Mesh) -> T:
-    """The main rank's value, on every rank: a small object, as the ground of a decision that all take alike."""
+    """Return the main rank's value on every rank. For small objects."""
     return all_objects(value, mesh)[0]
 
 
-def anywhere(claim: bool, mesh: Mesh) -> bool:
-    """Claims that it is so on some rank."""
-    return bool(gather_ranks(torch.tensor(claim), mesh).any())
+def anywhere(condition: bool, mesh: Mesh) -> bool:
+    """Return whether the condition holds on any rank."""
+    return bool(gather_ranks(torch.tensor(condition), mesh).any())
 
 
 def barrier(mesh: Mesh) -> None:
-    """Waits until every rank is here."""
+    """Wait for all ranks."""
     if mesh.world_size > 1:
         dist.barrier()

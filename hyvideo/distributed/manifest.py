@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: files, sizes, hashes. Written with it, and checked before it is taken up.
+"""Manifest of a checkpoint: names, sizes and hashes of its files, written with it and verified before resuming.
 
-Ranks share the work: each hashes some of the files. What a policy is made of is told from another by the same hashes.
+The ranks share the hashing. The same hashes identify the contents of a policy.
 """
 
 import hashlib
@@ -19,42 +19,42 @@ NAME = "manifest.json"
 
 
 def hash_share(folder: Path, mesh: Mesh) -> dict[str, dict]:
-    """Size and hash of this rank's share of the files below ``folder``, by path."""
+    """Return size and hash, by path, of this rank's share of the files below ``folder``."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {name: _describe(folder / name) for name in names[mesh.rank :: mesh.world_size] if name != NAME}
 
 
 def write(folder: Path, shares: list[dict[str, dict]]) -> None:
-    """Writes the manifest from the shares of all ranks."""
+    """Write the manifest from the shares of all ranks."""
     (folder / NAME).write_text(json.dumps(dict(ChainMap(*shares)), indent=1, sort_keys=True))
 
 
 def own_hash(folder: Path) -> str:
-    """Hash of the manifest itself: the same where the checkpoint is."""
+    """Return the hash of the manifest, which identifies the checkpoint."""
     return hashlib.blake2b((folder / NAME).read_bytes(), digest_size=8).hexdigest()
 
 
 def size_problem(folder: Path) -> str | None:
-    """Reason why a checkpoint cannot be whole, by names and sizes. ValueError for a file that cannot be read now."""
+    """Return why names or sizes differ from the manifest, or None. Raises ValueError if a file cannot be read."""
     name = NAME
     try:
         files = json.loads((folder / NAME).read_text())
         for name, entry in files.items():
             if (size := (folder / name).stat().st_size) != entry["size"]:
-                return f"{name} has {size} bytes and should have {entry['size']}"
+                return f"{name} has {size} bytes, expected {entry['size']}"
     except (FileNotFoundError, NotADirectoryError):
         return f"{name} is missing"
     except OSError as error:
         raise _unreadable(folder / name, error) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"{NAME} cannot be read ({error})"
+        return f"{NAME} is invalid ({error})"
     return None
 
 
-def damage(folder: Path, mesh: Mesh) -> str | None:
-    """Reason why a checkpoint is not what was written, by sizes and hashes; all ranks must call.
+def corruption(folder: Path, mesh: Mesh) -> str | None:
+    """Return why sizes or hashes differ from the manifest, or None. Collective.
 
-    Raises: ValueError, on all ranks, where one cannot read a file now, or where they do not see the same files.
+    Raises ValueError on all ranks if one cannot read a file, or if the ranks do not see the same files.
     """
     problem = None
     with failing_together(mesh):
@@ -67,8 +67,8 @@ def damage(folder: Path, mesh: Mesh) -> str | None:
             name_ranks(rank for rank, found in enumerate(problems) if bool(found) is b) for b in (False, True)
         )
         raise ValueError(
-            f"all ranks must see the same checkpoint {folder}, got one that is whole on {whole}, and on {broken}: "
-            f"{next(filter(None, problems))}; start again when all nodes see the same output_dir"
+            f"all ranks must see the same checkpoint {folder}: it is complete on {whole}, but on {broken}: "
+            f"{next(filter(None, problems))}; restart when all nodes see the same output_dir"
         )
     with failing_together(mesh):
         files = json.loads((folder / NAME).read_text())
@@ -78,13 +78,13 @@ def damage(folder: Path, mesh: Mesh) -> str | None:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Hash of the names and of every byte of files, and of those below folders; what is not there counts as nothing.
+    """Return a hash of the names and contents of files and of files below folders; missing paths are skipped.
 
-    In a checkpoint, a file that is as large as its manifest says and not newer has the hash that the manifest has: a
-    checkpoint has optimizer states too, of 100 GB and more. Names that begin with a dot are left out.
+    A checkpoint file whose size matches its manifest and that is not newer is not hashed again: the manifest's hash is
+    used, because a checkpoint can have 100 GB and more. Names that start with a dot are excluded.
     """
     names = [(path, file) for path in paths for file in _files_below(path)]
-    with ThreadPoolExecutor() as pool:  # hashing lets other threads run: 57 GB of weights at the speed of the disk
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL: 57 GB of weights at disk speed
         entries = list(pool.map(_describe_unless_known, (file for _, file in names)))
     content = [[file.relative_to(path).as_posix(), entry] for (path, file), entry in zip(names, entries)]
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
@@ -113,13 +113,13 @@ def _describe_unless_known(file: Path) -> dict:
 
 def _content_problem(path: Path, entry: dict, name: str) -> str | None:
     try:
-        return None if _describe(path) == entry else f"{name} is not what was written"
+        return None if _describe(path) == entry else f"the contents of {name} have changed"
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"{path} cannot be read ({error.strerror}), which does not say that it is damaged; start again")
+    return ValueError(f"{path} cannot be read ({error.strerror}); it may be intact: fix the file system and restart")
 
 
 def _describe(path: Path) -> dict:

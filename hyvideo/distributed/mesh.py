@@ -1,10 +1,10 @@
-"""World size, sp_size and dp_replicate to places: which rank holds which rollouts, and who talks to whom.
+"""Process groups of a run, from world size, sp_size and dp_replicate.
 
     rank 0  1   2  3   4  5   6  7      8 GPUs, sp_size 2, dp_replicate 2
-         [0  1] [2  3] [4  5] [6  7]     a replica: shares the tokens of its videos
-         [0  1   2  3] [4  5   6  7]     shards parameters (a node, say); gradients are averaged between them
+         [0  1] [2  3] [4  5] [6  7]     replicas: each splits the tokens of its videos over its ranks
+         [0  1   2  3] [4  5   6  7]     parameters are sharded within (e.g. a node), gradients averaged between
 
-Without dp_replicate parameters are sharded over all ranks.
+Without dp_replicate, parameters are sharded over all ranks.
 """
 
 import os
@@ -18,13 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 @dataclass(frozen=True)
 class Mesh:
-    """Place of this process. Neighbouring ranks share a video by sequence parallelism; the rest is data parallel."""
+    """Position of this process. Neighboring ranks form a sequence-parallel replica; replicas are data parallel."""
 
     rank: int
     world_size: int
     sp_size: int
     sp_group: "dist.ProcessGroup | None" = field(default=None, compare=False)
-    shards: DeviceMesh | None = field(default=None, compare=False)  # (ranks,) or (replicas of the model, ranks of one)
+    shards: DeviceMesh | None = field(default=None, compare=False)  # (ranks,) or (model replicas, ranks of each)
 
     @property
     def num_replicas(self) -> int:
@@ -39,15 +39,15 @@ class Mesh:
         return self.rank == 0
 
     def own_share(self, rows: list[int]) -> list[int]:
-        """Rows of a replica that this rank decodes and scores."""
+        """Return the rows of a replica that this rank decodes and scores."""
         return rows[self.rank % self.sp_size :: self.sp_size]
 
 
 def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout: float = 1800.0) -> Mesh:
-    """Joins the processes of torchrun and gives the place of this one. Collectives fail after ``timeout`` seconds."""
+    """Join the process group of torchrun and return the mesh. Collectives fail after ``timeout`` seconds."""
     join(device, timeout=timeout)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    assert world_size % (sp_size * dp_replicate) == 0, f"unchecked sizes: {world_size}, {sp_size}, {dp_replicate}"
+    assert world_size % (sp_size * dp_replicate) == 0, f"sizes do not divide: {world_size}, {sp_size}, {dp_replicate}"
     if world_size == 1:
         return Mesh(0, 1, 1)
     numbers = torch.arange(world_size)
@@ -62,7 +62,7 @@ def start(sp_size: int, device: torch.device, *, dp_replicate: int = 1, timeout:
 
 
 def join(device: torch.device, *, timeout: float) -> None:
-    """Joins the process group, once, if torchrun started several processes; ``timeout`` as of `start`."""
+    """Join the process group, once, if torchrun started several processes; ``timeout`` as in `start`."""
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
@@ -73,13 +73,13 @@ def join(device: torch.device, *, timeout: float) -> None:
 
 
 def _new_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:
-    """This rank's group, of those that the rows of ranks make. Groups that a mesh makes have torch's timeout."""
+    """Return this rank's group; each row is one group. Groups created by DeviceMesh would have torch's timeout."""
     group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=timeout))
     return group
 
 
 def stop() -> None:
-    """Leaves the process group. The barrier keeps a fast rank from tearing down what a slow one still uses."""
+    """Leave the process group. The barrier keeps a fast rank from closing connections that others still use."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

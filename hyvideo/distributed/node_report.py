@@ -1,4 +1,4 @@
-"""What a rank finds on its node before a run: what must be equal on all ranks, its device, its room, its problems."""
+"""Report of a rank on its node before a run: values that must be equal on all ranks, device, free disk, problems."""
 
 import hashlib
 import platform
@@ -24,13 +24,13 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A rank's findings."""
+    """Report of one rank."""
 
     rank: int
     host: str
-    device: str  # with its memory
-    gpu_id: str  # the same in every process that sees it; empty without a GPU
-    compared: dict[str, str]  # value or hash of what must be the same on all ranks, by its name
+    device: str  # name and memory
+    gpu_id: str  # unique per GPU; empty without a GPU
+    compared: dict[str, str]  # name -> value or hash that must be the same on all ranks
     free_disk: int  # bytes
     problems: list[str]
 
@@ -38,18 +38,18 @@ class NodeReport:
 def inspect_node(
     settings: Mapping[str, Any], files: Mapping[str, list[Path]], rank: int, device: torch.device, problem: str = ""
 ) -> NodeReport:
-    """Findings of this rank on ``settings`` and ``files``, both by flag; the caller's ``problem`` stands first."""
+    """Return this rank's report on ``settings`` and ``files``, both by flag; the caller's ``problem`` comes first."""
     problems, output_dir = [problem] if problem else [], Path(settings["output_dir"])
     root, version = Path(settings["pretrained_model_root"]), settings["transformer_version"]
     folder = find_transformer(root, version) or root / "transformer" / version
     size = size_of(folder)
     if not size:
-        problems.append(f"the transformer's folder {folder} is not there; see checkpoints-download.md")
+        problems.append(f"the transformer folder {folder} does not exist; see checkpoints-download.md")
     if reason := unwritable(output_dir):
         problems.append(f"output_dir {str(output_dir)!r} cannot be written to: {reason}")
-    resumed, wanted = None, settings["resume_from_checkpoint"]
+    resumed, resume_from = None, settings["resume_from_checkpoint"]
     try:
-        resumed = checkpoint.find(output_dir, wanted) if wanted else None
+        resumed = checkpoint.find(output_dir, resume_from) if resume_from else None
     except (ValueError, OSError) as error:
         problems.append(str(error))
     compared = {
@@ -75,7 +75,7 @@ def inspect_node(
 
 
 def code_hash(root: Path) -> str:
-    """Hash of the Python files that a run can import: names and contents."""
+    """Return a hash of the names and contents of the Python files that a run can import."""
     files = sorted([*root.glob("*.py"), *(root / "hyvideo").rglob("*.py"), *(root / "scripts").rglob("*.py")])
     lines = [f"{file.relative_to(root)} {file_hash(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]

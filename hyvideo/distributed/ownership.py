@@ -1,11 +1,11 @@
-"""One life of a run has its folder: a file says which, and a heartbeat that it lives.
+"""Ownership of the output folder: one process at a time owns it, recorded in a file with a heartbeat.
 
     output_dir/.owner    {"host": "node1", "boot": "845b14d3-25fa-45fa-a811-d9ebc5e27e4d",
-                          "namespace": "pid:[4026531836]", "pid": 4711, "life": "1f0c88ab"}
+                          "namespace": "pid:[4026531836]", "pid": 4711, "token": "1f0c88ab"}
 
-A life is over when its process is gone from this host, or no heartbeat is seen for a minute; then the next one takes
-the folder. Should it come back, as from a node that was out of reach, it finds another life's name, shows no more
-checkpoints and stops. No clocks are compared: the file's time must only change.
+Another process takes over if the owner no longer exists on this host, or if no heartbeat is seen for a minute. A
+previous owner that reappears, such as one on a node that was unreachable, finds another token, publishes no more
+checkpoints and stops. A heartbeat updates the file's modification time; only its changes count, so clocks may differ.
 """
 
 import atexit
@@ -23,35 +23,35 @@ from hyvideo.data.outside import make_folder, parse_json, replacing, shown
 from hyvideo.distributed.collectives import anywhere, failing_together, from_main
 from hyvideo.distributed.mesh import Mesh
 
-_NAMESPACE = Path("/proc/self/ns/pid")  # containers on one host may share its name, and not its processes
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # hosts may share a name, as localhost, and number namespaces alike
+_NAMESPACE = Path("/proc/self/ns/pid")  # containers share a hostname but not process ids
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # hosts may share a name and namespace numbers
 
 
 class NotOwner(ValueError):
-    """Another process owns the folder of the run."""
+    """Another process owns the output folder."""
 
 
 class Ownership:
-    """Context in which this life of a run has its folder. Every rank makes it and enters it; the main rank acts.
+    """Context in which this process owns the output folder. Every rank creates and enters it; the main rank acts.
 
-    It is taken by `take`, or as it is entered, and given back as it is left, at the latest when the process ends. A
-    heartbeat comes every ``beat_s`` seconds; after ``silence_s`` without one a life is over.
+    `take`, or entering the context, acquires the folder; leaving the context or the end of the process releases it. The
+    owner sends a heartbeat every ``beat_s`` seconds and loses the folder after ``silence_s`` seconds without one.
     """
 
     def __init__(self, folder: Path, mesh: Mesh, *, beat_s: float = 10.0, silence_s: float = 60.0):
         self.path, self.mesh, self.beat_s, self.silence_s = folder / ".owner", mesh, beat_s, silence_s
-        self.life = from_main(secrets.token_hex(4), mesh)
+        self.token = from_main(secrets.token_hex(4), mesh)
         self._is_taken, self._is_new, self._ended = False, False, threading.Event()
-        self._seen: tuple[int | None, float] | None = None  # another life's last beat, and when its silence is over
+        self._seen: tuple[int | None, float] | None = None  # last heartbeat of another owner, and its deadline
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
 
     def take(self) -> None:
-        """Takes the folder. Raises NotOwner, on all ranks, where another life has it, after its silence if it must."""
+        """Acquire the folder, waiting for a stale owner. Raises NotOwner on all ranks if the other process is alive."""
         waits = True
         while waits:
             with failing_together(self.mesh, errors=(NotOwner, ValueError)):
                 waits = self.mesh.is_main and self._take_or_wait()
-            waits = anywhere(waits, self.mesh)  # in step: a rank alone would wait for longer than its messages may
+            waits = anywhere(waits, self.mesh)  # wait together, as a collective may time out before
             time.sleep(self.beat_s / 10 if waits else 0)
         self._is_taken = True
 
@@ -65,45 +65,45 @@ class Ownership:
         if self._thread.is_alive():
             self._ended.set()
             self._thread.join()
-            with suppress(OSError):  # what cannot be read may be another's
-                if (_read(self.path)[0] or {}).get("life") == self.life:
+            with suppress(OSError):  # an unreadable file may belong to another process
+                if (_read(self.path)[0] or {}).get("token") == self.token:
                     self.path.unlink(missing_ok=True)
-                    if self._is_new:  # a start that was refused leaves nothing
+                    if self._is_new:  # a start that failed leaves no empty folder
                         self.path.parent.rmdir()
 
     def holds(self) -> bool:
-        """Claims that no other life has taken the folder. Only the main rank asks."""
+        """Return whether no other process has taken the folder. For the main rank only."""
         try:
             found, _ = _read(self.path)
-        except OSError:  # a disk that does not answer does not say so
+        except OSError:  # an unresponsive disk does not mean another owner
             return True
-        # Without a file it has been taken away by hand, unless it is not there yet or no more.
-        return found.get("life") == self.life if found is not None else not self._thread.is_alive()
+        # A missing file was deleted by the user, unless the heartbeat has not started yet or has ended.
+        return found.get("token") == self.token if found is not None else not self._thread.is_alive()
 
     def check(self) -> None:
-        """Raises NotOwner on all ranks, which must all call, where another life has taken the folder."""
+        """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
         if anywhere(self.mesh.is_main and not self.holds(), self.mesh):
-            raise NotOwner(f"another process of the run has taken {self.path.parent}; this one ends and writes no more")
+            raise NotOwner(f"another process now owns {self.path.parent}; this process stops and writes nothing more")
 
     def _beat(self) -> None:
         while not self._ended.wait(self.beat_s):
-            with suppress(OSError):  # the next beat may reach the disk
+            with suppress(OSError):  # the next heartbeat may succeed
                 if self.holds():
                     os.utime(self.path)
 
     def _take_or_wait(self) -> bool:
-        """Takes the folder, or claims that another life may still have it. Raises NotOwner where it has."""
+        """Take the folder, or return True if a stale owner may still be alive. Raises NotOwner if it is."""
         try:
             if self._must_wait():
                 return True
             self._is_new = not self.path.parent.exists()
             make_folder(self.path.parent)
-            with replacing(self.path) as aside:
-                aside.write_text(json.dumps(_this_process() | {"life": self.life}))
+            with replacing(self.path) as partial:
+                partial.write_text(json.dumps(_this_process() | {"token": self.token}))
         except OSError as error:
             raise NotOwner(
-                f"{shown(self.path)} must be a file that can be read and written, as it says which run has the folder, "
-                f"got: {error.strerror}; mend or delete it, or name another output_dir"
+                f"the owner file {shown(self.path)} must be readable and writable, got: {error.strerror}; fix or "
+                "delete it, or choose another output_dir"
             ) from error
         self._thread.start()
         atexit.register(self.__exit__)
@@ -120,28 +120,28 @@ class Ownership:
         if self._seen is None:
             self._seen = beat, time.monotonic() + self.silence_s
             wait = f"waiting up to {self.silence_s:.0f} s for its heartbeat"
-            print(f"output_dir was left by {who}: {wait}", file=sys.stderr)
+            print(f"output_dir is owned by {who}: {wait}", file=sys.stderr)
         if beat != self._seen[0]:
             raise NotOwner(
-                f"output_dir {shown(self.path.parent)} is in use by {who}; end that run, or name another "
-                f"output_dir; to stop it from here, delete {self.path}"
+                f"output_dir {shown(self.path.parent)} is in use by {who}; stop that run or choose another "
+                f"output_dir; deleting {self.path} also stops it"
             )
         return time.monotonic() < self._seen[1]
 
 
 def _this_process() -> dict:
-    place = {"host": socket.gethostname(), "boot": _BOOT.read_text().strip(), "namespace": str(_NAMESPACE.readlink())}
-    return place | {"pid": os.getpid()}
+    host = {"host": socket.gethostname(), "boot": _BOOT.read_text().strip(), "namespace": str(_NAMESPACE.readlink())}
+    return host | {"pid": os.getpid()}
 
 
 def _read(path: Path) -> tuple[dict | None, int | None]:
-    """Words and time of the file: no words where they make no sense, None and None where there is no file."""
+    """Return contents and modification time: ({}, time) if the contents are invalid, (None, None) without a file."""
     try:
-        with open(path, "rb") as file:  # opened, as a network file system gives the time of a name from its memory
+        with open(path, "rb") as file:  # network file systems may cache the time of a path
             found, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
-        words = parse_json(found)
+        contents = parse_json(found)
     except (FileNotFoundError, NotADirectoryError):
         return None, None
     except ValueError:
-        words = None
-    return words if isinstance(words, dict) else {}, changed
+        contents = None
+    return contents if isinstance(contents, dict) else {}, changed

@@ -1,7 +1,7 @@
-"""A transformer for many ranks: sequence parallel, activation checkpointing, compile and FSDP2, in that order.
+"""Parallelization of a transformer: sequence parallelism, activation checkpointing, compile and FSDP2, in that order.
 
-The order matters: adapters must be there before; compile compiles the checkpointing with the block, because outside of
-what is compiled it cannot see attention's result and keep it; FSDP wraps both. Parameter names stay as they were.
+The order matters. Adapters must exist already. Checkpointing is compiled together with the block, because from outside
+it could not see and keep attention's output; FSDP wraps both. Parameter names do not change.
 """
 
 import functools
@@ -17,15 +17,15 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
 from hyvideo.models.family import blocks, install
 
-# What "selective" keeps: 80 % of a forward's arithmetic at 480p and 121 frames, in one tensor per block. FlashAttention
-# 3 runs under the name of torch's own; without a kernel (math) there is nothing to keep.
+# Outputs kept by "selective": attention is 80 % of a forward pass's FLOPs at 480p and 121 frames, and its output is
+# one tensor per block. FlashAttention 3 uses the name of torch's operator; the math fallback has no such operator.
 _ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-# Of all blocks together: kinds of block, with and without gradient, recomputation, adapter; 8 by default.
+# Graphs of all blocks: kinds of block, with and without gradient, checkpointing, adapter. torch's default is 8.
 _RECOMPILE_LIMIT = 64
 
 
@@ -33,16 +33,16 @@ def parallelize(
     transformer: nn.Module,
     mesh: Mesh,
     *,
-    recompute: str = "none",  # none, full (whole blocks) or selective (all but attention)
+    recompute: str = "none",  # none, full (whole blocks) or selective (all except attention)
     compile: bool = False,
     compile_backend: str = "inductor",
-    shard: bool = False,  # parameters, gradients and optimizer state over the ranks, by FSDP2
+    shard: bool = False,  # shard parameters, gradients and optimizer state with FSDP2
     reshard_after_forward: bool = True,
     compute_dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Changes ``transformer`` in place. It may be without memory (on the meta device)."""
+    """Parallelize ``transformer`` in place. It may be on the meta device."""
     if mesh.sp_size > 1:
-        assert mesh.sp_size <= transformer.config.num_attention_heads, "checked before anything was loaded"
+        assert mesh.sp_size <= transformer.config.num_attention_heads, "sp_size exceeds the number of attention heads"
         install(transformer, SplitSequence(mesh.sp_group))
     if recompute != "none":
         _recompute(transformer, recompute)
@@ -53,9 +53,9 @@ def parallelize(
 
 
 def _recompute(transformer: nn.Module, kind: str) -> None:
-    """Checkpointing inside of each block's forward pass, so that compile sees it and FSDP's hooks lie around it."""
+    """Apply activation checkpointing inside each block's forward, so that compile sees it and FSDP's hooks wrap it."""
     for block in blocks(transformer):
-        if not hasattr(block, "forward_once"):  # another kind of recomputation goes through the same method
+        if not hasattr(block, "forward_once"):  # a second call only changes the kind
             block.forward_once, block.forward = block.forward, types.MethodType(_forward, block)
     transformer.enable_gradient_checkpointing(lambda block, *inputs: block(*inputs, recompute=kind))
 
@@ -73,12 +73,12 @@ def _policy(_context, operator, *_arguments, **_options) -> CheckpointPolicy:
 
 
 def _compile(transformer: nn.Module, backend: str) -> None:
-    """Compiles each block into one graph, unless the texts of a batch are unequal; blocks of a kind share it.
+    """Compile each block, as one graph if the texts of a batch have equal lengths; blocks of one kind share it.
 
-    Rollout and update must give the same numbers. So values are rounded to bf16 where eager rounds them, not only
-    where a fused kernel ends: the kernels with and without gradient end elsewhere. And shapes are dynamic from the
-    first call: a first length of text with kernels of its own would be computed by those or by the others. Where
-    inductor can, it chooses kernels by rule: one that a stopwatch chose could be another with gradient, or on a rank.
+    Rollout and update must compute the same numbers. Therefore values are rounded to bf16 where eager mode rounds them,
+    because kernels are fused differently with and without gradient. Shapes are dynamic from the first call, so that the
+    first text length gets no specialized kernels. Inductor chooses kernels deterministically where it can: a choice by
+    benchmark could differ between ranks, or with and without gradient.
     """
     if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {shown(backend)}")
@@ -90,10 +90,10 @@ def _compile(transformer: nn.Module, backend: str) -> None:
 
 
 def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, reshard_after_forward: bool) -> None:
-    """FSDP2 for each block and for what is left.
+    """Apply FSDP2 to each block and to the root.
 
-    Inputs are not cast: bf16 would round the timestep 937 to 936. Gradients are reduced in float32. The root is
-    resharded after a forward too: whole parameters that stay would hide an anchor swapped into the shards.
+    Inputs are not cast: bf16 would round timestep 937 to 936. Gradients are reduced in float32. The root is resharded
+    after a forward pass too, because gathered parameters would hide an anchor swapped into the shards.
     """
     param_dtype = None if compute_dtype == torch.float32 else compute_dtype
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -102,10 +102,10 @@ def _shard(transformer: nn.Module, mesh: Mesh, compute_dtype: torch.dtype, *, re
 
 
 class GradientSync:
-    """Decides when gradients are reduced over the ranks: with every backward pass, or with the last of an update only.
+    """Gradient reduction over the ranks, in every backward pass or only in the last of an update.
 
-    Without a reduction a rank keeps whole gradients, which a full-size model has no room for. Between the replicas of
-    the model (dp_replicate) it only keeps its shards, so there it is always the last.
+    Without reduction, a rank keeps unsharded gradients, which do not fit in memory for a full-size model. Between model
+    replicas (dp_replicate) gradients are always reduced in the last pass only, because a rank keeps only its shards.
     """
 
     def __init__(self, transformer: nn.Module, *, only_last: bool):

@@ -1,4 +1,4 @@
-"""Would this run start everywhere? What each rank finds on its node, compared before any weights are read."""
+"""Preflight check: reports of all ranks on their nodes, compared before any weights are loaded."""
 
 import threading
 from collections import Counter, defaultdict
@@ -18,27 +18,27 @@ from hyvideo.distributed.rank_agreement import agree, name_ranks, open_store
 
 
 def preflight(
-    settings: Mapping[str, Any],  # this and the next as of `inspect_node`
+    settings: Mapping[str, Any],  # this and `files` as in `inspect_node`
     files: Mapping[str, list[Path]],
     mesh: Mesh,
     device: torch.device,
     *,
-    timeout_s: float = 60.0,  # for which it waits for a rank; five times that for the first all-reduce
+    timeout_s: float = 60.0,  # time to wait for a rank; five times that for the first all-reduce
     problem: str = "",
 ) -> None:
-    """Raises ValueError on every rank where the ranks' nodes do not fit the run or each other; the main rank says why.
+    """Raise ValueError on every rank if the nodes do not fit the run or each other; the main rank reports the reasons.
 
-    Prints a table of the nodes from the main rank. Joins the process group if that was not done: called before
-    ``mesh.start``, it names a rank that would let it wait. Reports the caller's ``problem`` with the rest.
+    The main rank prints a table of the nodes. The process group is joined if it does not exist: called before
+    ``mesh.start``, this reports a rank for which ``mesh.start`` would wait. The caller's ``problem`` is also reported.
     """
     try:
         store = open_store(mesh, timeout_s=timeout_s)
         report = inspect_node(settings, files, mesh.rank, device, problem)
         agree(store, mesh, "checks of the node", asdict(report), judge, timeout_s)
         if mesh.world_size > 1:
-            most = settings["collective_timeout"]
-            limit = min(most, 5 * timeout_s)  # the first collective sets all connections up
-            failure = try_all_reduce(mesh, device, limit, collective_timeout=most)
+            collective_timeout = settings["collective_timeout"]
+            limit = min(collective_timeout, 5 * timeout_s)  # the first collective creates all connections
+            failure = try_all_reduce(mesh, device, limit, collective_timeout=collective_timeout)
             outcome = asdict(replace(report, problems=[failure] if failure else []))
             agree(store, mesh, "all-reduce", outcome, lambda sent: problems_of([NodeReport(**r) for r in sent]), limit)
     except dist.DistError as error:
@@ -46,21 +46,21 @@ def preflight(
 
 
 def judge(answers: list[dict]) -> list[str]:
-    """Problems that keep the ranks of these reports from one run; prints the table of the nodes."""
+    """Print the table of the nodes and return the problems of these reports."""
     reports = [NodeReport(**answer) for answer in answers]
     print(table(reports), flush=True)
     return problems_of(reports)
 
 
 def problems_of(reports: list[NodeReport]) -> list[str]:
-    """Problems that keep these ranks from one run, in sentences."""
+    """Return the problems that prevent these ranks from training together, one message each."""
     by_problem = _grouped((problem, report) for report in reports for problem in report.problems)
     by_gpu = _grouped((report.gpu_id, report) for report in reports if report.gpu_id)
     keys = dict.fromkeys(key for report in reports for key in report.compared)
     return [
         *(f"{_places(those)}: {problem}" for problem, those in by_problem.items()),
         *(
-            f"{_places(users)} share one GPU; start at most one process for each GPU"
+            f"{_places(users)} share one GPU; start at most one process per GPU"
             for users in by_gpu.values()
             if len(users) > 1
         ),
@@ -69,14 +69,14 @@ def problems_of(reports: list[NodeReport]) -> list[str]:
 
 
 def difference(key: str, reports: Sequence[NodeReport]) -> list[str]:
-    """A sentence on which ranks have which value, none where all are equal; the value of most ranks comes first."""
+    """Return a message with the ranks of each value, most frequent first; nothing if all are equal."""
     groups = _grouped((report.compared.get(key, ABSENT), report) for report in reports)
     parts = [f"{value} on {_places(groups[value])}" for value in sorted(groups, key=lambda value: -len(groups[value]))]
     return [f"{key} must be the same on all ranks, got {'; '.join(parts)}"] if len(parts) > 1 else []
 
 
 def table(reports: list[NodeReport]) -> str:
-    """Host, ranks, devices and free disk of each host, a line each."""
+    """Return a table with host, ranks, devices and free disk, one line per host."""
     rows = [("host", "ranks", "device", "free disk")]
     for host, local in _grouped((report.host, report) for report in reports).items():
         numbers = name_ranks(report.rank for report in local).split(" ", 1)[1]
@@ -86,8 +86,8 @@ def table(reports: list[NodeReport]) -> str:
 
 
 def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collective_timeout: float = 1800.0) -> str:
-    """Joins the process group and sums up the ranks, in a thread as that may hang: empty, or what went wrong."""
-    outcome = [f"did not end within {timeout_s:g} s"]
+    """Join the process group and sum over the ranks, in a thread because it may hang. Return the problem, or ``""``."""
+    outcome = [f"did not finish within {timeout_s:g} s"]
 
     def run() -> None:
         expected = mesh.world_size * (mesh.world_size + 1) / 2
@@ -95,8 +95,8 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
             ranks.join(device, timeout=collective_timeout)
             total = torch.tensor(float(mesh.rank + 1), device=device)
             dist.all_reduce(total)
-            outcome.append("" if total.item() == expected else f"gave {total.item():g} in place of {expected:g}")
-        except RuntimeError as error:  # as torch.distributed raises everything; goes into the message of all ranks
+            outcome.append("" if total.item() == expected else f"returned {total.item():g} instead of {expected:g}")
+        except RuntimeError as error:  # the type of all torch.distributed errors
             outcome.append(" ".join(str(error).split())[:300])
 
     thread = threading.Thread(target=run, daemon=True)
@@ -104,7 +104,7 @@ def try_all_reduce(mesh: Mesh, device: torch.device, timeout_s: float, *, collec
     thread.join(timeout_s)
     if not outcome[-1]:
         return ""
-    hint = "; NCCL_DEBUG=INFO shows the connections it tries" if device.type == "cuda" else ""
+    hint = "; set NCCL_DEBUG=INFO to see the connections" if device.type == "cuda" else ""
     return f"the all-reduce on {device.type}: {outcome[-1]}{hint}"
 
 
@@ -116,7 +116,7 @@ def _grouped(pairs: Iterable[tuple[str, NodeReport]]) -> dict[str, list[NodeRepo
 
 
 def _places(reports: Sequence[NodeReport]) -> str:
-    """Ranks and their hosts, of which at most four are named."""
+    """Return the names of ranks and of at most four of their hosts."""
     hosts = list(dict.fromkeys(report.host for report in reports))
     more = f" and {len(hosts) - 4} more hosts" if len(hosts) > 4 else ""
     return f"{name_ranks(report.rank for report in reports)} ({', '.join(hosts[:4])}{more})"

@@ -1,6 +1,6 @@
-"""Ranks agree through the store alone: each sends an answer, the main rank judges them, and a silent one is named.
+"""Agreement of ranks through the key-value store: each sends an answer, and the main rank judges them.
 
-No process group is needed, so this works before there is one, and where a collective would hang.
+It reports a rank that does not answer. No process group is needed, so it also works where a collective would hang.
 """
 
 import json
@@ -17,7 +17,7 @@ from hyvideo.distributed.mesh import Mesh
 
 
 def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
-    """The store at torchrun's address, which it or the main rank serves. Raises DistError where nobody does."""
+    """Return the store at torchrun's address, served by torchrun or the main rank. Raises DistError if unavailable."""
     if mesh.world_size == 1:
         return dist.HashStore()
     served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -27,10 +27,10 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
         mesh.world_size,
         is_master=mesh.is_main and not served_by_torchrun,
         timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,  # it would wait for a silent rank, and not name it
-        multi_tenant=True,  # the process group serves its own at this port
+        wait_for_workers=False,  # waiting would not report which rank is missing
+        multi_tenant=True,  # the process group uses the same port
     )
-    # torchrun's store outlives a restart, with what was sent before it; the main rank's does not.
+    # torchrun's store keeps old entries across a restart; the main rank's does not.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if served_by_torchrun else "0"
     return dist.PrefixStore(f"agreement/{attempt}", store)
 
@@ -38,21 +38,21 @@ def open_store(mesh: Mesh, *, timeout_s: float) -> dist.Store:
 def agree(
     store: dist.Store, mesh: Mesh, stage: str, answer: dict, judge: Callable[[list[dict]], list[str]], timeout_s: float
 ) -> None:
-    """Raises ValueError on every rank where the main rank finds problems in the answers, with them on the main rank.
+    """Raise ValueError on every rank if the main rank finds problems; its message lists them.
 
-    Each ``stage`` may be used once. On the main rank ``judge`` gives the problems in the answers, which are as JSON can
-    say them and in the order of the ranks. Raises DistError where the main rank does not answer.
+    On the main rank, ``judge`` returns the problems of the answers, given in rank order after a JSON round trip. Each
+    ``stage`` may be used once. Raises DistError if the main rank does not answer.
     """
     keys = [f"{stage}/{rank}" for rank in range(mesh.world_size)]
     verdict, read = f"{stage}/verdict", [f"{key}/read" for key in keys]
     store.set(keys[mesh.rank], json.dumps(answer))
     if not mesh.is_main:
-        store.wait([verdict], timedelta(seconds=2 * timeout_s))  # the main rank may have come later, and waits then
+        store.wait([verdict], timedelta(seconds=2 * timeout_s))  # the main rank may start late and then waits itself
         is_sound = store.get(verdict) == b"sound"
         store.set(read[mesh.rank], "yes")
         if not is_sound:
-            time.sleep(2)  # torchrun ends all ranks when one has left; the main rank shall say why first
-            raise ValueError(f"rank {mesh.rank} stops; rank 0 reports the reason")
+            time.sleep(2)  # torchrun ends all ranks after the first exit; the main rank must report the reason first
+            raise ValueError(f"rank {mesh.rank} stops; see the message of rank 0")
         return
     with suppress(dist.DistError):
         store.wait(keys, timedelta(seconds=timeout_s))
@@ -60,19 +60,19 @@ def agree(
     if silent:
         problems = [
             f"{silent} of {mesh.world_size} did not answer within {timeout_s:g} s ({stage}); see the log of that node "
-            "for where it hangs"
+            "to find where it hangs"
         ]
     else:
         problems = judge([json.loads(store.get(key)) for key in keys])
     store.set(verdict, "problems" if problems else "sound")
-    with suppress(dist.DistError):  # the store stays until the others have read it
+    with suppress(dist.DistError):  # keep the store until the others have read it
         store.wait(read[1:], timedelta(seconds=5))
     if problems:
         raise ValueError("\n".join(problems))
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 0-7, 9``; empty for none."""
+    """Return ``rank 3`` or ``ranks 0-7, 9``, or an empty string for no ranks."""
     ranks = sorted(ranks)
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]

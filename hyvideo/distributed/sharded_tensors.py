@@ -1,4 +1,4 @@
-"""Parameters that may be sharded: this rank's part, the whole, and weights into the shards from one rank's files."""
+"""Helpers for tensors that may be sharded (DTensor): local part, full tensor, copies, and loading into shards."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -13,17 +13,17 @@ from hyvideo.distributed.mesh import Mesh
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on every rank. Every rank must ask."""
+    """Return the full tensor on every rank. Collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_whole(target: Tensor, value: Tensor) -> None:
-    """Puts a tensor that every rank has whole into a sharded one, without a message."""
+    """Copy a full tensor that every rank holds into a tensor that may be sharded, without communication."""
     value = value.to(target.device, target.dtype)
     if isinstance(target, DTensor):
         value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None).to_local()
@@ -31,7 +31,7 @@ def copy_whole(target: Tensor, value: Tensor) -> None:
 
 
 def like(template: Tensor, part: Tensor) -> Tensor:
-    """``part`` as this rank's share of a tensor that is sharded as ``template`` is."""
+    """Return a tensor sharded like ``template``, with ``part`` as this rank's shard."""
     if not isinstance(template, DTensor):
         return part
     return DTensor.from_local(
@@ -40,14 +40,14 @@ def like(template: Tensor, part: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Lets go of gathered parameters, so that the next forward gathers what the shards hold then."""
+    """Free gathered parameters, so that the next forward pass gathers the current shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def holders(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup | None":
-    """Group of the ranks that hold the same parts of these tensors as this one does; None where each has its own."""
+def replica_group(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup | None":
+    """Return the group of ranks that hold the same parts of these tensors as this rank; None if all parts differ."""
     sharded = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
     if mesh.world_size == 1:
         return None
@@ -56,8 +56,8 @@ def holders(tensors: Iterable[Tensor], mesh: Mesh) -> "dist.ProcessGroup | None"
     return sharded.device_mesh.get_group(0) if sharded.device_mesh.ndim > 1 else None
 
 
-def divide(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list[int]:
-    """A rank of the group for each tensor, so that all have about as many bytes in a row."""
+def assign_ranks(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list[int]:
+    """Return a rank of the group for each tensor: contiguous runs of about equal size in bytes."""
     ends = list(accumulate(tensor.nbytes for tensor in tensors))
     num_ranks = dist.get_world_size(group) if group else 1
     return [(end - tensor.nbytes) * num_ranks // max(1, ends[-1]) for end, tensor in zip(ends, tensors)]
@@ -65,20 +65,19 @@ def divide(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> list
 
 @torch.no_grad()
 def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device) -> None:
-    """Gives a model on the meta device, sharded or not, memory on ``device`` and the weights that the first rank reads.
+    """Allocate a model from the meta device on ``device`` and fill it with weights that only the first rank reads.
 
-    One rank reads, and every rank keeps its shard: beyond its shards a rank holds at most one whole tensor. Between the
-    replicas of the model only shards are sent.
+    Every rank keeps its shards and holds at most one full tensor in addition. Model replicas exchange only shards.
 
     Args:
-        model: Built without memory, then perhaps given to ``fully_shard``.
-        weights: ``loading.stream_transformer``'s, with ``read`` on the first rank alone; names and order are the
-            same on every rank. Adapters get none: their values are the caller's.
+        model: On the meta device, optionally sharded by ``fully_shard``.
+        weights: From ``loading.stream_transformer`` with ``read`` on the first rank only; names and order are the same
+            on every rank. The caller initializes adapters.
     """
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
-    assert not buffers, f"buffers outside the state dict have no values: {buffers}"
+    assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"
     model.to_empty(device=device)
-    # peft puts the adapted layer one level deeper.
+    # peft nests the adapted layer one level deeper.
     state = model.state_dict().items()
     targets = {name.replace(".base_layer.", "."): tensor for name, tensor in state if ".lora_" not in name}
     missing = set(targets)
@@ -86,7 +85,7 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
         target = targets[name]
         missing.discard(name)
         if not isinstance(target, DTensor):
-            if not weight.is_meta:  # on the rank that reads
+            if not weight.is_meta:  # on the reading rank
                 target.copy_(weight)
             if dist.is_initialized():
                 dist.broadcast(target, src=0)
@@ -99,4 +98,4 @@ def fill_shards(model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, devi
             part.copy_(distribute_tensor(full, shards, target.placements[-1:], src_data_rank=0).to_local())
         if has_replicas:
             dist.broadcast(part, group=mesh.get_group(0), group_src=0)
-    assert not missing, f"no weights came for {sorted(missing)}"
+    assert not missing, f"no weights for {sorted(missing)}"

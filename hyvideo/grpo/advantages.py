@@ -16,8 +16,7 @@ def group_advantages(rewards: Tensor, group_size: int, *, clip: float = MAX_ADVA
     Source: arXiv:2603.21872, Section 3.1; GRPO, arXiv:2402.03300. Shape: (groups * group_size,), input and output.
     """
     if group_size < 1 or rewards.ndim != 1 or len(rewards) % group_size:
-        shape = tuple(rewards.shape)
-        raise ValueError(f"rewards must be a vector of whole groups: got shape {shape} and group_size={group_size}")
+        raise ValueError(f"rewards must be a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}")
     # In float32, the rounding error of the mean of equal rewards is as large as EPSILON.
     groups = rewards.detach().double().view(-1, group_size)
     scored = groups.isfinite()

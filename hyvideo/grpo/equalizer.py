@@ -1,8 +1,7 @@
 """Temporal gradient equalizer: per-step loss weights that make the steps' gradients equally large.
 
-The gradient of the log-probability grows by two orders of magnitude from the first, noisy step to the last. Without
-weights, the last steps dominate the loss, although color and motion are decided earlier.
-Source: arXiv:2603.21872, Section 3.2.1 and Figure 4; docs/sde.md lists the weights of every sampler.
+Without them the last steps dominate the loss, because the gradient of the log-probability grows by two orders of
+magnitude from the first step to the last. Source: arXiv:2603.21872, Section 3.2.1 and Figure 4; values in docs/sde.md.
 """
 
 import torch

@@ -91,8 +91,7 @@ def clipped_policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return ``S max(-A ratio, -A clamp(ratio, 1 - clip, 1 + clip))`` and the detached ``ratio = exp(log_prob - old)``.
 
-    Only ``log_prob`` carries a gradient. Shape: (batch,), arguments and results.
-    Source: PPO's clipped objective, arXiv:1707.06347, with the equalizer's weight S (arXiv:2603.21872, Section 3.2.1).
+    Only ``log_prob`` carries a gradient. Shape: (batch,), arguments and results. Source: PPO, arXiv:1707.06347.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clamped = ratio.clamp(1 - clip_range, 1 + clip_range)

@@ -52,8 +52,7 @@ def sums_by_step(ratios: Tensor, kls: Tensor, steps: Tensor, num_steps: int) -> 
 def average(results: list[UpdateResult]) -> dict[str, float | list[float | None]]:
     """Return means over the updates of an iteration, weighted by their number of terms; empty without updates.
 
-    ``policy/ratio_max_deviation`` is the maximum over the updates. ``policy/ratio_first_deviation`` is that of the
-    first update, which starts from the rollout policy: it must be 0 up to rounding. `_by_step` adds lists by step.
+    ``ratio_first_deviation``, of the first update, must be 0 up to rounding. Lists have one value per denoising step.
     """
     if not results:
         return {}

@@ -1,8 +1,8 @@
-"""Prompts and reference images to conditions; every distinct part is encoded once.
+"""Conditions from prompts and reference images; every distinct part is encoded once.
 
-The kinds of parts are the family's (`Part`): text always, quoted text and images where a request has them. The encoders
-are read from disk when the first part needs them. With a `PartStore` the parts outlive the run: a second run over the
-same prompts reads no encoder at all.
+The model family defines the kinds of parts (`Part`): text for every request, quoted text and images if present. An
+encoder is loaded when a part first needs it. With a `PartStore`, encoded parts are reused by later runs, which then
+load no encoder for the same prompts.
 """
 
 import functools
@@ -20,35 +20,35 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 
-_MAX_IN_MEMORY = 256  # parts held in memory when they are also on disk
+_MAX_IN_MEMORY = 256  # parts kept in memory if they are also on disk
 
-Encoded = dict[str, Tensor]  # a part, as it is stored
+Encoded = dict[str, Tensor]  # one part in its stored form
 
 
 class PartStore:
-    """Encoded parts on disk, one file each, named by a hash of their content and of their encoder."""
+    """Encoded parts on disk, one file each, named by a hash of content and encoder."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
     def get(self, key: str) -> Encoded | None:
-        """The part, or None where it is not stored or its file is damaged (it is then made again)."""
+        """Return the part, or None if it is not stored or its file is corrupted (it is then encoded again)."""
         try:
             return load_file(self.folder / f"{key}.safetensors")
         except (FileNotFoundError, SafetensorError):
             return None
 
     def put(self, key: str, part: Encoded) -> None:
-        """Stores a part, complete or not at all."""
+        """Store a part atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{key}.safetensors") as path:
             save_file({name: tensor.contiguous() for name, tensor in part.items()}, path)
 
 
 class ConditionEncoder:
-    """Conditions of requests, on the CPU, in ``dtype``; ``identity`` tells these encoders from others in a store.
+    """Encoder of requests to conditions, on the CPU, in ``dtype``.
 
-    ``load`` gives the encoder of one of the ``parts``.
+    ``load`` returns the encoder of one of the ``parts``; ``identity`` distinguishes these encoders in a shared store.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class ConditionEncoder:
     ):
         self.parts, self._load = parts, load
         self._loaded: dict[str, Callable[..., list[Encoded]]] = {}
-        self._parts: dict[str, Encoded] = {}  # the last that was asked for comes last
+        self._parts: dict[str, Encoded] = {}  # least recently used first
         self.dtype, self.identity, self.store = dtype, identity, store
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
-        """Conditions of requests, one object for equal ones; images are fitted to videos of this size in pixels."""
+        """Return one condition per request; equal requests share an object. Images are fitted to the size in pixels."""
         found: dict[Request, dict[str, Encoded]] = {request: {} for request in requests}
         for part in self.parts:
             contents = {request: content for request in found if (content := part.content(request)) is not None}
@@ -77,11 +77,11 @@ class ConditionEncoder:
         return Conditions(tuple(conditions[request] for request in requests))
 
     def release(self) -> None:
-        """Lets go of the encoders. A part that is needed later and not known yet reads them again."""
+        """Free the encoders. A later part that is not known yet loads them again."""
         self._loaded.clear()
 
     def _encode(self, part: Part, contents: list[str], height: int, width: int) -> dict[str, Encoded]:
-        """Parts by content; all that are not known yet go through the encoder together."""
+        """Return parts by content; unknown parts are encoded in one batch."""
         keys = {
             content: self._key(part.kind, f"{height} x {width} {_content_of(content)}" if part.is_file else content)
             for content in contents
@@ -103,7 +103,7 @@ class ConditionEncoder:
         return self._remember(key, part) if part else None
 
     def _keep(self, key: str, part: Encoded) -> Encoded:
-        # The latents of an image stand beside latents that stay float32.
+        # Image latents are combined with the sampled latents, which stay float32.
         part = {name: tensor if name == "latents" else tensor.to(self.dtype) for name, tensor in part.items()}
         if self.store:
             self.store.put(key, part)
@@ -118,7 +118,7 @@ class ConditionEncoder:
 
 @functools.lru_cache(maxsize=4096)
 def _content_of(path: str) -> str:
-    """Hash of a file, so that an image that was replaced is encoded again."""
+    """Return the hash of a file, so that a replaced image is encoded again."""
     try:
         return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
     except OSError as error:

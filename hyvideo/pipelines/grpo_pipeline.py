@@ -1,7 +1,7 @@
-"""Conditions to rollouts to videos: one sampler for the rollout, validation and generation (eta = 0).
+"""Sampling and decoding: one sampler for rollouts (SDE), validation and generation (eta = 0).
 
-The policy is the guided model: its velocity enters the sampler after guidance, in the rollout, in the update and for
-the anchor alike. Latents stay float32 whatever the model's precision.
+The policy is the guided model: the sampler uses the velocity after guidance in the rollout, in the update and for the
+anchor. Latents are float32 for every model precision.
 """
 
 import copy
@@ -23,16 +23,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Latents and probabilities of a sampled batch: enough to give every step's probability again."""
+    """Latents and log-probabilities of a sampled batch, from which `replay` can recompute every step."""
 
-    latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to what is decoded
+    latents: Tensor  # (batch, steps + 1, channels, frames, height, width), from noise to final latents
     log_probs: Tensor  # (batch, steps), 0 at deterministic steps
-    # (batch, kept steps, channels, frames, height, width), of the transitions that were drawn from; None where not kept
+    # (batch, kept steps, channels, frames, height, width), means of the sampled transitions; None if not kept
     means: Tensor | None = None
 
     @property
     def final(self) -> Tensor:
-        """The latents to decode. Shape: (batch, channels, frames, height, width)."""
+        """Latents to decode. Shape: (batch, channels, frames, height, width)."""
         return self.latents[:, -1]
 
     @staticmethod
@@ -43,25 +43,24 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """Settings of the sampler besides the schedule."""
+    """Sampler settings other than the schedule."""
 
     sde_type: str = "sage_grpo"
     eta: float = 0.5
     guidance_scale: float = 6.0
-    batched_forward: bool = True  # samples and branches in one call of the transformer, else one by one
-    guidance_interval: tuple[float, float] = (0.0, 1.0)  # noise levels that are guided
+    batched_forward: bool = True  # one forward pass for all samples and branches, else one for each
+    guidance_interval: tuple[float, float] = (0.0, 1.0)  # range of sigma with guidance
 
     def guides(self, timestep: float) -> bool:
-        """Claims that a velocity there has two branches."""
+        """Return whether the velocity at this timestep is guided, which needs two branches."""
         low, high = self.guidance_interval
         return self.guidance_scale > 1 and low <= timestep / 1000 <= high
 
 
 class GRPOPipeline:
-    """The models of a run and the ways to call them; knows no rank and no training.
+    """Transformer, VAE and scheduler of a run, with sampling, replay and decoding; independent of ranks and training.
 
-    ``negative`` is the condition of the prompt that guidance leads away from, ``compute_dtype`` the transformer's under
-    autocast.
+    ``negative`` is the condition of the negative prompt; ``compute_dtype`` is the transformer's dtype under autocast.
     """
 
     def __init__(
@@ -75,14 +74,14 @@ class GRPOPipeline:
         compute_dtype: torch.dtype = torch.float32,
     ):
         if sampling.guidance_scale > 1 and negative is None:
-            raise ValueError(f"guidance of {sampling.guidance_scale} needs the condition of a negative prompt")
+            raise ValueError(f"guidance_scale {sampling.guidance_scale} needs the condition of a negative prompt")
         self.transformer = transformer
         self.vae = vae
         self.scheduler = scheduler
         self.sampling = sampling
         self.negative = negative
         self.compute_dtype = compute_dtype
-        self.with_progress = iter  # wraps the loop over the steps, e.g. in a progress bar
+        self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
 
     @property
     def device(self) -> torch.device:
@@ -95,14 +94,14 @@ class GRPOPipeline:
 
     @property
     def num_shared_steps(self) -> int:
-        """Steps before the first noise: those that rollouts with the same initial latents have in common."""
+        """Number of steps before the first noise, which rollouts with equal initial latents share."""
         stochastic = self.scheduler.stochastic_steps(eta=self.sampling.eta, sde_type=self.sampling.sde_type)
         return min(stochastic, default=len(self.scheduler.timesteps))
 
     def with_steps(
         self, num_steps: int, *, shift: float | None = None, guidance_scale: float | None = None
     ) -> "GRPOPipeline":
-        """The same models under a schedule of its own, of other steps and perhaps another shift and guidance."""
+        """Return a pipeline of the same models with another schedule and, if given, shift and guidance scale."""
         pipeline = copy.copy(self)
         if guidance_scale is not None:
             pipeline.sampling = replace(self.sampling, guidance_scale=guidance_scale)
@@ -112,7 +111,7 @@ class GRPOPipeline:
         return pipeline
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Shape of one video's latents: (channels, frames, height, width). `fit_checks.size_problems` has the rules."""
+        """Return one video's latent shape (channels, frames, height, width); see `fit_checks.size_problems`."""
         channels, temporal, spatial, *_ = self.latents
         return channels, (num_frames - 1) // temporal + 1, height // spatial, width // spatial
 
@@ -125,14 +124,14 @@ class GRPOPipeline:
         mean_steps: Tensor | None = None,
         origins: list[int] | None = None,
     ) -> Trajectories:
-        """Draws one rollout per condition, without gradient.
+        """Sample one rollout per condition, without gradient.
 
         Args:
             noise: Initial latents. Shape: (batch, channels, frames, height, width).
-            step_noise: Gives the noise of a stochastic step, of the same shape.
-            mean_steps: Places in the schedule whose means are kept, in that order. On the CPU. Shape: (batch, kept).
-            origins: For each row the first that has its condition and its initial latents: what comes before their
-                first noise is computed once.
+            step_noise: Function from a stochastic step to its noise, of the same shape.
+            mean_steps: Steps whose means are kept, in that order, on the CPU. Shape: (batch, kept).
+            origins: For each row, the first row with the same condition and initial latents. Steps before the first
+                noise are computed once for such rows.
         """
         latents, log_probs, means = [noise.float()], [], None
         if mean_steps is not None:
@@ -145,7 +144,7 @@ class GRPOPipeline:
         return Trajectories(torch.stack(latents, 1), torch.stack(log_probs, 1), means)
 
     def sample_ode(self, conditions: Conditions, noise: Tensor) -> Tensor:
-        """The final latents of sampling without noise, keeping no trajectory. Shape: that of ``noise``."""
+        """Return the final latents of deterministic sampling, without a trajectory. Shape: that of ``noise``."""
         for step in self._walk(conditions, noise, None, 0.0):
             latents = step.prev_sample
         return latents
@@ -153,64 +152,63 @@ class GRPOPipeline:
     @torch.no_grad()
     def _walk(self, conditions: Conditions, noise: Tensor, step_noise, eta: float, origins=None):
         latents = noise.float()
-        # At eta 0 a user's sampler need not be the ODE.
-        law = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
-        stochastic = set(self.scheduler.stochastic_steps(**law))
+        # A custom sampler may add noise at eta 0; the built-in one does not.
+        sde = {"eta": eta, "sde_type": self.sampling.sde_type if step_noise else "sage_grpo"}
+        stochastic = set(self.scheduler.stochastic_steps(**sde))
         for i in self.with_progress(range(len(self.scheduler.timesteps))):
             timestep = self.scheduler.timesteps[i].expand(len(latents))
             if origins and i < self.num_shared_steps:
                 rows = sorted(set(origins))
                 distinct = torch.stack([latents[row] for row in rows])
-                of_rows = self.velocity(distinct, timestep[: len(rows)], conditions.select(rows))
-                velocity = torch.stack([of_rows[rows.index(row)] for row in origins])
+                velocities = self.velocity(distinct, timestep[: len(rows)], conditions.select(rows))
+                velocity = torch.stack([velocities[rows.index(row)] for row in origins])
             else:
                 velocity = self.velocity(latents, timestep, conditions)
             fresh = step_noise(i) if i in stochastic else None
-            step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=fresh, **law)
+            step = self.scheduler.sde_step_with_logprob(velocity, latents, timestep, noise=fresh, **sde)
             latents = step.prev_sample
             yield step
 
     def replay(self, sample: Tensor, prev_sample: Tensor, timestep: Tensor, conditions: Conditions) -> SdeStepOutput:
-        """Probability of stored transitions under the transformer as it is now: the policy, or the anchor in its place.
+        """Score stored transitions under the current weights of the transformer, the policy's or the anchor's.
 
-        Shapes: latents before and after the step (batch, channels, frames, height, width); timesteps, on the CPU,
-        (batch,), a different one per sample allowed.
+        Shapes: both latents (batch, channels, frames, height, width); timesteps (batch,), on the CPU, may differ.
         """
-        law = {"eta": self.sampling.eta, "sde_type": self.sampling.sde_type}
+        sde = {"eta": self.sampling.eta, "sde_type": self.sampling.sde_type}
         velocity = self.velocity(sample, timestep, conditions)
-        return self.scheduler.sde_step_with_logprob(velocity, sample, timestep, prev_sample=prev_sample, **law)
+        return self.scheduler.sde_step_with_logprob(velocity, sample, timestep, prev_sample=prev_sample, **sde)
 
     def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
-        """The guided velocity, float32: ``v_negative + scale (v - v_negative)``; one branch where nothing guides.
+        """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without guidance, in float32.
 
-        Shapes: latents (batch, channels, frames, height, width); timesteps, ``1000 sigma``, on the CPU, (batch,).
+        Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,), on the CPU.
         """
         times = timestep.tolist()
         rows = [row for row, time in enumerate(times) if self.sampling.guides(time)]
-        opposite = conditions.select(rows).with_text_of(self.negative)
+        negatives = conditions.select(rows).with_text_of(self.negative)
         both = torch.stack([*(latents[row] for row in rows), *latents])
-        both = self._forwards(both, [times[row] for row in rows] + times, opposite + conditions)
+        both = self._forwards(both, [times[row] for row in rows] + times, negatives + conditions)
         negative, velocities = both[: len(rows)], list(both[len(rows) :])
         for row, away in zip(rows, negative):
             velocities[row] = away + self.sampling.guidance_scale * (velocities[row] - away)
         return torch.stack(velocities)
 
     def num_forwards(self, timestep: Tensor) -> int:
-        """Transformer evaluations that give the velocities of samples at these timesteps."""
+        """Return the number of forward passes for the velocities of samples at these timesteps."""
         return sum(1 + self.sampling.guides(time) for time in timestep.tolist())
 
     def _forwards(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
-        """The velocity of each sample, by one forward of the transformer or by one for each."""
+        """Return the velocity of each sample, from one forward pass or from one per sample."""
         if self.sampling.batched_forward or len(latents) == 1:
             return self._forward(latents, times, conditions)
         rows = range(len(latents))
         return torch.cat([self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i])) for i in rows])
 
     def _forward(self, latents: Tensor, times: list[float], conditions: Conditions) -> Tensor:
-        """The velocity of one forward of the transformer."""
+        """Return the velocities of one forward pass of the transformer."""
         is_mixed = self.compute_dtype != torch.float32
         autocast = torch.autocast(latents.device.type, self.compute_dtype) if is_mixed else nullcontext()
-        # The step-distilled versions take the end of their step as an input.
+        # Step-distilled models also take the timestep at the end of the step as an input.
         ends = self.scheduler.next_timesteps(times) if self.transformer.reads_ends else None
         timestep, ends = (None if values is None else filled(values, latents.device) for values in (times, ends))
         with autocast:
@@ -219,7 +217,7 @@ class GRPOPipeline:
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 1) -> list[Tensor | None]:
-        """Videos on the CPU, uint8 (frames, channels, height, width); None where decoded values are not finite."""
+        """Return uint8 videos (frames, channels, height, width) on the CPU; None for a video with non-finite values."""
         videos: list[Tensor] = []
         finite: list[Tensor] = []
         for part in latents.split(batch_size):
@@ -227,5 +225,5 @@ class GRPOPipeline:
             for video in decoded.transpose(1, 2):
                 finite.append(video.isfinite().all())
                 videos.append(pixels(video).to("cpu", non_blocking=True))  # into pinned memory
-        are_finite = torch.stack(finite).tolist()  # the only wait, for the copies too: they are before it in the stream
+        are_finite = torch.stack(finite).tolist()  # the only synchronization; it also waits for the copies
         return [video if is_finite else None for video, is_finite in zip(videos, are_finite)]

@@ -4,9 +4,8 @@ At equal eta, samplers inject very different amounts of noise (docs/sde.md). ``m
 eta at which the run's sampler has the total variance ``sum_t std_t^2`` of sage_grpo at eta 0.5, summed over the
 stochastic steps; in a run with an SDE window, over the window, averaged over its positions.
 
-Bisection finds that eta for any sampler whose total variance increases with eta. The result does not depend on the
-previous eta, so matching is idempotent. ``match_noise: recommended`` takes the eta of the method's published video
-recipe (sources in docs/sde.md).
+Bisection finds that eta for any sampler whose total variance increases with eta. Matching is idempotent.
+``match_noise: recommended`` takes the eta of the method's published video recipe (sources in docs/sde.md).
 """
 
 import itertools

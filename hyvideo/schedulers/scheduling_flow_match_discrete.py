@@ -25,8 +25,7 @@ NUM_TRAIN_TIMESTEPS = 1000
 class SdeStepOutput:
     """Result of one step of a batch; all tensors are float32.
 
-    For a sample whose step is deterministic, ``std_dev_t`` is 0, ``prev_sample`` is the mean, and ``log_prob`` is 0
-    without a gradient.
+    A deterministic step has ``std_dev_t`` 0, ``prev_sample`` equal to the mean, and ``log_prob`` 0 without a gradient.
     """
 
     prev_sample: Tensor  # (batch, ...), the latent at the next, smaller sigma
@@ -97,8 +96,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """Sample one step, or score a given ``prev_sample``.
 
         The transition ``x' ~ N(a x + b v, std^2)`` is given in docs/sde.md. ``log_prob`` is the mean over a sample's
-        elements of ``-(x' - mean)^2 / (2 std^2) - log std - log sqrt(2 pi)``, and for cps of ``-(x' - mean)^2``; x' is
-        detached.
+        elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps ``-(x' - mean)^2``; x' is detached.
 
         Args:
             model_output: Velocity after guidance. Shape: (batch, ...).
@@ -190,8 +188,7 @@ def filled(values: Iterable[float], device: torch.device) -> Tensor:
 def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
     """Return the mean log-density over a sample's elements, 0 where std is 0. Shape: (batch,).
 
-    The sum is in float64, because the summation order on a GPU depends on the batch, which differs between rollout and
-    update.
+    Summed in float64, because the order of a GPU's sum depends on the batch, which differs between rollout and update.
     """
     is_stochastic = std > 0
     squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)

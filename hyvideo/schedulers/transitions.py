@@ -47,7 +47,7 @@ def sage_variance(
 ) -> float:
     """Return ``eta^2 (log((1 - sigma') / (1 - min(sigma, sigma_max))) - (sigma - sigma'))``, at least 0.
 
-    This is the exact integral of ``eta^2 s / (1 - s)`` over the step; it is 0 if both levels reach ``sigma_max``.
+    Below ``sigma_max`` this is the exact integral of ``eta^2 s / (1 - s)`` over the step.
     """
     if sigma_next >= sigma_max:
         return 0.0
@@ -71,9 +71,9 @@ def dance_variance(sigma: float, sigma_next: float, eta: float, sigma_after_firs
 
 
 def cps_transition(sigma: float, sigma_next: float, eta: float, sigma_after_first: float) -> Transition:
-    """Return the step of coefficient-preserving sampling, ``std = sigma' sin(eta pi / 2)``.
+    """Return ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat`` with ``std = sigma' sin(eta pi / 2)``.
 
-    ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat``; x0_hat = x - sigma v, x1_hat = x + (1 - sigma) v.
+    The predictions of data and noise are ``x0_hat = x - sigma v`` and ``x1_hat = x + (1 - sigma) v``.
     """
     std = sigma_next * math.sin(eta * math.pi / 2)
     if std <= 0:

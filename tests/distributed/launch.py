@@ -1,4 +1,4 @@
-"""Runs a function of a test module on several gloo processes, which find each other as those of torchrun do."""
+"""Launcher of a test function on several gloo processes, with the environment variables of torchrun."""
 
 import importlib
 import json
@@ -17,23 +17,23 @@ from hyvideo.distributed import mesh as ranks
 from tests.forked import ROOT, python
 
 TARGET = "tests.distributed.launch"
-GRACE = 2.0  # seconds for the others to say what they saw when one has failed
+GRACE = 2.0  # seconds for the other ranks to report after one has failed
 
 
 def launch(target: str, num_processes: int, *arguments, timeout: float = 240) -> list:
-    """What ``module:function`` returned on each rank, by rank; ``arguments`` and results are JSON.
+    """Return the results of ``module:function`` by rank; ``arguments`` and results are JSON.
 
-    The test fails with what the processes said if one of them does.
+    If a process fails, the test fails with the errors of all processes.
     """
     with TemporaryDirectory() as folder:
         ends = start(num_processes, "-m", TARGET, target, json.dumps(arguments), folder, timeout=timeout)
-        said = "\n".join(f"rank {rank}: {end.exception()}" for rank, end in enumerate(ends) if end.exception())
-        assert not said, said
+        errors = "\n".join(f"rank {rank}: {end.exception()}" for rank, end in enumerate(ends) if end.exception())
+        assert not errors, errors
         return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_processes)]
 
 
 def start(num_processes: int, *arguments, timeout: float = 240) -> list[Future]:
-    """How a Python program ended on each rank, all soon after the first that failed: a `RankFailed` or what it said."""
+    """Run a Python program on each rank, until one fails. Return futures of stdout or `RankFailed`, by rank."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     common = {"WORLD_SIZE": num_processes, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port}
     common |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
@@ -54,15 +54,15 @@ def start(num_processes: int, *arguments, timeout: float = 240) -> list[Future]:
 
 
 class RankFailed(Exception):
-    """Code of a rank and the end of its stderr."""
+    """Exit code of a rank and the end of its stderr."""
 
 
 def _end(process: subprocess.Popen, timeout: float) -> str:
-    """What it said on stdout."""
+    """Return the stdout of a process. Raises RankFailed if it fails or exceeds the timeout."""
     try:
         out, error = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as late:
-        raise RankFailed(f"no end within {timeout} s\n{(late.stderr or b'')[-5000:].decode()}") from late
+        raise RankFailed(f"still running after {timeout} s\n{(late.stderr or b'')[-5000:].decode()}") from late
     if process.returncode:
         raise RankFailed(process.returncode, error[-5000:])
     return out

@@ -1,4 +1,4 @@
-"""How the processes of a node leave, end and are started again: real agents, with small programs in their care."""
+"""Tests of shutdown and restart of a node's processes: real agents with small worker programs."""
 
 import os
 import signal
@@ -15,36 +15,36 @@ from pathlib import Path
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.preemption import PreemptionSignals
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[sys.argv.index("--output_dir") + 1])
-lives = folder / "lives"
-with open(lives, "a") as file:
+starts = folder / "starts"
+with open(starts, "a") as file:
     print(rank, os.environ["TORCHELASTIC_RESTART_COUNT"], file=file)
-life = len(lives.read_text().splitlines())
+num_starts = len(starts.read_text().splitlines())
 """
-LISTENS = """
+WAITS_FOR_SIGNAL = """
 with PreemptionSignals(Mesh(0, 1, 1)) as signals:
     (folder / f"ready{rank}").touch()
     while not signals.received and not os.path.exists(folder / f"fail{rank}"):
         time.sleep(0.05)
-    (folder / f"heard{rank}").write_text(str(signals.received))
+    (folder / f"received{rank}").write_text(str(signals.received))
 sys.exit(75 if signals.received else 1)
 """
-FAILS_ALIKE = """
+ALL_RANKS_FAIL = """
 from hyvideo.config import processes
 processes.wait_for_turn()
-print("one for all", flush=True)
+print("common message", flush=True)
 sys.exit(1)
 """
 PROGRESSES = """
-if life <= 2:
+if num_starts <= 2:
     with open(folder / "metrics.jsonl", "a") as file:
-        print(json.dumps({"iteration": life}), file=file)
+        print(json.dumps({"iteration": num_starts}), file=file)
 sys.exit(1)
 """
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts an agent of two processes, or of so many; whatever runs at the end is ended."""
+    """Return a function that starts an agent; all agents are killed after the test."""
     agents = []
 
     def start(program, processes=2, *flags):
@@ -65,33 +65,33 @@ def start(tmp_path):
 def wait_until(*paths):
     end = time.monotonic() + 60
     while not all(path.exists() for path in paths):
-        assert time.monotonic() < end, f"not there: {paths}"
+        assert time.monotonic() < end, f"missing: {paths}"
         time.sleep(0.05)
 
 
-def test_a_healthy_rank_ends_at_once_when_another_has_failed(start, tmp_path):
-    agent = start(LISTENS, 2, "--shutdown-timeout=100")
+def test_a_healthy_rank_is_ended_at_once_when_another_fails(start, tmp_path):
+    agent = start(WAITS_FOR_SIGNAL, 2, "--shutdown-timeout=100")
     wait_until(tmp_path / "ready0", tmp_path / "ready1")
     (tmp_path / "fail1").touch()
     began = time.monotonic()
-    told = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 1 and time.monotonic() - began < 25, told
-    assert not (tmp_path / "heard0").exists() and "rank      : 1" in told
+    output = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 1 and time.monotonic() - began < 25, output
+    assert not (tmp_path / "received0").exists() and "rank      : 1" in output
 
 
-def test_an_agent_that_is_asked_to_leave_asks_its_processes_and_waits_for_them(start, tmp_path):
-    agent = start(LISTENS)
+def test_a_signalled_agent_signals_its_processes_and_waits_for_them(start, tmp_path):
+    agent = start(WAITS_FOR_SIGNAL)
     wait_until(tmp_path / "ready0", tmp_path / "ready1")
-    agent.send_signal(signal.SIGUSR1)  # as Slurm does, to all
+    agent.send_signal(signal.SIGUSR1)  # Slurm sends it to all processes
     time.sleep(0.2)
     agent.send_signal(signal.SIGTERM)
-    told = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 75, told
-    assert [(tmp_path / f"heard{rank}").read_text() for rank in (0, 1)] == ["SIGUSR1", "SIGUSR1"]
+    output = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 75, output
+    assert [(tmp_path / f"received{rank}").read_text() for rank in (0, 1)] == ["SIGUSR1", "SIGUSR1"]
 
 
-def test_an_agent_that_is_asked_twice_ends_its_processes(start, tmp_path):
-    agent = start(LISTENS.replace("not signals.received", "True"), 1, "--shutdown-timeout=100")
+def test_a_second_signal_ends_the_processes(start, tmp_path):
+    agent = start(WAITS_FOR_SIGNAL.replace("not signals.received", "True"), 1, "--shutdown-timeout=100")
     wait_until(tmp_path / "ready0")
     agent.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -101,23 +101,23 @@ def test_an_agent_that_is_asked_twice_ends_its_processes(start, tmp_path):
 
 
 @pytest.mark.parametrize("code", [2, 75])
-def test_what_would_fail_again_is_not_started_again(start, tmp_path, code):
+def test_final_exit_codes_are_not_restarted(start, tmp_path, code):
     agent = start(f"sys.exit({code})", 1, "--max-restarts=3")
-    told = agent.communicate(timeout=60)[0]
-    assert agent.returncode == code, told
-    assert (tmp_path / "lives").read_text() == "0 0\n"
+    output = agent.communicate(timeout=60)[0]
+    assert agent.returncode == code, output
+    assert (tmp_path / "starts").read_text() == "0 0\n"
 
 
-def test_failures_count_since_the_run_last_got_further(start, tmp_path):
+def test_restarts_are_counted_since_the_last_new_iteration(start, tmp_path):
     agent = start(PROGRESSES, 1, "--max-restarts=1")
-    told = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 1, told
-    # Two lives finish an iteration each; the third and last comes no further. No number is given twice.
-    assert (tmp_path / "lives").read_text() == "0 0\n0 1\n0 2\n"
+    output = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 1, output
+    # Two starts finish one iteration each; the third and last finishes none. No restart number is used twice.
+    assert (tmp_path / "starts").read_text() == "0 0\n0 1\n0 2\n"
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
 
 
-def test_what_all_ranks_have_to_say_is_said_once(start):
-    agent = start(FAILS_ALIKE)
-    told = agent.communicate(timeout=60)[0]
-    assert agent.returncode == 1 and told.count("one for all") == 1, told
+def test_a_message_common_to_all_ranks_is_printed_once(start):
+    agent = start(ALL_RANKS_FAIL)
+    output = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 1 and output.count("common message") == 1, output

@@ -1,10 +1,11 @@
-"""Checkpoints are complete or absent, and give back what was saved."""
+"""Tests of checkpoints: round trip, atomicity, corruption, and faults on one rank."""
 
 import contextlib
 import errno
 import io
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,12 @@ def save(folder, iteration, keep=0, is_asynchronous=False, **tensors):
 
 
 @pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_a_checkpoint_gives_back_what_was_saved(tmp_path, is_asynchronous):
+def test_a_checkpoint_restores_the_saved_tensors_and_state(tmp_path, is_asynchronous):
     weight = torch.arange(6.0).view(2, 3)
     writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=is_asynchronous)
     folder = writer.save(7, {"weight": weight, "step": torch.tensor(4.0)}, {"iteration": 7})
     if is_asynchronous:
-        weight.add_(1)  # training goes on
+        weight.add_(1)  # training continues
     writer.wait()
     assert checkpoint.read_state(folder) == {"iteration": 7}
     targets = {"weight": torch.zeros(2, 3, dtype=torch.bfloat16), "step": torch.tensor(0.0)}
@@ -43,49 +44,49 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path, is_asynchronous):
     assert targets["weight"].tolist() == [[0, 1, 2], [3, 4, 5]] and targets["step"] == 4
 
 
-def test_the_writing_thread_asks_for_no_gpu(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("the first GPU, whichever is this rank's")
+def test_the_writing_thread_uses_no_gpu(tmp_path, monkeypatch):
+    def fail(*_):
+        raise AssertionError("this would use the first GPU on every rank")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", refuse)
+    monkeypatch.setattr(torch.cuda, "current_stream", fail)
     checkpoint.load_tensors(save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)})
 
 
 def save_apart(folder):
-    """What ranks that share no folder meet when they save, after how many seconds."""
+    """Save on ranks that share no folder; return the printed error, seconds, and the number of complete checkpoints."""
     import time
 
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=60)
-    own = Path(folder) / str(mesh.rank)
-    writer = CheckpointWriter(own, mesh, keep=0, is_asynchronous=True, timeout=60)
+    rank_folder = Path(folder) / str(mesh.rank)
+    writer = CheckpointWriter(rank_folder, mesh, keep=0, is_asynchronous=True, timeout=60)
     writer.save(1, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
     start = time.perf_counter()
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
         while writer._pending is not None:
             writer.check()
     assert writer.last_failed
-    return said.getvalue(), time.perf_counter() - start, len(checkpoint.complete(own))
+    return stderr.getvalue(), time.perf_counter() - start, len(checkpoint.complete(rank_folder))
 
 
-def test_nodes_that_share_no_folder_leave_no_checkpoint_and_say_so_at_once(tmp_path):
+def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint(tmp_path):
     (main, *first), (other, *second) = launch("tests.distributed.test_checkpoint:save_apart", 2, str(tmp_path))
-    assert "CHECKPOINT NOT WRITTEN" in main and not other  # once, for all
+    assert "CHECKPOINT NOT WRITTEN" in main and not other  # printed once
     assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 
 
 def save_twice(folder, failing):
-    """What a rank meets when something fails on one rank in the first of two checkpoints, and what is complete then."""
+    """Save twice with a fault on one rank in the first save; return the failures and the complete checkpoints."""
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=30)
     blocked, hash_share = Path(folder) / "checkpoints", manifest.hash_share
     if failing == "mkdir" and mesh.is_main:
-        blocked.write_text("in the way")
+        blocked.write_text("a file instead of a folder")
     if failing == "hash" and mesh.rank == 1:
         manifest.hash_share = lambda *_: (_ for _ in ()).throw(OSError("the disk does not answer"))
     writer = CheckpointWriter(Path(folder), mesh, keep=0, is_asynchronous=True, timeout=30)
@@ -103,53 +104,53 @@ def save_twice(folder, failing):
 
 
 @pytest.mark.parametrize("failing", ["mkdir", "hash"])
-def test_what_fails_on_one_rank_costs_one_checkpoint_and_not_those_after_it(tmp_path, failing):
+def test_a_failure_on_one_rank_costs_one_checkpoint_and_not_the_next(tmp_path, failing):
     for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path), failing):
         assert found == [[True, False], ["000002"]]
 
 
-def test_what_is_not_in_a_checkpoint_is_named(tmp_path):
+def test_a_missing_tensor_or_a_wrong_shape_is_reported(tmp_path):
     folder = save(tmp_path, 1, weight=torch.zeros(2, 3))
     with pytest.raises(ValueError, match="has no tensor bias"):
         checkpoint.load_tensors(folder, {"bias": torch.zeros(3)})
-    with pytest.raises(ValueError, match=r"weight has shape \(3, 2\), in checkpoint .* \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"weight has shape \(3, 2\), but \(2, 3\) in checkpoint"):
         checkpoint.load_tensors(folder, {"weight": torch.zeros(3, 2)})
 
 
 @pytest.mark.parametrize("content", [b"", b"no", pickle.dumps({"a": 1}), None])
-def test_a_damaged_description_is_refused(tmp_path, content):
+def test_corrupted_metadata_raises_an_error(tmp_path, content):
     folder = save(tmp_path, 1)
-    described = folder / "tensors" / ".metadata"
-    described.unlink()
+    metadata = folder / "tensors" / ".metadata"
+    metadata.unlink()
     if content is not None:
-        described.write_bytes(content)
+        metadata.write_bytes(content)
     with pytest.raises(ValueError, match="metadata"):
         checkpoint.load_tensors(folder, {"policy": torch.zeros(3)})
 
 
-class Evil:
+class Malicious:
     def __reduce__(self):
         import os
 
         return os.system, ("touch hacked",)
 
 
-def test_a_description_cannot_run_code_or_name_files_elsewhere(tmp_path, monkeypatch):
+def test_metadata_cannot_run_code_or_refer_to_files_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tensors = save(tmp_path, 1) / "tensors"
     metadata = read_metadata(tensors)
-    (tensors / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ValueError, match="has no place in it"):
+    (tensors / ".metadata").write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(ValueError, match="system is not allowed"):
         read_shapes(tensors)
     assert not (tmp_path / "hacked").exists()
     for info in metadata.storage_data.values():
         info.relative_path = "../../elsewhere"
     (tensors / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(ValueError, match="outside of its folder"):
+    with pytest.raises(ValueError, match="outside its folder"):
         read_shapes(tensors)
 
 
-def test_truncated_tensors_are_refused(tmp_path):
+def test_truncated_tensors_raise_an_error(tmp_path):
     folder = save(tmp_path, 1, weight=torch.zeros(1000))
     (file,) = (folder / "tensors").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:500])
@@ -161,12 +162,12 @@ def load_each(folder, cases):
     return [load_among_four(Path(folder) / str(number), *case) for number, case in enumerate(cases)]
 
 
-def load_among_four(folder, is_sharded, dp_replicate, is_damaged):
-    """Numbers that this rank reads of a checkpoint and holds of it, whether they are right, and what it is told."""
+def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
+    """Return the number of elements that this rank reads and holds, whether they are correct, and the error."""
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), dp_replicate=dp_replicate, timeout=60)
-    # The second has rows for some ranks only, the last is not sharded, as an optimizer's count of steps.
+    # The second has rows for some ranks only; the last is not sharded, like an optimizer's step count.
     saved = {"a": torch.arange(24.0).view(8, 3), "b": torch.arange(5.0), "c": torch.arange(36.0).view(4, 9)}
     saved |= {"d": torch.arange(8.0), "e": torch.tensor(7.0)}
     placements = [Replicate(), Shard(0)] if dp_replicate > 1 else [Shard(0)]
@@ -177,8 +178,8 @@ def load_among_four(folder, is_sharded, dp_replicate, is_damaged):
 
     writer = CheckpointWriter(folder, mesh, keep=0, is_asynchronous=False, timeout=60)
     target = writer.save(1, {name: spread(tensor) for name, tensor in saved.items()}, {})
-    if is_damaged and mesh.is_main:
-        *_, file = sorted((target / "tensors").glob("*.distcp"))  # some ranks read nothing of it
+    if is_corrupted and mesh.is_main:
+        *_, file = sorted((target / "tensors").glob("*.distcp"))  # some ranks read nothing from it
         file.write_bytes(file.read_bytes()[:500])
     torch.distributed.barrier()
     read, read_data = [], SafeReader.read_data
@@ -188,29 +189,29 @@ def load_among_four(folder, is_sharded, dp_replicate, is_damaged):
         return read_data(reader, plan, planner)
 
     SafeReader.read_data = counted
-    found, said = {name: spread(torch.zeros_like(tensor)) for name, tensor in saved.items()}, ""
+    found, message = {name: spread(torch.zeros_like(tensor)) for name, tensor in saved.items()}, ""
     try:
         checkpoint.load_tensors(target, found, mesh)
     except ValueError as error:
-        said = str(error)
+        message = str(error)
     SafeReader.read_data = read_data
     is_right = all(torch.equal(whole(found[name]), tensor) for name, tensor in saved.items())
-    return sum(read), sum(local(tensor).numel() for tensor in found.values()), is_right, said
+    return sum(read), sum(local(tensor).numel() for tensor in found.values()), is_right, message
 
 
-def test_what_several_ranks_hold_is_read_once_and_sent_to_the_others_and_damage_is_told_to_all(tmp_path):
-    """Ranks that each hold all, that hold one model together, and that hold two."""
+def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_ranks(tmp_path):
+    """The cases are: not sharded, one model sharded over four ranks, and two model replicas."""
     cases = [(False, 1, False), (True, 1, False), (True, 2, False), (True, 2, True)]
     results = launch("tests.distributed.test_checkpoint:load_each", 4, str(tmp_path), cases)
-    *sound, damaged = ([*zip(*of_ranks)] for of_ranks in zip(*results))
-    for (read, held, is_right, said), copies in zip(sound, (4, 1, 2)):
-        assert all(is_right) and set(said) == {""}
+    *intact, corrupted = ([*zip(*by_rank)] for by_rank in zip(*results))
+    for (read, held, is_right, messages), copies in zip(intact, (4, 1, 2)):
+        assert all(is_right) and set(messages) == {""}
         assert sum(read) == sum(held) / copies and (copies == 1 or max(read) < max(held))
-    (said,) = set(damaged[-1])
-    assert "000001 cannot be read" in said
+    (message,) = set(corrupted[-1])
+    assert "000001 cannot be read" in message
 
 
-def test_only_the_newest_are_kept_and_latest_names_the_last(tmp_path):
+def test_only_the_newest_are_kept_and_latest_points_to_the_last(tmp_path):
     for iteration in (2, 4, 6):
         save(tmp_path, iteration, keep=2)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000006"]
@@ -218,7 +219,7 @@ def test_only_the_newest_are_kept_and_latest_names_the_last(tmp_path):
     assert checkpoint.find(tmp_path, "latest").name == "000006"
 
 
-def test_latest_is_the_one_last_written_even_if_its_number_is_smaller(tmp_path):
+def test_latest_is_the_last_one_written_even_if_its_number_is_smaller(tmp_path):
     for iteration in (2, 4, 6):
         save(tmp_path, iteration)
     save(tmp_path, 3, keep=1)
@@ -226,13 +227,13 @@ def test_latest_is_the_one_last_written_even_if_its_number_is_smaller(tmp_path):
     assert checkpoint.find(tmp_path, "latest").name == "000003"
 
 
-def test_a_pointer_to_nothing_gives_way_to_the_newest(tmp_path):
+def test_a_dangling_latest_pointer_falls_back_to_the_newest(tmp_path):
     save(tmp_path, 2)
     (tmp_path / "checkpoints" / "latest").write_text("000009\n")
     assert checkpoint.find(tmp_path, "latest").name == "000002"
 
 
-def test_what_came_after_a_resumed_iteration_is_removed(tmp_path):
+def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
         (tmp_path / "rollouts" / f"{iteration:06d}").mkdir(parents=True)
@@ -241,7 +242,7 @@ def test_what_came_after_a_resumed_iteration_is_removed(tmp_path):
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
 
 
-def test_what_cannot_be_written_is_told_and_leaves_the_earlier_ones(tmp_path, monkeypatch, capsys):
+def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
 
     def crash(*_, **__):
@@ -250,14 +251,14 @@ def test_what_cannot_be_written_is_told_and_leaves_the_earlier_ones(tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_writer.dcp, "save", crash)
         save(tmp_path, 4, keep=1)
-    assert not list((tmp_path / "checkpoints").glob(".*"))  # what was written of it does not fill the disk
-    assert "CHECKPOINT NOT WRITTEN (disk full); earlier ones are kept, training goes on" in capsys.readouterr().err
+    assert not list((tmp_path / "checkpoints").glob(".*"))  # partial files are removed
+    assert "CHECKPOINT NOT WRITTEN (disk full); keeping earlier ones, training continues" in capsys.readouterr().err
     assert checkpoint.find(tmp_path, "latest").name == "000002"
     save(tmp_path, 4)
     assert checkpoint.find(tmp_path, "latest").name == "000004"
 
 
-def test_all_of_a_checkpoint_is_on_the_disk_before_it_is_visible_and_before_an_older_one_goes(tmp_path, monkeypatch):
+def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_deleted(tmp_path, monkeypatch):
     events = []
 
     def traced(name, call, path_of):
@@ -272,22 +273,22 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_is_visible_and_before_an_o
     for name in ("rename", "replace"):
         traced(name, getattr(os, name), lambda path: path)
     target = save(tmp_path, 2, keep=1)
-    root, aside = target.parent, target.with_name(".000002.partial")
-    shown, pointed, hidden = (
+    root, partial = target.parent, target.with_name(".000002.partial")
+    published, pointed, hidden = (
         events.index(event)
         for event in (
-            ("rename", str(aside)),
+            ("rename", str(partial)),
             next((name, path) for name, path in events if name == "replace"),
             ("rename", str(root / "000001")),
         )
     )
-    synced = {path for name, path in events[:shown] if name == "fsync"}
-    assert synced >= {str(aside / path.relative_to(target)) for path in (target, *target.rglob("*"))}
-    assert ("fsync", events[pointed][1]) in events[shown:pointed]
+    synced = {path for name, path in events[:published] if name == "fsync"}
+    assert synced >= {str(partial / path.relative_to(target)) for path in (target, *target.rglob("*"))}
+    assert ("fsync", events[pointed][1]) in events[published:pointed]
     assert ("fsync", str(root)) in events[pointed:hidden]
 
 
-def test_a_checkpoint_that_is_written_again_replaces_the_old_one_when_it_is_on_the_disk_itself(tmp_path, monkeypatch):
+def test_a_rewritten_checkpoint_replaces_the_old_one_only_once_it_is_on_disk(tmp_path, monkeypatch):
     save(tmp_path, 2, weight=torch.tensor(1.0))
 
     def crash(*_, **__):
@@ -305,7 +306,7 @@ def test_a_checkpoint_that_is_written_again_replaces_the_old_one_when_it_is_on_t
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
-def test_a_kill_while_a_checkpoint_is_replaced_loses_none(tmp_path, monkeypatch):
+def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 2)
     rename = os.rename
 
@@ -325,7 +326,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_none(tmp_path, monkeypatch)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
-def test_an_old_one_that_cannot_be_deleted_is_told_and_the_new_one_is_written(tmp_path, monkeypatch, capsys):
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is_written(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
 
     rmtree = checkpoint.shutil.rmtree
@@ -340,12 +341,12 @@ def test_an_old_one_that_cannot_be_deleted_is_told_and_the_new_one_is_written(tm
         writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False)
         writer.save(4, {"policy": torch.zeros(3)}, {})
     assert not writer.last_failed
-    told = capsys.readouterr().err
-    assert "000002 NOT DELETED" in told and "Operation not permitted" in told and "NOT WRITTEN" not in told
+    stderr = capsys.readouterr().err
+    assert "000002 NOT DELETED" in stderr and "Operation not permitted" in stderr and "NOT WRITTEN" not in stderr
     assert checkpoint.find(tmp_path, "latest").name == "000004"
 
 
-def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path):
+def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path):
     elsewhere = save(tmp_path, 2).rename(tmp_path / "elsewhere")
     link = tmp_path / "checkpoints" / "000002"
     for remove in (
@@ -361,7 +362,7 @@ def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path):
 
 
 def choose_with_a_stale_listing(folder):
-    """What two ranks choose of which the second sees an old listing, and what is said when each has its own choice."""
+    """Return the checkpoint chosen if rank 1 sees an old listing, and the errors if the ranks choose differently."""
     from hyvideo.distributed import mesh as ranks
 
     mesh, folder = ranks.start(1, torch.device("cpu"), timeout=30), Path(folder)
@@ -370,48 +371,48 @@ def choose_with_a_stale_listing(folder):
         checkpoint.complete = lambda output_dir: complete(output_dir)[:1]
     chosen = checkpoint.find_undamaged(folder, "latest", mesh)
     checkpoint.refuse_different(4, manifest.own_hash(chosen), mesh)
-    said = []
-    for own, iteration in ((complete(folder)[1 - mesh.rank], 4), (chosen, 4 - mesh.rank)):
+    messages = []
+    for folder_of_rank, iteration in ((complete(folder)[1 - mesh.rank], 4), (chosen, 4 - mesh.rank)):
         try:
-            checkpoint.refuse_different(iteration, manifest.own_hash(own), mesh)
+            checkpoint.refuse_different(iteration, manifest.own_hash(folder_of_rank), mesh)
         except ValueError as error:
-            said.append(str(error))
+            messages.append(str(error))
     try:
         checkpoint.find_undamaged(folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh)
     except ValueError as error:
-        said.append(str(error))
-    return chosen.name, said
+        messages.append(str(error))
+    return chosen.name, messages
 
 
-def test_ranks_go_on_from_the_checkpoint_of_the_main_rank_or_stop_with_both_named(tmp_path):
+def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that_names_both(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
     hashes = [manifest.own_hash(folder) for folder in checkpoint.complete(tmp_path)]
-    for chosen, said in launch("tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)):
+    for chosen, messages in launch("tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)):
         assert chosen == "000004"
-        of_files, of_states, named = said
+        different_files, different_states, invalid_name = messages
         for part in (
             f"iteration 4 with manifest {hashes[1]} on rank 0",
             f"iteration 4 with manifest {hashes[0]} on rank 1",
         ):
-            assert part in of_files
-        assert "iteration 4 with manifest" in of_states and "iteration 3 with manifest" in of_states
-        assert "resume_from_checkpoint must be" in named
+            assert part in different_files
+        assert "iteration 4 with manifest" in different_states and "iteration 3 with manifest" in different_states
+        assert "resume_from_checkpoint must be" in invalid_name
 
 
-def test_every_so_many_stay(tmp_path):
+def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
     writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
     for iteration in range(2, 11, 2):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000008", "000010"]
 
 
-def test_a_copy_that_was_put_aside_is_neither_taken_up_nor_removed(tmp_path):
-    aside = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
+def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
+    copy = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
     writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False)
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
-    assert aside.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
+    assert copy.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
 
 
 def flip(path):
@@ -421,33 +422,33 @@ def flip(path):
 
 
 @pytest.mark.parametrize(
-    "break_it, said",
+    "corrupt, message",
     [
-        (lambda folder: flip(next((folder / "tensors").glob("*.distcp"))), "is not what was written"),
-        (lambda folder: flip(folder / "state.json"), "state.json is not what was written"),
+        (lambda folder: flip(next((folder / "tensors").glob("*.distcp"))), "the contents of tensors/.* have changed"),
+        (lambda folder: flip(folder / "state.json"), "the contents of state.json have changed"),
         (lambda folder: (folder / "tensors" / ".metadata").unlink(), "tensors/.metadata is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
-        (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes and should have"),
+        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json is invalid"),
+        (lambda folder: (folder / "state.json").write_bytes(b""), "state.json has 0 bytes, expected"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, break_it, said):
+def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrupt, message):
     for iteration in (2, 4):
         save(tmp_path, iteration, weight=torch.arange(1000.0))
     newest = tmp_path / "checkpoints" / "000004"
-    break_it(newest)
+    corrupt(newest)
     assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000002"
-    told = capsys.readouterr().err
-    assert "000004 is damaged and skipped" in told and said in told
-    with pytest.raises(ValueError, match="000004 is damaged"):
+    stderr = capsys.readouterr().err
+    assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
+    with pytest.raises(ValueError, match="000004 is corrupted"):
         checkpoint.find_undamaged(tmp_path, str(newest), ALONE)
-    break_it(tmp_path / "checkpoints" / "000002")
-    with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
+    corrupt(tmp_path / "checkpoints" / "000002")
+    with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
         checkpoint.find_undamaged(tmp_path, "auto", ALONE)
 
 
 @pytest.mark.parametrize("owner, name", [(manifest, "_describe"), (Path, "read_text"), (Path, "stat")])
-def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage_and_stops_the_run(tmp_path, monkeypatch, owner, name):
+def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupted(tmp_path, monkeypatch, owner, name):
     for iteration in (2, 4):
         save(tmp_path, iteration)
     real = getattr(owner, name)
@@ -459,12 +460,12 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage_and_stops_the_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
-        with pytest.raises(ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*start again"):
+        with pytest.raises(ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"):
             checkpoint.find_undamaged(tmp_path, "latest", ALONE)
     assert checkpoint.find_undamaged(tmp_path, "latest", ALONE).name == "000004"
 
 
-def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
+def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monkeypatch):
     save(tmp_path, 2)
 
     def fail(folder):
@@ -476,15 +477,15 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_an_empty_one(tmp_p
         checkpoint.find_undamaged(tmp_path, "latest", ALONE)
 
 
-def test_what_was_passed_over_is_put_aside_and_not_deleted(tmp_path, capsys):
+def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
     for iteration in (2, 4, 6):
         save(tmp_path, iteration)
     flip(tmp_path / "checkpoints" / "000006" / "state.json")
     flip(tmp_path / "checkpoints" / "000004" / "state.json")
-    damaged = []
-    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE, damaged).name == "000002"
+    corrupted = []
+    assert checkpoint.find_undamaged(tmp_path, "latest", ALONE, corrupted).name == "000002"
     (tmp_path / "checkpoints" / "000008").mkdir()
-    checkpoint.drop_after(tmp_path, 2, damaged)
+    checkpoint.drop_after(tmp_path, 2, corrupted)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["000002", "000004-damaged", "000006-damaged", "latest"]
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
@@ -492,10 +493,10 @@ def test_what_was_passed_over_is_put_aside_and_not_deleted(tmp_path, capsys):
 
 
 def look_with_a_fault(folder):
-    """What two ranks are told of a checkpoint of which the second does not see a file, and then cannot read one."""
+    """Return the errors on two ranks if rank 1 does not see a file of a checkpoint, and then if it cannot read it."""
     from hyvideo.distributed import mesh as ranks
 
-    mesh, stat, said = ranks.start(1, torch.device("cpu"), timeout=30), Path.stat, []
+    mesh, stat, messages = ranks.start(1, torch.device("cpu"), timeout=30), Path.stat, []
     for number, reason in ((errno.ENOENT, "No such file"), (errno.EIO, "Input/output error")):
 
         def fail(path, number=number, reason=reason, **options):
@@ -507,23 +508,23 @@ def look_with_a_fault(folder):
         try:
             checkpoint.find_undamaged(Path(folder), "latest", mesh)
         except ValueError as error:
-            said.append(str(error))
+            messages.append(str(error))
         finally:
             Path.stat = stat
-    return said
+    return messages
 
 
-def test_what_one_rank_does_not_see_or_cannot_read_stops_all(tmp_path):
+def test_a_file_missing_or_unreadable_on_one_rank_stops_all_ranks(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
     first, second = launch("tests.distributed.test_checkpoint:look_with_a_fault", 2, str(tmp_path))
     unseen, unread = first
     assert first == second
-    assert "000004, got one that is whole on rank 0, and on rank 1: tensors/.metadata is missing" in unseen
+    assert "000004: it is complete on rank 0, but on rank 1: tensors/.metadata is missing" in unseen
     assert "000004/tensors/.metadata cannot be read (Input/output error)" in unread
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+def test_an_invalid_checkpoint_folder_raises_an_error(tmp_path):
     assert checkpoint.find(tmp_path, "latest") is None
     with pytest.raises(ValueError, match="must be `latest`, `auto` or a checkpoint folder"):
         checkpoint.find(tmp_path, str(tmp_path))
@@ -533,7 +534,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
         checkpoint.read_state(folder)
 
 
-def test_what_a_kill_left_half_written_or_half_removed_does_not_stay(tmp_path):
+def test_partially_written_or_removed_folders_are_deleted_on_resume(tmp_path):
     save(tmp_path, 2)
     for name in (".000003.partial", ".000001.removed"):
         (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
@@ -541,31 +542,31 @@ def test_what_a_kill_left_half_written_or_half_removed_does_not_stay(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000002", "latest"]
 
 
-def test_what_a_process_has_open_or_nobody_may_delete_stays_and_is_no_end(tmp_path, monkeypatch, capsys):
+def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
     newer = save(tmp_path, 4)
     partial, owner = tmp_path / "checkpoints" / ".000006.ab.partial", tmp_path / ".owner.1.partial"
     partial.mkdir()
     owner.touch()
 
-    def refuse(folder, ignore_errors=False):  # as with files that a process on another node has open
+    def rmtree(folder, ignore_errors=False):  # fails as if a process on another node had files open
         if not ignore_errors:
             raise PermissionError(1, "Operation not permitted", str(folder))
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
     checkpoint.drop_after(tmp_path, 2)
     assert partial.is_dir() and owner.is_file() and not newer.exists()
     assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("remove", [lambda run: checkpoint.drop_after(run, 2), lambda run: save(run, 1, keep=1)])
-def test_what_a_crash_left_half_removed_is_not_seen(tmp_path, monkeypatch, remove):
+def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypatch, remove):
     for iteration in (2, 4):
         save(tmp_path, iteration)
     whole = len(checkpoint.complete(tmp_path))
 
     def crash(folder, **_):
-        if folder.exists():  # not the leftovers of an earlier crash
+        if folder.exists():  # except partial folders of an earlier crash
             raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", crash)

@@ -1,4 +1,4 @@
-"""Collectives of small tables and of gradients, on two processes."""
+"""Tests of merge_rows and average_gradients on two processes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def merged_and_averaged() -> list:
     return [rows.nan_to_num(-1.0).tolist(), [parameter.grad.tolist() for parameter in parameters]]
 
 
-def test_rows_are_the_first_ranks_and_gradients_the_mean_over_ranks():
+def test_rows_come_from_the_lowest_rank_and_gradients_are_averaged():
     for rows, gradients in launch(f"{__name__}:merged_and_averaged", 2):
         assert rows == [[1, 0], [1, 1], [5, 0], [-1, -1]]
         assert gradients == [[[1.5] * 3] * 2, pytest.approx([0, 0.5, 1, 1.5]), [0]]

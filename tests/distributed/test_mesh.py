@@ -1,4 +1,4 @@
-"""The groups of ranks: who is in them, and how long they wait."""
+"""Tests of the process groups: their ranks and timeouts."""
 
 from datetime import timedelta
 
@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def groups():
-    """Ranks and timeout in seconds of every group of this rank."""
+    """Return ranks and timeout in seconds of every process group of this rank."""
     from pathlib import Path
 
     import torch.distributed as dist
@@ -33,7 +33,7 @@ def groups():
     }
 
 
-def test_every_group_has_its_ranks_and_waits_as_long_as_was_asked():
+def test_every_group_has_its_ranks_and_the_requested_timeout():
     for rank, found in enumerate(launch("tests.distributed.test_mesh:groups", 4)):
         assert found == {
             "all": [[0, 1, 2, 3], 77],

@@ -1,4 +1,4 @@
-"""Compile, recomputation, sequence parallel and FSDP2 together: gradients are those of one eager process."""
+"""Test of compile, activation checkpointing, sequence parallelism and FSDP2 together against one eager process."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CASES = ("even", "even, quoted", "odd tokens")
 
 
 def compare(sp_size):
-    """Largest deviations of outputs and of gradients, relative to the largest of their tensor, and graph breaks."""
+    """Return the largest deviation of outputs, the largest relative deviation of gradients, and the graph breaks."""
     from torch._dynamo.utils import counters
 
     from hyvideo.distributed import mesh as ranks
@@ -38,7 +38,7 @@ def compare(sp_size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sp_size", [1, 2])
-def test_compiled_blocks_in_shards_on_two_ranks_give_the_gradients_of_one(sp_size):
+def test_compiled_and_sharded_blocks_on_two_ranks_have_the_gradients_of_one_process(sp_size):
     for output, gradient, graph_breaks in launch(f"{MODULE}:compare", 2, sp_size, timeout=1200):
         assert output <= 2e-6 and gradient <= 1e-4, (output, gradient)
         assert graph_breaks == 0

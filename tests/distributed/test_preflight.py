@@ -1,4 +1,4 @@
-"""Ranks that do not fit together, or do not answer, are named before a run begins; processes of their own."""
+"""Tests of preflight: ranks that differ or do not answer are reported before a run starts."""
 
 import dataclasses
 import os
@@ -18,11 +18,11 @@ from hyvideo.distributed.preflight import preflight, problems_of, table, try_all
 from hyvideo.distributed.rank_agreement import name_ranks
 from tests.forked import ROOT, python
 
-# What TEST_BEFORE holds is run first: it stands for what goes wrong on that rank's node.
+# The code in TEST_BEFORE runs first; it simulates a fault on that rank's node.
 PROGRAM = "import os, sys, time\nexec(os.environ['TEST_BEFORE'])\nfrom scripts.preflight import main\nsys.exit(main())"
 
 STARTED = "import torch\nfrom hyvideo.distributed import mesh\nmesh.start(1, torch.device('cpu'))"
-# Imports take seconds that differ between processes; after this a short timeout is a fair one.
+# Import times differ between processes by seconds; after this barrier a short timeout is sufficient.
 MEET = """
 import pathlib, hyvideo.training.model_setup, hyvideo.distributed.preflight
 (pathlib.Path({folder!r}) / os.environ["RANK"]).touch()
@@ -52,7 +52,7 @@ def start(rank, world_size, port, arguments, before):
 
 
 def run_preflight(world_size, *arguments, extra=None, before=None, waited_for=None):
-    """Exit codes and what was said, of all ranks or those waited for; ``extra`` flags and code ``before``, by rank."""
+    """Return exit codes, stdout and stderr of the ranks in ``waited_for``; ``extra`` and ``before`` are by rank."""
     extra, before, port = extra or {}, before or {}, free_port()
     processes = [
         start(rank, world_size, port, [*arguments, *extra.get(rank, [])], before.get(rank, ""))
@@ -60,8 +60,8 @@ def run_preflight(world_size, *arguments, extra=None, before=None, waited_for=No
     ]
     try:
         waited_for = range(world_size) if waited_for is None else waited_for
-        said = [processes[rank].communicate(timeout=60) for rank in waited_for]
-        return [processes[rank].returncode for rank in waited_for], *map("".join, zip(*said))
+        outputs = [processes[rank].communicate(timeout=60) for rank in waited_for]
+        return [processes[rank].returncode for rank in waited_for], *map("".join, zip(*outputs))
     finally:
         for process in processes:
             process.kill()
@@ -69,9 +69,11 @@ def run_preflight(world_size, *arguments, extra=None, before=None, waited_for=No
 
 
 @pytest.mark.parametrize(
-    "before", ["", pytest.param(STARTED, marks=pytest.mark.slow)], ids=["before the process group", "after it"]
+    "before",
+    ["", pytest.param(STARTED, marks=pytest.mark.slow)],
+    ids=["before the process group", "after the process group"],
 )
-def test_ranks_that_fit_are_shown_in_a_table(tmp_path, before):
+def test_compatible_ranks_are_shown_in_a_table(tmp_path, before):
     codes, out, err = run_preflight(2, "--batch_size", 4, "--output_dir", tmp_path, before={0: before, 1: before})
     assert codes == [0, 0], err
     header, row, last = out.splitlines()
@@ -81,7 +83,7 @@ def test_ranks_that_fit_are_shown_in_a_table(tmp_path, before):
 
 
 @pytest.mark.slow
-def test_all_problems_come_in_one_message_and_every_rank_ends_with_2(tmp_path):
+def test_all_problems_are_in_one_message_and_every_rank_exits_with_2(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "prompts.csv").write_text("prompt\na red circle moves left\n")
     flags = ["--learning_rate", "0.5", "--output_dir", tmp_path / "file" / "run"]
@@ -98,7 +100,7 @@ def test_all_problems_come_in_one_message_and_every_rank_ends_with_2(tmp_path):
     assert "Traceback" not in err
 
 
-def test_a_silent_rank_is_named(tmp_path):
+def test_a_rank_that_does_not_answer_is_reported(tmp_path):
     (tmp_path / "here").mkdir()
     meet = MEET.format(folder=str(tmp_path / "here"), count=2)
     arguments = ["--batch_size", 4, "--output_dir", tmp_path / "run", "--timeout", 2]
@@ -108,13 +110,13 @@ def test_a_silent_rank_is_named(tmp_path):
     assert err.count("preflight: rank 1 of 3 did not answer within 2 s") == 1 and "Traceback" not in err
 
 
-def test_a_silent_main_rank_is_named_by_the_next(tmp_path):
+def test_a_main_rank_that_does_not_answer_is_reported_by_the_next(tmp_path):
     arguments = ["--batch_size", 4, "--output_dir", tmp_path, "--timeout", 2]
     codes, _, err = run_preflight(2, *arguments, before={0: "time.sleep(100)"}, waited_for=[1])
     assert codes == [2] and err.count("preflight: rank 0 did not answer") == 1 and "Traceback" not in err
 
 
-def test_a_collective_that_hangs_fails_or_counts_wrongly_is_told(monkeypatch):
+def test_a_collective_that_hangs_fails_or_returns_a_wrong_sum_is_reported(monkeypatch):
     two = Mesh(rank=0, world_size=2, sp_size=1)
 
     def outcome(all_reduce):
@@ -125,9 +127,9 @@ def test_a_collective_that_hangs_fails_or_counts_wrongly_is_told(monkeypatch):
         raise RuntimeError("connection\nrefused")
 
     assert outcome(lambda tensor: tensor.fill_(3)) == ""
-    assert outcome(lambda tensor: time.sleep(5)) == "the all-reduce on cpu: did not end within 0.2 s"
+    assert outcome(lambda tensor: time.sleep(5)) == "the all-reduce on cpu: did not finish within 0.2 s"
     assert outcome(fail) == "the all-reduce on cpu: connection refused"
-    assert outcome(lambda tensor: tensor) == "the all-reduce on cpu: gave 1 in place of 3"
+    assert outcome(lambda tensor: tensor) == "the all-reduce on cpu: returned 1 instead of 3"
 
 
 @pytest.fixture
@@ -157,7 +159,7 @@ def test_equal_nodes_have_no_problems(reports):
         ("the setting of tomorrow", "1", "must be the same on all ranks, got absent on ranks 0-2"),
     ],
 )
-def test_what_differs_is_a_problem_that_names_rank_key_and_values(reports, key, value, message):
+def test_a_difference_is_reported_with_rank_name_and_values(reports, key, value, message):
     reports[3] = dataclasses.replace(reports[3], compared=reports[3].compared | {key: value})
     (problem,) = problems_of(reports)
     assert message in problem and f"{value} on rank 3 (node1)" in problem
@@ -170,20 +172,20 @@ def test_what_differs_is_a_problem_that_names_rank_key_and_values(reports, key, 
         ({"problems": ["no room"]}, "rank 3 (node1): no room"),
     ],
 )
-def test_what_a_rank_has_wrong_names_it(reports, changed, message):
+def test_a_problem_is_reported_with_its_rank(reports, changed, message):
     reports[3] = dataclasses.replace(reports[3], **changed)
     (problem,) = problems_of(reports)
     assert problem.startswith(message)
 
 
-def test_the_table_shows_other_gpus_and_the_least_room(reports):
+def test_the_table_shows_different_gpus_and_the_smallest_free_disk(reports):
     reports[3] = dataclasses.replace(reports[3], device="other GPU with 40 GiB", free_disk=2**31)
     row = table(reports).splitlines()[2]
     assert "1 x GPU with 80 GiB, 1 x other GPU with 40 GiB" in row and row.endswith(" 2 GiB")
     assert problems_of(reports) == []
 
 
-def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
+def test_a_single_process_is_checked(tiny_config, mesh, capsys):
     def check(config, **options):
         preflight(config.flat(), named_files(config.flat()), mesh, torch.device("cpu"), **options)
 
@@ -191,7 +193,7 @@ def test_one_process_is_checked_alone(tiny_config, mesh, capsys):
     assert "1 x cpu" in capsys.readouterr().out
     with pytest.raises(ValueError, match="rank 0 .*: no room"):
         check(tiny_config, problem="no room")
-    with pytest.raises(ValueError, match="nowhere/transformer/none is not there"):
+    with pytest.raises(ValueError, match="nowhere/transformer/none does not exist"):
         check(tiny_config.with_settings(transformer_version="none", pretrained_model_root="nowhere"))
 
 
@@ -205,7 +207,7 @@ def test_a_changed_or_renamed_file_changes_the_hash_of_the_code(tmp_path):
     assert len({first, second, code_hash(tmp_path)}) == 3
 
 
-def test_named_files_are_compared_by_content(tiny_config, tmp_path):
+def test_files_in_settings_are_compared_by_content(tiny_config, tmp_path):
     file = tmp_path / "prompts.csv"
     settings = tiny_config.with_settings(prompts_csv=str(file)).flat()
     files = named_files(settings)
@@ -218,7 +220,7 @@ def test_named_files_are_compared_by_content(tiny_config, tmp_path):
     assert report.compared["the file of prompts_csv"] == file_hash(file) != first
 
 
-def test_a_folder_is_tried_by_a_file_that_is_removed(tmp_path):
+def test_unwritable_leaves_no_file_behind(tmp_path):
     assert unwritable(tmp_path) is None and unwritable(tmp_path / "new" / "run") is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -226,6 +228,6 @@ def test_a_folder_is_tried_by_a_file_that_is_removed(tmp_path):
     assert unwritable("/proc/run") == "no file can be created in /proc: No such file or directory"
 
 
-def test_ranks_are_named_in_runs():
+def test_consecutive_ranks_are_named_as_ranges():
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([9, 0, 1, 2]) == "ranks 0-2, 9"

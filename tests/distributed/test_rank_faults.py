@@ -1,4 +1,4 @@
-"""Two ranks: what breaks on one is known to both, at once and alike."""
+"""Tests of faults on one of two ranks: both ranks react at once and in the same way."""
 
 import dataclasses
 import hashlib
@@ -61,7 +61,7 @@ def start():
 
 
 def train_and_lose_a_rank(folder):
-    """The second rank is killed in the third iteration, as it makes the anchor's means."""
+    """Train, and kill rank 1 in the third iteration while it computes the anchor's means."""
     mesh = start()
     trainer = make(folder, mesh)
     anchor_means = trainer.update.anchor_means
@@ -77,7 +77,7 @@ def train_and_lose_a_rank(folder):
 
 @pytest.fixture(scope="module")
 def lost_rank(tmp_path_factory):
-    """Folder of a run that lost a rank, what was said, exit code and seconds."""
+    """Return the folder of a run that lost a rank, its result and its duration in seconds."""
     folder = tmp_path_factory.mktemp("lost") / "run"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     target = [f"{MODULE}:train_and_lose_a_rank", json.dumps([str(folder)]), str(folder.parent)]
@@ -88,28 +88,28 @@ def lost_rank(tmp_path_factory):
     return folder, result, time.monotonic() - began
 
 
-def test_the_others_end_soon_after_a_rank_was_killed_and_it_is_named(lost_rank):
+def test_the_other_ranks_end_soon_after_a_rank_is_killed_and_it_is_reported(lost_rank):
     folder, result, seconds = lost_rank
     assert result.returncode != 0 and seconds < 120
     assert "Signal 9 (SIGKILL)" in result.stderr and "rank      : 1" in result.stderr
     assert (folder / "checkpoints" / "latest").read_text().strip() in ("000001", "000002")
 
 
-# --- one launch for all that does not kill --------------------------------------------------------------------------
+# --- all other faults, in one launch ------------------------------------------------------------------------------
 
 
-def play(folder, lost):
-    """What this rank saw, by case."""
+def run_cases(folder, lost):
+    """Return what this rank observed, by case."""
     mesh, folder = start(), Path(folder)
     return {
-        "unbroken": train(folder / "unbroken", mesh),
+        "uninterrupted": train(folder / "uninterrupted", mesh),
         "lost rank": train(lost, mesh, resume_from_checkpoint="latest"),
-        "apart": resume_apart(folder / "unbroken", mesh),
-        "unreadable": resume_unreadable(folder / "unbroken", mesh),
-        "superseded": supersede(folder / "superseded", mesh),
-        "turns": turns_to_wait(folder / "silent", mesh),
-        "lines of another": refuse_records(folder / "lines", mesh),
-        "signal": leave_and_go_on(folder / "signal", mesh),
+        "apart": resume_apart(folder / "uninterrupted", mesh),
+        "unreadable": resume_unreadable(folder / "uninterrupted", mesh),
+        "replaced": replace_owner(folder / "replaced", mesh),
+        "waits": count_waits(folder / "stale", mesh),
+        "foreign metrics": start_with_foreign_metrics(folder / "lines", mesh),
+        "signal": stop_and_resume(folder / "signal", mesh),
         **{
             case: plant_nan(folder / case, mesh, case)
             for case in ("reward", "memory", "loss", "gradient", "gradient fsdp")
@@ -126,7 +126,7 @@ def train(folder, mesh, **settings):
 
 
 def digest(trainer):
-    """Of all that this rank holds, to the bit."""
+    """Return a hash of all tensors that this rank holds."""
     from hyvideo.distributed.sharded_tensors import local
 
     found = hashlib.blake2b(digest_size=16)
@@ -137,7 +137,7 @@ def digest(trainer):
 
 
 def resume_apart(folder, mesh):
-    """What is said where rank 1 has taken up the first checkpoint, and rank 0 the newest."""
+    """Return the error if rank 1 resumes the first checkpoint and rank 0 the newest."""
     from hyvideo.distributed import checkpoint
 
     find = checkpoint.find_undamaged
@@ -155,7 +155,7 @@ def resume_apart(folder, mesh):
 
 
 def resume_unreadable(folder, mesh):
-    """What is said where rank 1 alone cannot read what the checkpoint has."""
+    """Return the error if only rank 1 cannot read the checkpoint's metadata."""
     from hyvideo.training import policy
 
     read = policy.read_shapes
@@ -174,8 +174,8 @@ def resume_unreadable(folder, mesh):
         policy.read_shapes = read
 
 
-def supersede(folder, mesh):
-    """Another life takes the folder in the second iteration: what ends this one, and what it has left."""
+def replace_owner(folder, mesh):
+    """Return the error and the files if another process takes the folder in the second iteration."""
     from hyvideo.distributed.ownership import NotOwner
 
     trainer = make(folder, mesh, save_asynchronously=False)
@@ -183,7 +183,7 @@ def supersede(folder, mesh):
 
     def run(writer=None):
         if mesh.is_main and trainer.iteration == 2:
-            (folder / ".owner").write_text('{"life": "later"}')
+            (folder / ".owner").write_text('{"token": "later"}')
         return run_iteration(writer)
 
     trainer.run_iteration = run
@@ -192,42 +192,42 @@ def supersede(folder, mesh):
     except NotOwner as error:
         left = [path.name for path in sorted((folder / "checkpoints").iterdir())]
         lines = (folder / "metrics.jsonl").read_text().count("\n")
-        return {"told": str(error), "left": left, "lines": lines, "owner": (folder / ".owner").read_text()}
+        return {"error": str(error), "left": left, "lines": lines, "owner": (folder / ".owner").read_text()}
 
 
-def turns_to_wait(folder, mesh):
-    """The messages between ranks while a life is silent that only the main rank knows of."""
+def count_waits(folder, mesh):
+    """Return the number of collectives while waiting for a stale owner that only the main rank sees."""
     from hyvideo.distributed import ownership
 
-    anywhere, turns = ownership.anywhere, []
-    ownership.anywhere = lambda *claim: (turns.append(1), anywhere(*claim))[1]
+    anywhere, calls = ownership.anywhere, []
+    ownership.anywhere = lambda *arguments: (calls.append(1), anywhere(*arguments))[1]
     try:
         folder.mkdir(exist_ok=True)
         if mesh.is_main:
             (folder / ".owner").write_text("{}")
         with ownership.Ownership(folder, mesh, beat_s=0.5, silence_s=0.5):
-            return len(turns)
+            return len(calls)
     finally:
         ownership.anywhere = anywhere
 
 
-def refuse_records(folder, mesh):
-    """What is said where the folder has another run's metrics when training begins, which only the main rank reads."""
+def start_with_foreign_metrics(folder, mesh):
+    """Return the error if the folder contains another run's metrics, which only the main rank reads."""
     from hyvideo.distributed.ownership import NotOwner
 
     trainer = make(folder, mesh)
     (folder / "metrics.jsonl").write_text('{"iteration": 1}\n')
     try:
         trainer.train()
-    except NotOwner as error:  # whose exit code is 2
+    except NotOwner as error:  # exit code 2
         return str(error)
 
 
-def leave_and_go_on(folder, mesh):
-    """Rank 1 alone is asked to leave while it samples its second batch of the second iteration."""
+def stop_and_resume(folder, mesh):
+    """Send SIGTERM to rank 1 while it samples its second batch of the second iteration, then resume."""
     from hyvideo.training.preemption import Stopped
 
-    trainer, sampled, ended = make(folder, mesh), [], ""
+    trainer, sampled, stopped = make(folder, mesh), [], ""
 
     def counted(trainer):
         def sample(iteration, indices, conditions, sample=trainer.collector.sample, **options):
@@ -243,15 +243,15 @@ def leave_and_go_on(folder, mesh):
     try:
         counted(trainer).train()
     except Stopped as error:
-        ended = str(error)
+        stopped = str(error)
     last = (folder / "checkpoints" / "latest").read_text().strip()
     again = counted(make(folder, mesh, resume_from_checkpoint="latest"))
     again.train()
-    return {"ended": ended, "last": last, "sampled": sampled, "digest": digest(again)}
+    return {"stopped": stopped, "last": last, "sampled": sampled, "digest": digest(again)}
 
 
 def fill_disk(folder, mesh):
-    """Rank 1 alone can write no byte in the second iteration: which saves failed, and which checkpoints there are."""
+    """Let rank 1 write nothing in the second iteration; return the failed saves and the checkpoints."""
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration, save, failed = trainer.run_iteration, trainer.state.save, []
 
@@ -271,7 +271,7 @@ def fill_disk(folder, mesh):
 
 
 def plant_nan(folder, mesh, case):
-    """Metrics of an iteration with a number that is not finite on rank 1, and of the next."""
+    """Return the metrics of an iteration with a non-finite number on rank 1 and of the next, and what was written."""
     is_hit = mesh.rank == 1
     trainer = make(folder, mesh, max_missing_fraction=0.5, **(FSDP if "fsdp" in case else {}))
     terms, average = trainer.update.terms, trainer.update._step
@@ -290,16 +290,16 @@ def plant_nan(folder, mesh, case):
             next(p for p in trainer.policy.parameters if p.grad is not None).grad.mul_(NAN)
         return average(*arguments)
 
-    class Lying(Redness):
+    class FaultyScorer(Redness):
         def score(self, videos, prompts, *, fps):
             scores = super().score(videos, prompts, fps=fps)
             if is_hit and case == "memory" and trainer.iteration == 1:
-                raise torch.OutOfMemoryError("no room on the GPU")
+                raise torch.OutOfMemoryError("out of GPU memory")
             return (
                 [s | {"VQ": NAN} for s in scores] if is_hit and case == "reward" and trainer.iteration == 1 else scores
             )
 
-    trainer.scorer.scorers["test"] = Lying()
+    trainer.scorer.scorers["test"] = FaultyScorer()
     trainer.update.terms, trainer.update._step = bad_terms, bad_gradient
     lines = []
     for _ in range(2):
@@ -314,7 +314,7 @@ def plant_nan(folder, mesh, case):
 
 
 def too_many(folder, mesh):
-    """Every update is bad on rank 1: what ends the run, and whether the policy is what it was."""
+    """Make every update non-finite on rank 1; return the error and whether the policy is unchanged."""
     trainer = make(folder, mesh, max_bad_updates=3)
     before = digest(trainer)
     step = trainer.update._step
@@ -328,81 +328,81 @@ def too_many(folder, mesh):
     try:
         trainer.train()
     except FloatingPointError as error:
-        return {"told": str(error), "iteration": trainer.iteration, "same": digest(trainer) == before}
+        return {"error": str(error), "iteration": trainer.iteration, "same": digest(trainer) == before}
     return {}
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory, lost_rank):
-    return launch(f"{MODULE}:play", 2, str(tmp_path_factory.mktemp("play")), str(lost_rank[0]), timeout=300)
+def results(tmp_path_factory, lost_rank):
+    return launch(f"{MODULE}:run_cases", 2, str(tmp_path_factory.mktemp("cases")), str(lost_rank[0]), timeout=300)
 
 
-def test_a_run_that_lost_a_rank_goes_on_and_ends_as_the_unbroken_one(played):
-    for rank in played:
-        assert rank["lost rank"] == rank["unbroken"]
+def test_a_run_that_lost_a_rank_resumes_and_ends_like_an_uninterrupted_one(results):
+    for rank in results:
+        assert rank["lost rank"] == rank["uninterrupted"]
 
 
-def test_ranks_that_took_up_different_checkpoints_all_stop_and_name_both(played):
-    for rank in played:
+def test_ranks_that_resume_different_checkpoints_all_stop_and_report_both(results):
+    for rank in results:
         assert "that of iteration 3 with manifest" in rank["apart"] and "on rank 0" in rank["apart"]
         assert "that of iteration 1 with manifest" in rank["apart"] and "on rank 1" in rank["apart"]
 
 
-def test_what_one_rank_cannot_read_stops_all_with_its_reason(played):
-    assert [rank["unreadable"] for rank in played] == ["the disk does not answer"] * 2
+def test_a_read_error_on_one_rank_stops_all_ranks_with_its_message(results):
+    assert [rank["unreadable"] for rank in results] == ["the disk does not answer"] * 2
 
 
-def test_a_life_whose_folder_was_taken_stops_on_all_ranks_and_writes_no_more(played):
-    for rank in played:
-        seen = rank["superseded"]
-        assert "another process of the run has taken" in seen["told"] and seen["owner"] == '{"life": "later"}'
-        assert seen["left"] == ["000001", "latest"] and seen["lines"] == 1
+def test_a_process_that_loses_its_folder_stops_on_all_ranks_and_writes_nothing_more(results):
+    for rank in results:
+        result = rank["replaced"]
+        assert "another process now owns" in result["error"] and result["owner"] == '{"token": "later"}'
+        assert result["left"] == ["000001", "latest"] and result["lines"] == 1
 
 
-def test_ranks_wait_in_step_for_a_life_that_is_silent(played):
-    first, second = (rank["turns"] for rank in played)
+def test_all_ranks_wait_together_for_a_stale_owner(results):
+    first, second = (rank["waits"] for rank in results)
     assert first == second > 3
 
 
-def test_a_folder_with_the_metrics_of_another_run_is_refused_on_all_ranks(played):
-    for rank in played:
-        assert "contains the metrics of another run" in rank["lines of another"]
+def test_a_folder_with_the_metrics_of_another_run_raises_an_error_on_all_ranks(results):
+    for rank in results:
+        assert "contains the metrics of another run" in rank["foreign metrics"]
 
 
-def test_a_signal_to_one_rank_is_a_signal_to_all_and_its_iteration_is_made_again(played):
-    for number, rank in enumerate(played):
-        seen = rank["signal"]
-        assert ("SIGTERM" if number == 1 else "a signal to another rank") in seen["ended"]
-        assert seen["last"] == "000001" and len(seen["sampled"]) == 8, seen
-        assert seen["digest"] == rank["unbroken"]
+def test_a_signal_to_one_rank_stops_all_and_the_iteration_is_repeated(results):
+    for number, rank in enumerate(results):
+        result = rank["signal"]
+        assert ("SIGTERM" if number == 1 else "a signal to another rank") in result["stopped"]
+        assert result["last"] == "000001" and len(result["sampled"]) == 8, result
+        assert result["digest"] == rank["uninterrupted"]
 
 
-def test_a_disk_that_is_full_on_one_rank_costs_both_the_checkpoint_and_nothing_else(played):
-    for rank in played:
+def test_a_full_disk_on_one_rank_costs_both_only_one_checkpoint(results):
+    for rank in results:
         assert rank["full disk"]["failed"] == [False, True, False]
         assert rank["full disk"]["names"] == ["000001", "000003", "latest"]
-        assert rank["full disk"]["digest"] == rank["unbroken"]
+        assert rank["full disk"]["digest"] == rank["uninterrupted"]
 
 
 @pytest.mark.parametrize("case", ["loss", "gradient", "gradient fsdp"])
-def test_a_number_that_is_not_finite_on_one_rank_is_skipped_by_both(played, case):
-    one, other = (rank[case] for rank in played)
-    assert one["lines"] == other["lines"] and one["digest"] == other["digest"]
-    assert [line["update/skipped"] for line in one["lines"]] == ["1.0", "0.0"]
-    assert one["updates"] == other["updates"] == 3
-    assert one["dumps"] == [f"000001-rank{n}.{kind}" for n in (0, 1) for kind in ("json", "safetensors")]
-    assert one["ranks"] == ([[1], [1]] if case == "loss" else [[], []])  # whose ratios were no numbers
+def test_both_ranks_skip_an_update_that_is_not_finite_on_one(results, case):
+    first, second = (rank[case] for rank in results)
+    assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
+    assert [line["update/skipped"] for line in first["lines"]] == ["1.0", "0.0"]
+    assert first["updates"] == second["updates"] == 3
+    assert first["dumps"] == [f"000001-rank{n}.{kind}" for n in (0, 1) for kind in ("json", "safetensors")]
+    assert first["ranks"] == ([[1], [1]] if case == "loss" else [[], []])  # ranks with non-finite ratios
 
 
 @pytest.mark.parametrize("case", ["reward", "memory"])
-def test_a_reward_that_is_not_finite_or_has_no_memory_on_one_rank_is_missing_on_both(played, case):
-    one, other = (rank[case] for rank in played)
-    assert one["lines"] == other["lines"] and one["digest"] == other["digest"]
-    assert [line["reward/missing"] for line in one["lines"]] == ["2.0", "0.0"]
-    assert [line["update/skipped"] for line in one["lines"]] == ["0.0", "0.0"] and not one["dumps"]
+def test_a_reward_that_fails_on_one_rank_is_missing_on_both(results, case):
+    first, second = (rank[case] for rank in results)
+    assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
+    assert [line["reward/missing"] for line in first["lines"]] == ["2.0", "0.0"]
+    assert [line["update/skipped"] for line in first["lines"]] == ["0.0", "0.0"] and not first["dumps"]
 
 
-def test_too_many_bad_updates_end_the_run_on_both_with_the_last_good_policy(played):
-    for rank in played:
-        seen = rank["too many"]
-        assert "max_bad_updates" in seen["told"] and seen["iteration"] == 2 and seen["same"]
+def test_too_many_bad_updates_stop_both_ranks_with_the_last_good_policy(results):
+    for rank in results:
+        result = rank["too many"]
+        assert "max_bad_updates" in result["error"] and result["iteration"] == 2 and result["same"]

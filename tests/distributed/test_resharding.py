@@ -1,4 +1,4 @@
-"""Checkpoints of one layout go on in another, and a run that goes on where it stopped is the run that did not stop."""
+"""Tests of resuming a checkpoint in another layout, and bit-exact resume in the same layout."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.distributed.launch import launch
 from tests.distributed.test_same_run import FSDP, LORA, SETTINGS, Choosy
 
 MODULE = "tests.distributed.test_resharding"
-EVERYTHING = -1.0  # every video is scored
+EVERYTHING = -1.0  # below every reward
 LAYOUTS = {
     "4": {"batch_size": 4, "sp_size": 2, **FSDP},
     "2": {"batch_size": 8, "sp_size": 2, **FSDP},
@@ -20,7 +20,7 @@ LAYOUTS = {
 
 
 def train(folder, settings, max_steps, resume):
-    """Trains to ``max_steps``; the main rank then has its last metrics and writes what it holds."""
+    """Train to ``max_steps``; the main rank then writes all tensors."""
     import torch
     from safetensors.torch import save_file
 
@@ -56,17 +56,17 @@ def metrics(folder):
 
 
 @pytest.fixture(scope="module")
-def run_of_two(tmp_path_factory):
-    """Folder of an unbroken run of two ranks, and that of one which goes on from its first checkpoint."""
+def two_rank_run(tmp_path_factory):
+    """Return the folders of an uninterrupted run on two ranks and of one resumed from its first checkpoint."""
     run, again = (tmp_path_factory.mktemp(name) for name in ("run", "again"))
     first = str(run / "checkpoints" / "000001")
-    of_two = LAYOUTS["2, whole videos"]
-    launch(f"{MODULE}:train_each", 2, [[str(run), of_two, 2, ""], [str(again), of_two, 2, first]])
+    two_ranks = LAYOUTS["2, whole videos"]
+    launch(f"{MODULE}:train_each", 2, [[str(run), two_ranks, 2, ""], [str(again), two_ranks, 2, first]])
     return run, again
 
 
-def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, run_of_two):
-    run, again = run_of_two
+def test_a_checkpoint_resumes_in_any_layout_and_bit_for_bit_in_its_own(tmp_path, two_rank_run):
+    run, again = two_rank_run
     first = str(run / "checkpoints" / "000001")
     launch(f"{MODULE}:train", 1, str(tmp_path), LAYOUTS["1"], 2, first)
     assert worst_difference(run, again) == 0 and worst_difference(run, tmp_path) <= 1e-6
@@ -75,31 +75,31 @@ def test_a_checkpoint_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path, run
 
 
 @pytest.mark.slow
-def test_a_lora_goes_on_in_any_layout_and_bitwise_in_its_own(tmp_path):
+def test_a_lora_resumes_in_any_layout_and_bit_for_bit_in_its_own(tmp_path):
     run, again = tmp_path / "run", {number: tmp_path / f"again{number}" for number in (4, 2, 1)}
     first = str(run / "checkpoints" / "000001")
-    of_four = LAYOUTS["4"] | LORA
-    launch(f"{MODULE}:train_each", 4, [[str(run), of_four, 2, ""], [str(again[4]), of_four, 2, first]])
+    four_ranks = LAYOUTS["4"] | LORA
+    launch(f"{MODULE}:train_each", 4, [[str(run), four_ranks, 2, ""], [str(again[4]), four_ranks, 2, first]])
     for number in (2, 1):
         launch(f"{MODULE}:train", number, str(again[number]), LAYOUTS[str(number)] | LORA, 2, first)
     assert worst_difference(run, again[4]) == 0
     assert max(worst_difference(run, again[number]) for number in (2, 1)) <= 1e-6
 
 
-def worst_difference(one, other):
-    """Largest difference of two numbers that the runs hold."""
-    expected, tensors = (load_file(folder / "tensors.safetensors") for folder in (one, other))
+def worst_difference(first, second):
+    """Return the largest difference between the tensors of two runs."""
+    expected, tensors = (load_file(folder / "tensors.safetensors") for folder in (first, second))
     assert expected.keys() == tensors.keys()
     return max((tensors[name] - tensor).abs().max().item() for name, tensor in expected.items())
 
 
-def test_the_policy_of_a_sharded_run_is_read_by_one_process(run_of_two):
-    """Of the running average too, which then is the policy."""
+def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
+    """If the run has an EMA, its weights are loaded as the policy."""
     import torch
 
     from hyvideo.training import saved_policy
 
-    run, _ = run_of_two
+    run, _ = two_rank_run
     tensors = load_file(run / "tensors.safetensors")
     folder = run / "checkpoints" / "000002"
     saved_policy.check_policy("assets/miniature", "miniature", folder)

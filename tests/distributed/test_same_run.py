@@ -1,4 +1,4 @@
-"""The same run on any number of ranks: rollouts, rewards, loss, every gradient and every weight."""
+"""Tests that a run is the same on any number of ranks: rollouts, rewards, loss, gradients and weights."""
 
 from pathlib import Path
 
@@ -15,7 +15,8 @@ SETTINGS = {
     "num_updates_per_rollout": 1,
     "mini_batch_size_per_update": 2,
     "learning_rate": 1e-3,
-    # Adam divides by the gradient's size: where that is rounding, so is the step. This much keeps steps proportional.
+    # Adam divides by the gradient's magnitude, so rounding errors of tiny gradients become full steps. This epsilon
+    # keeps such steps proportional to the gradient.
     "adam_epsilon": 1e-2,
     "log_video_interval": 0,
     "use_moving_KL": False,
@@ -29,22 +30,22 @@ SETTINGS = {
 }
 LORA = {"lora_rank": 3, "enable_gradient_checkpointing": True}
 FSDP = {"enable_fsdp": True}
-# World size and what makes the same 8 rollouts of it.
+# World size and the settings with which it samples the same 8 rollouts.
 LAYOUTS = {
     "dp 4": {"batch_size": 2},
-    "dp 4, half the batch twice": {"batch_size": 1, "gradient_accumulation_steps": 2},
+    "dp 4, two accumulation steps": {"batch_size": 1, "gradient_accumulation_steps": 2},
     "dp 2 x sp 2": {"batch_size": 4, "sp_size": 2},
-    "fsdp 4, one by one": {"batch_size": 2, **FSDP, "batched_forward": False},
+    "fsdp 4, unbatched": {"batch_size": 2, **FSDP, "batched_forward": False},
     "fsdp 2 x sp 2": {"batch_size": 4, "sp_size": 2, **FSDP, "enable_gradient_checkpointing": True},
-    "fsdp 2 x sp 2, one by one": {"batch_size": 4, "sp_size": 2, **FSDP, "batched_forward": False},
-    "fsdp 2 x sp 2, two copies": {"batch_size": 4, "sp_size": 2, **FSDP, "dp_replicate": 2},
+    "fsdp 2 x sp 2, unbatched": {"batch_size": 4, "sp_size": 2, **FSDP, "batched_forward": False},
+    "fsdp 2 x sp 2, two model replicas": {"batch_size": 4, "sp_size": 2, **FSDP, "dp_replicate": 2},
     "fsdp 4, gradients reduced once, kept gathered": {
         "batch_size": 2,
         **FSDP,
         "gradient_sync": "last",
         "reshard_after_forward": False,
     },
-    "fsdp 4, one by one, reduced once, kept gathered, anchor in training, selective": {
+    "fsdp 4, unbatched, reduced once, kept gathered, anchor in training, selective": {
         "batch_size": 2,
         **FSDP,
         "batched_forward": False,
@@ -54,7 +55,7 @@ LAYOUTS = {
         "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
     },
-    "fsdp 2 x sp 2, two copies, one by one, reduced once, kept gathered, anchor in training, selective": {
+    "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, anchor in training, selective": {
         "batch_size": 4,
         "sp_size": 2,
         **FSDP,
@@ -74,10 +75,10 @@ LAYOUTS = {
         "activation_checkpointing": "selective",
     },
 }
-# The others have parts of what this has; forwards of several rows are LoRA's below.
+# The other layouts use subsets of its features; batched forward passes are covered by LoRA below.
 ESSENTIAL = (
-    # Ranks lack a reward or two: with passes of several rows they would make unequal numbers of calls.
-    "fsdp 2 x sp 2, two copies, one by one, reduced once, kept gathered, anchor in training, selective",
+    # Some ranks have missing rewards: with batched forward passes, ranks would make different numbers of calls.
+    "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, anchor in training, selective",
 )
 COMPARED = (
     "reward/mean",
@@ -90,13 +91,13 @@ COMPARED = (
 )
 
 
-# Rewards are rounded to this: in another batch shape a kernel may round a pixel to the other byte, which moves a reward
-# by 3e-6. No rollout of these tests is nearer than 1e-4 to where the rounding turns.
+# Rewards are rounded to this quantum. With another batch shape, a kernel may round a pixel differently, which changes a
+# reward by 3e-6. All rewards of these tests are at least 1e-4 away from a rounding boundary.
 QUANTUM = 0.0025
 
 
 class Choosy:
-    """Rewards red over blue, and has no opinion on what is below ``least``."""
+    """Scorer that rewards red minus blue; rewards below ``least`` are missing."""
 
     def __init__(self, least):
         self.least = least
@@ -114,7 +115,7 @@ class Choosy:
 
 
 def train(folder, settings, least, iterations=2):
-    """Metrics of the last iteration and a digest of this rank's rollouts; the main rank writes all tensors."""
+    """Return the last metrics and a digest of this rank's rollouts; the main rank writes all tensors."""
     from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import whole
@@ -143,8 +144,8 @@ def train_all(folder, layouts, least, iterations):
     return {name: train(Path(folder) / name, settings, least, iterations) for name, settings in layouts.items()}
 
 
-# Two updates, so that the old policy is another; an anchor that is the base's in the second round, where a group has no
-# reward at all.
+# Two updates, so that the rollout policy differs from the policy. In the second iteration, the anchor is still the base
+# model and one group has no rewards.
 NFT = LORA | {
     "objective": "nft",
     "nft_levels": 2,
@@ -161,24 +162,24 @@ KINDS = {
     "nft": NFT,
     "muon": {"use_muon": True, "learning_rate": 1e-4},
 }
-# Muon makes all directions of a gradient equally large, also those in which it is rounding only: after one update
-# weights agree to a part of the update, and a second begins from them. tests/test_muon.py has it on equal gradients.
+# Muon scales all directions of a gradient to equal size, including those that are only rounding errors. After one
+# update the weights agree to a fraction of the update. tests/training/test_muon.py compares it on equal gradients.
 ITERATIONS = {"muon": 1}
-# Between the second and the third smallest reward of the first round, so that two are missing.
+# Between the second and third smallest reward of the first iteration, so that two rewards are missing.
 LEAST = {"nft": 0.07}
 TOLERANCES = {"muon": 2e-5}
 
 
 @pytest.fixture(scope="module", params=["full", "lora", "nft", pytest.param("muon", marks=pytest.mark.slow)])
 def runs(request, tmp_path_factory):
-    """One process, and all layouts of four, of a kind of training."""
+    """Return the runs of one kind of training: on one process and in all layouts of four."""
     folder = tmp_path_factory.mktemp(request.param)
     kind, least = KINDS[request.param], LEAST.get(request.param, -0.2257)
     iterations = ITERATIONS.get(request.param, 2)
-    single = launch(f"{MODULE}:train", 1, str(folder / "one"), kind | {"batch_size": 8}, least, iterations)[0]
-    every = request.config.getoption("--slow")
+    single = launch(f"{MODULE}:train", 1, str(folder / "single"), kind | {"batch_size": 8}, least, iterations)[0]
+    all_layouts = request.config.getoption("--slow")
     layouts = (
-        {n: LAYOUTS[n] for n in LAYOUTS if every or n in ESSENTIAL}
+        {n: LAYOUTS[n] for n in LAYOUTS if all_layouts or n in ESSENTIAL}
         if request.param == "full"
         else {n: LAYOUTS[n] for n in ("fsdp 2 x sp 2",)}
     )
@@ -188,13 +189,13 @@ def runs(request, tmp_path_factory):
 
 
 def by_step(metrics):
-    """KL of the denoising steps that are trained; none where noise levels are."""
+    """Return the KL of the trained denoising steps; empty if noise levels are trained instead."""
     return [value for value in metrics.get("by_step/kl", []) if value is not None]
 
 
-def test_every_layout_trains_what_one_process_does(runs):
+def test_every_layout_trains_the_same_as_one_process(runs):
     folder, single, ranks, tolerance = runs
-    expected = load_file(folder / "one" / "tensors.safetensors")
+    expected = load_file(folder / "single" / "tensors.safetensors")
     for layout in ranks[0]:
         for rank in ranks:
             metrics = rank[layout]["metrics"]
@@ -210,15 +211,15 @@ def test_every_layout_trains_what_one_process_does(runs):
             assert deviation <= tolerance, (layout, name, deviation)
 
 
-def test_ranks_that_share_a_video_hold_the_same_bits_and_all_layouts_the_same_rollouts(runs):
+def test_rollouts_are_bitwise_equal_within_a_replica_and_equal_across_layouts(runs):
     _, single, ranks, _ = runs
     for layout in ranks[0]:
-        seen = {}
+        sums = {}
         for rank in ranks:
             for number, value in rank[layout]["rollouts"].items():
-                assert seen.setdefault(number, value) == value, (layout, number)
-        assert seen.keys() == single["rollouts"].keys()
-        for number, value in seen.items():
+                assert sums.setdefault(number, value) == value, (layout, number)
+        assert sums.keys() == single["rollouts"].keys()
+        for number, value in sums.items():
             assert value == pytest.approx(single["rollouts"][number], rel=1e-4, abs=1e-3), (layout, number)
 
 

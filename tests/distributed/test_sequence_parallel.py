@@ -1,4 +1,4 @@
-"""Ulysses on gloo processes: outputs and every gradient are those of one process."""
+"""Tests of Ulysses sequence parallelism on gloo processes against one process: outputs and gradients."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.distributed.launch import launch
 
 MODULE = "tests.distributed.test_sequence_parallel"
 
-# Frames, height and width of the latents, and the text, glyph and image tokens of each sample of a batch.
+# (frames, height, width) of the latents, and (text, glyph, image) tokens of each sample in the batch.
 CASES = {
     "even": ((2, 4, 4), [(5, 0, 0)]),
     "even, quoted": ((2, 4, 4), [(5, 3, 2)]),
@@ -23,7 +23,7 @@ CASES = {
 
 
 def tiny(num_heads=4, num_layers=3):
-    """A transformer of the real class with random weights, none of them zero."""
+    """Return a small transformer of the real class with nonzero random weights."""
     from diffusers import HunyuanVideo15Transformer3DModel
 
     torch.manual_seed(0)
@@ -57,19 +57,19 @@ def inputs(case):
     def draw(*shape):
         return torch.randn(*shape, generator=generator)
 
-    latents, of_image, _ = draw(len(texts), 9, *size).split((4, 4, 1), dim=1)
+    latents, image_latents, _ = draw(len(texts), 9, *size).split((4, 4, 1), dim=1)
     conditions = [Condition(draw(text, 12)) for text, _, _ in texts]
     glyphs = [draw(glyph, 10) if glyph else None for _, glyph, _ in texts]
     images = [draw(image, 8) if image else None for _, _, image in texts]
     for row, (glyph, image) in enumerate(zip(glyphs, images)):
-        picture = None if image is None else ImageCondition(image, of_image[row, :, 0])
+        picture = None if image is None else ImageCondition(image, image_latents[row, :, 0])
         conditions[row] = replace(conditions[row], glyph=glyph, image=picture)
     timestep = torch.tensor([990.3, 412.7, 55.1][: len(texts)])
     return {"latents": latents, "timestep": timestep, "conditions": conditions}
 
 
 def loss_of(model, case):
-    """Output, and gradients of a loss that mixes the tokens."""
+    """Return the output and the gradients of a loss that mixes all tokens."""
     model.zero_grad()
     out = model(**inputs(case))
     weights = torch.linspace(-1, 1, out[0].numel()).view_as(out[0])
@@ -78,7 +78,7 @@ def loss_of(model, case):
 
 
 def compare(num_processes):
-    """Largest deviation of outputs and, relative to the largest of their tensor, of averaged gradients."""
+    """Return the largest deviation of the output and the largest relative deviation of averaged gradients."""
     import torch.distributed as dist
 
     from hyvideo.distributed import mesh as ranks
@@ -91,7 +91,7 @@ def compare(num_processes):
         plain = tiny(heads)
         install(plain)
         freeze_dead_parameters(plain)
-        of_one = {case: loss_of(plain, case) for case in CASES}
+        single = {case: loss_of(plain, case) for case in CASES}
         for recompute in ("none", "full", "selective"):
             if heads == 5 and recompute != "none":
                 continue
@@ -100,24 +100,24 @@ def compare(num_processes):
             freeze_dead_parameters(split)
             parallelize(split, mesh, recompute=recompute)
             for case in CASES:
-                expected, gradients = of_one[case]
-                out, own = loss_of(split, case)
-                assert own.keys() == gradients.keys()
-                flat = torch.cat([gradient.flatten() for gradient in own.values()])
+                expected, gradients = single[case]
+                out, local = loss_of(split, case)
+                assert local.keys() == gradients.keys()
+                flat = torch.cat([gradient.flatten() for gradient in local.values()])
                 dist.all_reduce(flat)
-                averaged = (flat / num_processes).split([gradient.numel() for gradient in own.values()])
+                averaged = (flat / num_processes).split([gradient.numel() for gradient in local.values()])
                 worst = 0.0
-                for name, gradient in zip(own, averaged):
-                    gradient = gradient.view_as(own[name])
+                for name, gradient in zip(local, averaged):
+                    gradient = gradient.view_as(local[name])
                     scale = gradients[name].abs().max()
-                    if scale > 1e-5:  # the keys' biases have none: softmax does not see them
+                    if scale > 1e-5:  # key biases have no gradient: softmax is invariant to them
                         worst = max(worst, ((gradient - gradients[name]).abs().max() / scale).item())
                 found[f"{heads} heads, {recompute}, {case}"] = ((out - expected).abs().max().item(), worst)
     return found
 
 
 @pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_output_and_gradients_are_those_of_one_process(num_processes):
+def test_output_and_gradients_equal_those_of_one_process(num_processes):
     results = launch(f"{MODULE}:compare", num_processes, num_processes)
     for found in results:
         assert len(found) == 4 * len(CASES)
@@ -126,7 +126,7 @@ def test_output_and_gradients_are_those_of_one_process(num_processes):
 
 
 def train_quoted_and_plain():
-    """Which gradients of two sharded ranks, the first alone with quoted text and an image, are not one process's."""
+    """Return the gradients that differ from one process if only rank 0 has quoted text and an image."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.parallelize import parallelize
     from hyvideo.distributed.sharded_tensors import whole
@@ -153,7 +153,7 @@ def test_ranks_with_and_without_quotes_and_images_reduce_the_same_gradients():
 
 
 def count_messages(num_processes):
-    """Names and numbers of the collectives of a forward and of a backward pass."""
+    """Return the names and counts of the collectives in a forward and in a backward pass."""
     from torch.profiler import ProfilerActivity, profile
 
     from hyvideo.distributed import mesh as ranks
@@ -176,20 +176,20 @@ def count_messages(num_processes):
     ]
 
 
-def test_a_block_costs_two_exchanges_and_one_gather():
+def test_a_block_uses_two_all_to_alls_and_one_all_gather():
     forward, backward = launch(f"{MODULE}:count_messages", 2, 2)[0]
-    assert forward == {"all_to_all_single": 3 * 2, "all_gather_into_tensor": 3 + 1}  # the output once
-    # The last block's text is read by nobody, and the output needs no message.
+    assert forward == {"all_to_all_single": 3 * 2, "all_gather_into_tensor": 3 + 1}  # plus one for the output
+    # The text of the last block is unused, and the backward pass of the output needs no communication.
     assert backward == {"all_to_all_single": 3 * 2, "reduce_scatter_tensor": 2}
 
 
-def test_heads_are_shared_as_evenly_as_they_can_be():
+def test_heads_are_divided_as_evenly_as_possible():
     assert head_shares(16, 8) == [2] * 8
     assert head_shares(3, 2) == [2, 1]
     assert head_shares(16, 3) == [6, 5, 5]
 
 
-def test_more_ranks_than_heads_are_refused_before_anything_is_loaded():
+def test_more_ranks_than_heads_raise_an_error_before_a_model_is_loaded():
     from hyvideo.config.command_line import load_config
     from hyvideo.training.model_setup import check_checkpoint
 

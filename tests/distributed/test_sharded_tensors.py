@@ -1,4 +1,4 @@
-"""Four gloo processes fill FSDP2 shards from files that the first alone reads."""
+"""Test of loading FSDP2 shards on four gloo processes from files that only the first rank reads."""
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -16,21 +16,21 @@ CPU = torch.device("cpu")
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the numbers in the messages that this rank takes part in."""
+    """Counter of the elements in the collectives of this rank."""
 
     def __init__(self):
         super().__init__()
-        self.numbers = 0
+        self.num_elements = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         if function.namespace == "c10d":
             leaves = [leaf for leaf in tree_leaves(arguments[0]) if isinstance(leaf, torch.Tensor)]
-            self.numbers += sum(leaf.numel() for leaf in leaves)
+            self.num_elements += sum(leaf.numel() for leaf in leaves)
         return function(*arguments, **options or {})
 
 
 def fill(root, dp_replicate, seed):
-    """Names of the tensors that are not what they should be, and how much of the model is here, is received, and is."""
+    """Return the names of wrong tensors and the number of local, received and total elements."""
     mesh = ranks.start(1, CPU, dp_replicate=dp_replicate, timeout=60)
     expected = load_transformer(root, "480p_t2v", random_weights_seed=seed).state_dict()
     model, weights = stream_transformer(root, "480p_t2v", read=mesh.is_main, random_weights_seed=seed)
@@ -44,20 +44,20 @@ def fill(root, dp_replicate, seed):
         name for name, tensor in model.state_dict().items() if not torch.equal(tensor.full_tensor(), expected[name])
     ]
     local = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return different, local, traffic.numbers, sum(tensor.numel() for tensor in expected.values())
+    return different, local, traffic.num_elements, sum(tensor.numel() for tensor in expected.values())
 
 
 def fill_each(root, cases):
     return [fill(root, *case) for case in cases]
 
 
-def test_every_rank_gets_its_shard_of_what_the_first_reads_or_draws_and_no_more(tmp_path):
+def test_every_rank_receives_only_its_shards_of_the_weights_of_the_first(tmp_path):
     root = write_original(tmp_path / "ckpts")
     cases = [(1, None), (2, None), (2, 3)]
     for rank, results in enumerate(launch(f"{MODULE}:fill_each", 4, str(root), cases)):
         for (dp_replicate, _), (different, local, received, whole) in zip(cases, results):
             assert different == [] and local < 0.3 * dp_replicate * whole
             if dp_replicate == 2 and rank >= 2:
-                assert received == local  # by the message between the replicas alone
+                assert received == local  # only by the broadcast between replicas
             else:
-                assert received < 1.2 * local * dp_replicate  # a small tensor has padding in it
+                assert received < 1.2 * local * dp_replicate  # small tensors are padded

@@ -1,4 +1,4 @@
-"""Two gloo processes of torchrun train what one does: rollouts, rewards, loss, gradient and weights."""
+"""Test that two torchrun processes train the same as one: rewards, loss, gradient norm and weights."""
 
 import json
 import os
@@ -47,7 +47,7 @@ COMPARED = ("reward/mean", "reward/std", "loss/policy", "kl/position", "policy/l
 
 
 def metrics_of(folder, num_processes, **settings):
-    """Metrics of the second iteration, as the main rank reports them."""
+    """Return the metrics of the second iteration from the main rank."""
     folder.mkdir(exist_ok=True)
     program = folder / "program.py"
     program.write_text(PROGRAM)
@@ -61,9 +61,9 @@ def metrics_of(folder, num_processes, **settings):
 
 
 @pytest.mark.parametrize(
-    "num_generations, one, two",
+    "num_generations, settings, settings_of_two",
     [
-        # whole groups on each rank; groups across the ranks
+        # whole groups on each rank, then groups split over the ranks
         pytest.param(4, {"batch_size": 8}, {"batch_size": 4}, marks=pytest.mark.slow),
         pytest.param(
             4,
@@ -71,9 +71,9 @@ def metrics_of(folder, num_processes, **settings):
             {"batch_size": 2, "gradient_accumulation_steps": 2},
             marks=pytest.mark.slow,
         ),
-        # each update trains one of two groups, so that one rank has nothing to do
+        # each update trains one of two groups, so that one rank is idle
         (4, {"batch_size": 8, "num_updates_per_rollout": 2}, {"batch_size": 4, "num_updates_per_rollout": 2}),
-        # and makes as many calls as the other, with one branch or two
+        # the idle rank makes as many forward passes as the other, with one or two branches
         pytest.param(
             4,
             {"batch_size": 8, **INTERVAL},
@@ -82,10 +82,10 @@ def metrics_of(folder, num_processes, **settings):
         ),
     ],
 )
-def test_two_processes_train_what_one_does(tmp_path, num_generations, one, two):
-    single = metrics_of(tmp_path / "one", 1, num_generations=num_generations, **one)
-    double = metrics_of(tmp_path / "two", 2, num_generations=num_generations, **two)
+def test_two_processes_train_the_same_as_one(tmp_path, num_generations, settings, settings_of_two):
+    single = metrics_of(tmp_path / "one", 1, num_generations=num_generations, **settings)
+    double = metrics_of(tmp_path / "two", 2, num_generations=num_generations, **settings_of_two)
     for name in COMPARED:
         assert double[name] == pytest.approx(single[name], rel=1e-5, abs=1e-6), name
-    # Adam's first steps divide by tiny second moments, which makes more of float32's rounding.
+    # Adam's first steps divide by tiny second moments, which amplifies float32 rounding.
     assert double["grad/norm"] == pytest.approx(single["grad/norm"], rel=1e-3) and single["grad/norm"] > 1e-3

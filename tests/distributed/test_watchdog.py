@@ -1,4 +1,4 @@
-"""A run that hangs says where, on gloo processes of its own; a healthy one says nothing."""
+"""Tests of the watchdog: a run that hangs is reported with its stages, a healthy one prints nothing."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed import watchdog
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, Roll, Stay, Watchdog, describe
+from hyvideo.distributed.watchdog import ENDED, Alarm, Heartbeat, HeartbeatTable, StageEntry, Watchdog, describe
 from hyvideo.trainer import Trainer
 from tests.distributed.launch import launch
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 LIMIT = 2.0
 
 
-# --- on several processes, each of which gives what it said on stderr -----------------------------------------------
+# --- on several processes, each of which returns its stderr ---------------------------------------------------------
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def stderr_in(path: Path):
 
 
 def watched(folder: str, behave) -> str:
-    """What the watchdog of this rank says while ``behave(watchdog, mesh)`` runs."""
+    """Return the stderr of this rank's watchdog while ``behave(watchdog, mesh)`` runs."""
     mesh = ranks.start(1, CPU)
     barrier(mesh)
     path = Path(folder) / f"{mesh.rank}.err"
@@ -90,27 +90,27 @@ def one_is_stopped(folder):
 
 
 @pytest.mark.slow
-def test_a_healthy_run_says_nothing(tmp_path):
+def test_a_healthy_run_prints_nothing(tmp_path):
     assert launch("tests.distributed.test_watchdog:no_hang", 2, str(tmp_path)) == ["", ""]
 
 
-def test_a_rank_that_sleeps_is_named_with_its_stage_and_seconds(tmp_path):
+def test_a_sleeping_rank_is_reported_with_its_stage_and_seconds(tmp_path):
     main, sleeper = launch("tests.distributed.test_watchdog:one_sleeps_in_reward", 2, str(tmp_path))
-    assert main.count("in one stage for more than 2 s") == 2  # at the limit and when it has doubled
-    first = main.split("no rank is silent")[0]
+    assert main.count("in one stage for more than 2 s") == 2  # at the limit and when the time has doubled
+    first = main.split("all ranks respond")[0]
     row = re.search(rf"^1 +{re.escape(HOST)} +reward +7 +(\d+)", main, re.MULTILINE)
     assert LIMIT <= int(row[1]) <= 1.5 * LIMIT, main
     assert re.search(rf"^0 +{re.escape(HOST)} +after reward +7", first, re.MULTILINE), main
-    assert "no rank is silent" in main
+    assert "all ranks respond" in main
     assert "watchdog: rank 1" in sleeper and "stage reward of iteration 7" in sleeper
-    assert sleeper.count("its Python stack") == 1 and "in behave" in sleeper
+    assert sleeper.count("Python stack") == 1 and "in behave" in sleeper
 
 
-def test_a_rank_that_is_stopped_is_named_as_silent(tmp_path):
+def test_a_stopped_rank_is_reported_as_having_no_heartbeat(tmp_path):
     main, other, _ = launch("tests.distributed.test_watchdog:one_is_stopped", 3, str(tmp_path))
-    assert "silent, so stopped, dead or out of reach: rank 2\n" in main
-    assert re.search(rf"^2 +{re.escape(HOST)} +update +3 .*silent for \d+ s$", main, re.MULTILINE), main
-    assert other.count("watchdog: rank 1") == 1 and "silent" not in other
+    assert "no heartbeat (stopped, exited or unreachable): rank 2\n" in main
+    assert re.search(rf"^2 +{re.escape(HOST)} +update +3 .*no heartbeat for \d+ s$", main, re.MULTILINE), main
+    assert other.count("watchdog: rank 1") == 1 and "no heartbeat" not in other
 
 
 # --- in this process ------------------------------------------------------------------------------------------------
@@ -125,12 +125,12 @@ def test_one_process_reports_its_own_stage(alone, capfd):
     with alone:
         alone.enter("decode", 4)
         time.sleep(0.6)
-    said = capfd.readouterr().err
-    assert re.search(rf"^0 +{re.escape(HOST)} +decode +4 ", said, re.MULTILINE)
-    assert "test_one_process_reports_its_own_stage" in said and said.count("its Python stack") == 1
+    stderr = capfd.readouterr().err
+    assert re.search(rf"^0 +{re.escape(HOST)} +decode +4 ", stderr, re.MULTILINE)
+    assert "test_one_process_reports_its_own_stage" in stderr and stderr.count("Python stack") == 1
 
 
-def test_nothing_runs_with_a_limit_of_0_and_nothing_is_left_after_the_end(mesh, alone):
+def test_a_limit_of_0_starts_no_thread_and_the_thread_ends_with_the_context(mesh, alone):
     with Watchdog(mesh, 0) as off:
         off.enter("rollout", 1)
         assert off._thread not in threading.enumerate()
@@ -139,7 +139,7 @@ def test_nothing_runs_with_a_limit_of_0_and_nothing_is_left_after_the_end(mesh, 
     assert alone._thread not in threading.enumerate()
 
 
-def test_a_clock_that_is_set_raises_no_alarm(alone, capfd, monkeypatch):
+def test_changing_the_system_clock_raises_no_alarm(alone, capfd, monkeypatch):
     with alone:
         alone.enter("decode", 4)
         monkeypatch.setattr(watchdog.time, "time", lambda: 2e9)
@@ -147,7 +147,7 @@ def test_a_clock_that_is_set_raises_no_alarm(alone, capfd, monkeypatch):
     assert capfd.readouterr().err == ""
 
 
-def test_a_dead_store_leaves_a_rank_that_watches_itself(capfd, monkeypatch):
+def test_without_the_store_a_rank_still_reports_itself(capfd, monkeypatch):
     server = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     client = torch.distributed.TCPStore("localhost", server.port, timeout=timedelta(seconds=2))
     monkeypatch.setattr(watchdog, "open_store", lambda mesh, timeout_s: client)
@@ -156,12 +156,12 @@ def test_a_dead_store_leaves_a_rank_that_watches_itself(capfd, monkeypatch):
         time.sleep(0.2)
         del server
         time.sleep(1.2)
-    said = capfd.readouterr().err
-    assert "watchdog: rank 0 in one stage for more than 1 s" in said and "the store does not answer" in said
-    assert not re.search(r"^1 ", said, re.MULTILINE)
+    stderr = capfd.readouterr().err
+    assert "watchdog: rank 0 in one stage for more than 1 s" in stderr and "the store does not answer" in stderr
+    assert not re.search(r"^1 ", stderr, re.MULTILINE)
 
 
-def test_no_store_at_all_ends_as_soon_as_the_run_does(monkeypatch, capfd):
+def test_an_unreachable_store_does_not_delay_the_end_of_the_run(monkeypatch, capfd):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setattr(watchdog, "_CONNECT_S", 1.0)
@@ -172,47 +172,47 @@ def test_no_store_at_all_ends_as_soon_as_the_run_does(monkeypatch, capfd):
     assert "watchdog" not in capfd.readouterr().err
 
 
-def test_the_alarm_rings_at_the_limit_and_when_the_time_has_doubled():
+def test_a_report_is_due_at_the_limit_and_when_the_time_has_doubled():
     alarm = Alarm(10)
-    rung = [seconds for seconds in (0, 9.9, 10, 15, 19, 20, 39, 45, 79, 80) if alarm.rings(seconds)]
-    assert rung == [10, 20, 45, 80]
-    assert not alarm.rings(1) and alarm.rings(12)
+    due = [seconds for seconds in (0, 9.9, 10, 15, 19, 20, 39, 45, 79, 80) if alarm.is_due(seconds)]
+    assert due == [10, 20, 45, 80]
+    assert not alarm.is_due(1) and alarm.is_due(12)
 
 
-def test_a_rank_that_never_came_or_has_left_is_told_apart():
-    roll = Roll(Mesh(rank=0, world_size=3, sp_size=1), silent_after=5)
+def test_ranks_that_never_started_and_ranks_that_ended_are_distinguished():
+    table = HeartbeatTable(Mesh(rank=0, world_size=3, sp_size=1), silent_after=5)
     now = time.monotonic()
-    roll.hear(0, Heartbeat("a", "update", 2, 30.0, "09:00:00"), now + 20)
-    roll.hear(2, Heartbeat("b", ENDED, 2, 0.0, "09:00:30"), now)
-    here, absent, left = roll.call(now + 20)
-    assert (here.seconds, here.silent_s) == (30, 0)
+    table.update(0, Heartbeat("a", "update", 2, 30.0, "09:00:00"), now + 20)
+    table.update(2, Heartbeat("b", ENDED, 2, 0.0, "09:00:30"), now)
+    alive, absent, ended = table.current(now + 20)
+    assert (alive.seconds, alive.silent_s) == (30, 0)
     assert absent.silent_s == absent.seconds == pytest.approx(20, abs=1)
-    assert (left.seconds, left.silent_s) == (0, 0)
-    lines = describe([here, absent, left], 15).splitlines()
+    assert (ended.seconds, ended.silent_s) == (0, 0)
+    lines = describe([alive, absent, ended], 15).splitlines()
     assert lines[0] == "watchdog: ranks 0-1 in one stage for more than 15 s"
-    assert lines[3].split() == ["1", "?", "?", "0", "20", "?", "silent", "for", "20", "s"]
+    assert lines[3].split() == ["1", "?", "?", "0", "20", "?", "no", "heartbeat", "for", "20", "s"]
     assert lines[-1].endswith(": rank 1")
 
 
-def test_a_silent_rank_goes_on_in_its_stage():
-    roll = Roll(Mesh(rank=0, world_size=1, sp_size=1), silent_after=5)
-    roll.hear(0, Heartbeat("a", "reward", 1, 40.0, "09:00:00"), 0.0)
-    assert roll.call(50.0)[0].seconds == 90
-    assert roll.call(3.0)[0].seconds == 40
+def test_a_rank_without_heartbeats_is_assumed_to_be_in_its_last_stage():
+    table = HeartbeatTable(Mesh(rank=0, world_size=1, sp_size=1), silent_after=5)
+    table.update(0, Heartbeat("a", "reward", 1, 40.0, "09:00:00"), 0.0)
+    assert table.current(50.0)[0].seconds == 90
+    assert table.current(3.0)[0].seconds == 40
 
 
-def test_a_stack_is_shown_once_for_each_stay(alone, capfd):
+def test_a_stack_is_printed_once_per_stage_entry(alone, capfd):
     for since in (0.0, 0.0, 1.0):
-        stay = Stay("reward", 1, since)
+        entry = StageEntry("reward", 1, since)
         for _ in range(2):
-            alone._show_stack(stay, alone._heartbeat(stay))
-    assert capfd.readouterr().err.count("its Python stack") == 3
+            alone._print_stack(entry, alone._heartbeat(entry))
+    assert capfd.readouterr().err.count("Python stack") == 3
 
 
 # --- in a run -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_says_its_stages(tiny_config, mesh):
+def test_a_run_reports_its_stages(tiny_config, mesh):
     stages = []
     config = tiny_config.with_settings(
         max_steps=1, validation_interval=1, valid_video_csv="assets/miniature/prompts/smoke.csv"
@@ -220,16 +220,16 @@ def test_a_run_says_its_stages(tiny_config, mesh):
     trainer = Trainer(config, mesh, CPU, on_stage=lambda stage, iteration: stages.append((stage, iteration)))
     trainer.train()
     assert stages[:5] == [*[("load", 0)] * 4, ("validation", 0)] and ("conditions", 1) in stages
-    begun = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
+    entered = [stage for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))]
     passes = trainer.plan.num_trained_steps * trainer.plan.rollouts // config.loss.mini_batch_size_per_update
-    assert stages.count(("update", 1)) == 1 + passes  # a long stage is told in parts
-    assert begun[1:5] == ["validation", "validation reward", "conditions", "rollout"]
-    assert begun[5:11] == ["decode", "anchor", "reward", "record", "update", "validation"]
-    assert begun[11:] == ["validation reward", "save", "end"]
+    assert stages.count(("update", 1)) == 1 + passes  # a long stage is reported in parts
+    assert entered[1:5] == ["validation", "validation reward", "conditions", "rollout"]
+    assert entered[5:11] == ["decode", "anchor", "reward", "record", "update", "validation"]
+    assert entered[11:] == ["validation reward", "save", "end"]
     assert stages[stages.index(("reward", 1)) + 1] == ("after reward", 1)
 
 
-def test_a_report_must_come_before_the_end_of_the_run(tiny_config):
+def test_watchdog_seconds_must_be_below_collective_timeout(tiny_config):
     late = tiny_config.with_settings(watchdog_seconds=280.0, collective_timeout=300.0)
     check(late)
     check(late.with_settings(watchdog_seconds=270.0, batch_size=4), 2)

@@ -1,4 +1,4 @@
-"""Every part of a condition is encoded once; parts on disk."""
+"""Tests of the condition encoder: each part is encoded once, and stored parts are reused."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def text_encoder():
 
 @pytest.fixture
 def make(text_encoder):
-    """A function that makes an encoder which counts the prompts it really encodes; no glyphs, no images."""
+    """Return a function that creates a text encoder and the list of the prompts it has encoded."""
 
     def make_encoder(store=None, dtype=torch.float32, identity=""):
         encoded = []
@@ -47,10 +47,10 @@ def test_a_prompt_is_encoded_once(make):
     assert encoded == PROMPTS[:3]
     assert first.samples[0] is first.samples[3]
     assert all(a.text is b.text for a, b in zip(first.samples, again.samples))
-    assert all(one.glyph is one.image is None for one in first.samples)
+    assert all(condition.glyph is condition.image is None for condition in first.samples)
 
 
-def test_what_is_encoded_has_the_dtype_that_the_transformer_computes_in_but_for_latents(tmp_path):
+def test_parts_have_the_compute_dtype_except_for_image_latents(tmp_path):
     (tmp_path / "image.png").write_bytes(b"an image")
     made = {
         "text": {"states": torch.randn(3, 8)},
@@ -68,7 +68,7 @@ def test_what_is_encoded_has_the_dtype_that_the_transformer_computes_in_but_for_
     assert torch.equal(condition.image.latents, made["image"]["latents"])
 
 
-def test_an_image_is_encoded_again_for_another_size_and_when_its_file_changes(tmp_path):
+def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(tmp_path):
     path, seen = tmp_path / "image.png", []
     path.write_bytes(b"an image")
 
@@ -83,7 +83,7 @@ def test_an_image_is_encoded_again_for_another_size_and_when_its_file_changes(tm
     request = Request("a cat", str(path))
     for height, width in ((32, 32), (32, 32), (32, 48), (48, 32)):
         encoder([request], height=height, width=width)
-    condition_encoder._content_of.cache_clear()  # of this process, which reads a file once
+    condition_encoder._content_of.cache_clear()  # a process reads each file once
     path.write_bytes(b"another image")
     encoder([request], height=32, width=32)
     sizes = [(32, 32), (32, 48), (48, 32), (32, 32)]
@@ -93,16 +93,16 @@ def test_an_image_is_encoded_again_for_another_size_and_when_its_file_changes(tm
 # --- on disk -------------------------------------------------------------------------------------
 
 
-def test_a_second_run_reads_what_the_first_encoded(make, tmp_path):
+def test_a_second_run_loads_the_parts_that_the_first_encoded(make, tmp_path):
     store = PartStore(tmp_path / "conditions")
     expected = make(store)[0](REQUESTS)
     encoder, encoded = make(store)
-    for ours, theirs in zip(encoder(REQUESTS).samples, expected.samples):
-        assert torch.equal(ours.text, theirs.text)
+    for condition, other in zip(encoder(REQUESTS).samples, expected.samples):
+        assert torch.equal(condition.text, other.text)
     assert encoded == []
 
 
-def test_parts_that_were_not_asked_for_lately_leave_the_memory_for_the_disk(make, tmp_path, monkeypatch):
+def test_the_least_recently_used_parts_are_evicted_from_memory(make, tmp_path, monkeypatch):
     monkeypatch.setattr(condition_encoder, "_MAX_IN_MEMORY", 2)
     encoder, encoded = make(PartStore(tmp_path))
     for number in (0, 1, 0, 2):
@@ -115,7 +115,7 @@ def test_parts_that_were_not_asked_for_lately_leave_the_memory_for_the_disk(make
     assert encoded == [*PROMPTS[:3], PROMPTS[1]]
 
 
-def test_other_encoders_or_another_dtype_share_nothing(make, tmp_path):
+def test_parts_are_not_shared_between_encoders_or_dtypes(make, tmp_path):
     store = PartStore(tmp_path)
     make(store, identity="one")[0](REQUESTS[:1])
     for changed in ({"identity": "two"}, {"identity": "one", "dtype": torch.bfloat16}):
@@ -124,7 +124,7 @@ def test_other_encoders_or_another_dtype_share_nothing(make, tmp_path):
         assert encoded == PROMPTS[:1]
 
 
-def test_a_damaged_file_is_made_again(make, tmp_path):
+def test_a_corrupted_file_is_encoded_again(make, tmp_path):
     store = PartStore(tmp_path)
     make(store)[0](REQUESTS[:1])
     (file,) = tmp_path.iterdir()
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_made_again(make, tmp_path):
     assert file.read_bytes() == content
 
 
-def test_released_encoders_are_read_again_only_when_they_are_needed(make):
+def test_released_encoders_are_loaded_again_only_when_needed(make):
     loads = []
     encoder, _ = make()
     load = encoder._load

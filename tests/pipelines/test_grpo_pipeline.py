@@ -1,4 +1,4 @@
-"""One sampler for rollout, replay and validation, on random weights of the real classes."""
+"""Tests of sampling, replay and decoding, with random weights of the real model classes."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left 
 
 @pytest.fixture
 def parts(tiny_config):
-    """A pipeline with guidance 3, conditions of two prompts and their initial noise."""
+    """Return a pipeline with guidance scale 3, the conditions of two prompts and their initial noise."""
     config, device = tiny_config.with_settings(cfg_scale=3.0), torch.device("cpu")
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
@@ -32,7 +32,7 @@ def with_sampling(pipeline, **changes):
 
 
 @torch.no_grad()
-def test_guidance_as_one_batch_equals_two_calls(parts):
+def test_batched_guidance_equals_separate_forward_passes(parts):
     pipeline, conditions, noise = parts
     timestep = torch.tensor([900.0, 400.0])
     together = pipeline.velocity(noise, timestep, conditions)
@@ -42,7 +42,7 @@ def test_guidance_as_one_batch_equals_two_calls(parts):
     assert not torch.allclose(single, apart)
 
 
-def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_without(parts):
+def test_without_batched_forward_a_row_is_bitwise_equal_in_every_batch_with_and_without_gradient(parts):
     pipeline, conditions, noise = parts
     assert len(conditions.samples[0].text) != len(conditions.samples[1].text)
     pipeline.compute_dtype, timestep, calls = torch.bfloat16, torch.tensor([900.0, 400.0]), []
@@ -53,7 +53,11 @@ def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_wit
         sampled = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
     lengths = [
         len(text)
-        for text in (pipeline.negative.text, pipeline.negative.text, *(one.text for one in conditions.samples))
+        for text in (
+            pipeline.negative.text,
+            pipeline.negative.text,
+            *(condition.text for condition in conditions.samples),
+        )
     ]
     assert calls == [(1, length) for length in lengths]
     for row in range(2):
@@ -63,14 +67,12 @@ def test_one_by_one_a_row_has_the_same_bits_in_every_batch_with_gradient_and_wit
 
 @torch.no_grad()
 @pytest.mark.parametrize("batched, batches", [(True, [3]), (False, [1, 1, 1])])
-def test_rows_outside_the_interval_have_one_branch_and_those_inside_are_guided_as_they_are_alone(
-    parts, batched, batches
-):
+def test_only_rows_inside_the_guidance_interval_are_guided(parts, batched, batches):
     pipeline, conditions, noise = parts
     timestep, plain = torch.tensor([900.0, 400.0]), []
     for row, scale in ((0, 1.0), (1, 3.0)):
-        one = with_sampling(pipeline, guidance_scale=scale)
-        plain.append(one.velocity(noise[[row]], timestep[[row]], conditions.select([row])))
+        single = with_sampling(pipeline, guidance_scale=scale)
+        plain.append(single.velocity(noise[[row]], timestep[[row]], conditions.select([row])))
     calls = []
     pipeline.transformer.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
     inside = with_sampling(pipeline, guidance_interval=(0.2, 0.4), batched_forward=batched)
@@ -86,7 +88,7 @@ def test_no_guidance_runs_one_branch(parts):
     assert batches == [2] * 4
 
 
-def test_sampling_with_eta_0_is_the_ode(parts):
+def test_sampling_with_eta_0_equals_the_ode(parts):
     pipeline, conditions, noise = parts
     ode = pipeline.sample_ode(conditions, noise)
     rollout = with_sampling(pipeline, eta=0.0).sample(conditions, noise, step_noise(noise))
@@ -94,17 +96,19 @@ def test_sampling_with_eta_0_is_the_ode(parts):
     assert rollout.log_probs.abs().max() == 0
 
 
-def test_the_ode_does_not_ask_a_users_sampler_which_may_have_noise_at_eta_0(parts, tmp_path):
-    (tmp_path / "own.py").write_text("def constant(sigma, sigma_next, eta, second):\n    return sigma - sigma_next\n")
+def test_the_ode_does_not_call_a_custom_sampler(parts, tmp_path):
+    (tmp_path / "custom.py").write_text(
+        "def constant(sigma, sigma_next, eta, second):\n    return sigma - sigma_next\n"
+    )
     pipeline, conditions, noise = parts
     ode = pipeline.sample_ode(conditions, noise)
-    for sde_type in (f"{tmp_path}/own.py:constant", f"{tmp_path}/removed.py:f"):
+    for sde_type in (f"{tmp_path}/custom.py:constant", f"{tmp_path}/removed.py:f"):
         assert torch.equal(with_sampling(pipeline, sde_type=sde_type).sample_ode(conditions, noise), ode)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
-def test_replaying_a_rollout_gives_its_log_probs_exactly(parts, sde_type):
+def test_a_replay_reproduces_the_log_probs_of_a_rollout_exactly(parts, sde_type):
     pipeline, conditions, noise = parts
     pipeline, kept = with_sampling(pipeline, sde_type=sde_type), torch.tensor([[2, 0, 1], [1, 3, 2]])
     rollout = pipeline.sample(conditions, noise, step_noise(noise), mean_steps=kept)
@@ -117,7 +121,7 @@ def test_replaying_a_rollout_gives_its_log_probs_exactly(parts, sde_type):
             assert torch.equal(step.prev_sample_mean[row], rollout.means[row, place])
 
 
-def test_videos_decode_alike_alone_and_together(parts):
+def test_videos_decode_equally_alone_and_in_a_batch(parts):
     pipeline, _, noise = parts
     assert pipeline.decode(torch.stack([noise[0] * torch.nan, noise[1]]), batch_size=2)[0] is None
     together, alone = pipeline.decode(noise, batch_size=2), pipeline.decode(noise, batch_size=1)

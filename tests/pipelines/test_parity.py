@@ -1,4 +1,4 @@
-"""Everything from the original layout to latents and pixels, against diffusers' own pipelines on the same weights."""
+"""Parity with diffusers' pipelines on the same weights, from the original checkpoint layout to latents and pixels."""
 
 import json
 
@@ -53,7 +53,7 @@ def loaded(config, kinds=ALL_KINDS):
     return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=kinds)
 
 
-def sample_ours(pipeline, encoder, request, noise):
+def sample(pipeline, encoder, request, noise):
     return pipeline.sample_ode(encoder([request], height=SIZE[0], width=SIZE[1]), noise)
 
 
@@ -66,14 +66,14 @@ def sample_ours(pipeline, encoder, request, noise):
         ("480p_i2v_step_distilled", "the picture moves", "", True),
     ],
 )
-def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(
+def test_guided_sampling_from_the_original_layout_equals_diffusers(
     root, image, version, prompt, negative_prompt, has_image
 ):
     config = config_for(root, version).with_settings(negative_prompt=negative_prompt)
     encoder, pipeline = loaded(config)
     request = Request(prompt, image if has_image else None)
     noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
-    ours = sample_ours(pipeline, encoder, request, noise)
+    ours = sample(pipeline, encoder, request, noise)
     stock = stock_pipeline(config.model, pipeline, is_i2v=has_image)
     counts = {"num_frames": config.data.sample_n_frames, "num_steps": STEPS}
     theirs = sample_diffusers(stock, request, noise, SIZE, **counts, negative_prompt=negative_prompt)
@@ -85,7 +85,7 @@ def test_guided_sampling_from_the_original_layout_is_diffusers_sampling(
     assert (video - expected).abs().max() <= 1
 
 
-def test_prompt_words_quotes_and_image_all_change_the_video(root, image):
+def test_the_prompt_quotes_and_the_image_each_change_the_video(root, image):
     config = config_for(root, "480p_i2v")
     encoder, pipeline = loaded(config)
     noise = normal(pipeline.latent_shape(5, *SIZE), 0, "change")[None]
@@ -95,14 +95,14 @@ def test_prompt_words_quotes_and_image_all_change_the_video(root, image):
         Request('a "cat"', image),
         Request("a cat"),
     ]
-    latents = [sample_ours(pipeline.with_steps(2), encoder, r, noise) for r in requests]
-    for i, one in enumerate(latents):
-        for other in latents[:i]:
-            assert relative_difference(one, other) > 1e-3
+    latents = [sample(pipeline.with_steps(2), encoder, r, noise) for r in requests]
+    for i, first in enumerate(latents):
+        for second in latents[:i]:
+            assert relative_difference(first, second) > 1e-3
 
 
 @torch.no_grad()
-def test_a_batch_of_all_kinds_gives_each_what_it_gets_alone(root, image):
+def test_a_batch_of_different_conditions_equals_single_samples(root, image):
     config = config_for(root, "480p_i2v")
     encoder, pipeline = loaded(config)
     conditions = encoder(
@@ -128,7 +128,7 @@ def test_timesteps_reach_the_model_in_float32_under_bf16_autocast(root):
     assert out.dtype == torch.float32 and conditions.samples[0].text.dtype == torch.bfloat16
 
 
-def test_large_videos_are_decoded_in_tiles_as_diffusers_does(root):
+def test_large_videos_are_decoded_in_the_tiles_of_diffusers(root):
     config = config_for(root, "480p_t2v").with_settings(vae_tile_size=64, vae_tile_overlap=0.25)
     _, vae = load_encoder(config, CPU)
     latents = normal((1, 4, 2, 6, 9), 0, "tiles")
@@ -142,17 +142,17 @@ def test_large_videos_are_decoded_in_tiles_as_diffusers_does(root):
     assert (vae.tile_latent_min_height, vae.tile_latent_min_width, vae.tile_overlap_factor) == (4, 4, 0.25)
 
 
-def test_a_prompt_may_spell_a_token_of_the_glyph_encoder(root):
+def test_a_prompt_may_contain_a_special_token_of_the_glyph_encoder(root):
     tokenizer, model = load_glyph_encoder(root)
     assert len(tokenizer) == model.config.vocab_size == model.encoder.embed_tokens.num_embeddings
     assert tokenizer("<color-1>").input_ids[0] == 385
-    spelt, other = (GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>"))
-    assert len(spelt) == len(other) - 8
+    special, other = (GlyphEncoder(tokenizer, model)(f'Text "{text}". ') for text in ("<color-1>", "<colour1>"))
+    assert len(special) == len(other) - 8
 
 
-def test_glyph_tokens_without_rows_are_refused(tmp_path):
+def test_glyph_tokens_without_embedding_rows_raise_an_error(tmp_path):
     broken = write_original(tmp_path / "ckpts")
-    colours = {str(number): number for number in range(99)}
-    (broken / "text_encoder/Glyph-SDXL-v2/assets/color_idx.json").write_text(json.dumps(colours))
+    colors = {str(number): number for number in range(99)}
+    (broken / "text_encoder/Glyph-SDXL-v2/assets/color_idx.json").write_text(json.dumps(colors))
     with pytest.raises(ValueError, match="390 embedding rows are too few"):
         load_glyph_encoder(broken)

@@ -1,4 +1,4 @@
-"""Wan from the files to latents and pixels, against WanPipeline of diffusers on the same weights and noise levels."""
+"""Parity of Wan with diffusers' WanPipeline on the same weights and noise levels, from files to latents and pixels."""
 
 import json
 
@@ -30,7 +30,7 @@ def root(request, tmp_path_factory):
 
 
 def size_of(root):
-    """Height and width of 4 x 6 latents."""
+    """Return the height and width in pixels of 4 x 6 latents."""
     config = json.loads((root / "vae" / "config.json").read_text())
     return 4 * config["scale_factor_spatial"], 6 * config["scale_factor_spatial"]
 
@@ -70,7 +70,7 @@ def sample_stock(theirs, root, prompt, noise, output_type="latent"):
 
 
 @pytest.mark.parametrize("shift", [3.0, 5.0, 8.0])
-def test_guided_sampling_is_diffusers_sampling_over_the_same_noise_levels(root, shift):
+def test_guided_sampling_equals_diffusers_on_the_same_noise_levels(root, shift):
     encoder, pipeline = loaded(config_for(root, shift=shift))
     prompt = "a “red” car，turns left"
     noise = normal(pipeline.latent_shape(9, *size_of(root)), 0, "wan")[None]
@@ -84,15 +84,15 @@ def test_guided_sampling_is_diffusers_sampling_over_the_same_noise_levels(root, 
 
 
 @pytest.mark.parametrize("tile", [0, 32])
-def test_decoded_frames_are_those_of_diffusers(root, tile):
+def test_decoded_frames_equal_diffusers(root, tile):
     encoder, pipeline = loaded(config_for(root, vae_tile_size=tile, vae_tile_overlap=0.25))
     theirs = stock(root, pipeline)
     if tile:
-        theirs.vae.enable_tiling(*(getattr(pipeline.vae, f"tile_sample_{of}") for of in TILE_SETTINGS))
+        theirs.vae.enable_tiling(*(getattr(pipeline.vae, f"tile_sample_{name}") for name in TILE_SETTINGS))
     noise = normal((2, *pipeline.latent_shape(5, *size_of(root))), 0, "wan")
     videos = pipeline.decode(noise, batch_size=2)
     for video, latents in zip(videos, noise):
-        mean, std = (torch.tensor(theirs.vae.config[f"latents_{of}"]).view(1, 4, 1, 1, 1) for of in ("mean", "std"))
+        mean, std = (torch.tensor(theirs.vae.config[f"latents_{name}"]).view(1, 4, 1, 1, 1) for name in ("mean", "std"))
         with torch.no_grad():
             expected = theirs.vae.decode(latents[None] / (1.0 / std) + mean).sample[0].transpose(0, 1)
             floats = pipeline.vae.decode(pipeline.latents.unscaled(latents[None])).sample[0].transpose(0, 1)
@@ -102,7 +102,7 @@ def test_decoded_frames_are_those_of_diffusers(root, tile):
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_a_video_that_is_not_finite_is_none_though_the_decoder_clamps(root, number):
+def test_a_video_with_non_finite_latents_is_none_although_the_decoder_clamps(root, number):
     _, pipeline = loaded(config_for(root))
     latents = normal((2, *pipeline.latent_shape(5, *size_of(root))), 0, "wan")
     latents[1, 0, 0, 0, 0] = number
@@ -110,14 +110,14 @@ def test_a_video_that_is_not_finite_is_none_though_the_decoder_clamps(root, numb
     assert first is not None and second is None
 
 
-def test_texts_are_encoded_once_and_their_padding_is_not_stored(root, tmp_path):
+def test_texts_are_encoded_once_and_stored_without_padding(root, tmp_path):
     encoder, _ = loaded(config_for(root, conditions_dir=str(tmp_path)))
     conditions = encoder([Request("a red car"), Request("a")])
     assert [len(condition.text) for condition in conditions.samples] == [4, 2]
     assert len(list(tmp_path.glob("text-*.safetensors"))) == 3  # with the negative prompt
 
 
-def test_sizes_that_the_vae_or_the_patches_cannot_take_are_refused(root):
+def test_sizes_that_do_not_fit_the_vae_or_the_patches_are_reported(root):
     height, width = size_of(root)
     assert size_problems(root, VERSION, num_frames=81, height=height, width=width) == []
     assert size_problems(root, VERSION, num_frames=1, height=height, width=width) == []
@@ -129,7 +129,7 @@ def test_sizes_that_the_vae_or_the_patches_cannot_take_are_refused(root):
     ]
 
 
-def test_a_reference_image_is_refused_by_a_text_to_video_model(root, tmp_path):
+def test_a_text_to_video_model_rejects_a_reference_image(root, tmp_path):
     config = config_for(root)
     height, width = size_of(root)
     assert check_checkpoint(config, {"prompts": [Request("a car")]}, [(9, height, width)]) == {"text"}
@@ -138,7 +138,7 @@ def test_a_reference_image_is_refused_by_a_text_to_video_model(root, tmp_path):
         check_checkpoint(config, requests, [(9, height, width)])
 
 
-def test_the_exported_folder_runs_in_wan_pipeline_and_gives_the_same(root, tmp_path, monkeypatch):
+def test_the_exported_folder_gives_the_same_latents_in_wan_pipeline(root, tmp_path, monkeypatch):
     out = tmp_path / "exported"
     flags = ["--model_path", root, "--transformer_version", VERSION, "--with_pipeline", "--dtype", "fp32", "--out", out]
     monkeypatch.setattr("sys.argv", ["export.py", *map(str, flags)])

@@ -239,7 +239,7 @@ def test_a_temporarily_full_disk_costs_only_checkpoints(uninterrupted, tmp_path)
         "TensorBoardReport DISABLED",
     ):
         assert message in result.output, result.output
-    assert "File too large" in result.output and "earlier ones are kept, training goes on" in result.output
+    assert "File too large" in result.output and "keeping earlier ones, training continues" in result.output
     assert run.metrics() == uninterrupted.metrics()[:4] and run.saved(4) == uninterrupted.saved(4)
     assert not list((run.out / "checkpoints").glob(".*"))
 

@@ -16,7 +16,7 @@ from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 from hyvideo.models.weight_files import draw_tensor
 
 TEXT_WIDTH = 32
-_T5_HEAD = 8  # width of a head
+_T5_HEAD = 8  # width of an attention head
 VAE = {
     "base_dim": 8,
     "z_dim": 4,

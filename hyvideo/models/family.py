@@ -91,11 +91,11 @@ class Family:
     parts: tuple[Part, ...]
     latents: Callable[[Mapping[str, Any]], Latents]  # from the VAE's config
     patch: Callable[[Mapping[str, Any]], tuple[int, int, int]]  # frames, height, width of a token, from the config
-    prepare_vae: Callable[[nn.Module], None]  # replaces the VAE's slow layers
+    prepare_vae: Callable[[nn.Module], None]  # replaces layers of the VAE
     set_tiling: Callable[[nn.Module, int, float], None]  # (vae, tile size in pixels, overlap of adjacent tiles)
     pipelines: Mapping[str, str]  # diffusers' pipeline class by the transformer's task
     export_parts: Callable[..., dict[str, Any]]  # the other parts of a diffusers pipeline
-    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # modules the output ignores
+    without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()  # unused modules
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False  # whether the forward pass uses `ends`
     lora_prefix: str = ""  # of module names in the original's LoRA files, which then store alpha as a tensor
 

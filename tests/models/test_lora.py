@@ -138,15 +138,15 @@ def test_diffusers_loader_reads_the_original_format_with_the_same_result(transfo
     fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
     shared = fused[f"{REFINER}.to_q"].a
     lora |= {name: Pair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
-    theirs = tree(transformer_to_original(transformer.state_dict()))
+    original = tree(transformer_to_original(transformer.state_dict()))
     save_lora(lora, tmp_path, form="original")
     assert_same(read_lora(tmp_path), lora)
-    theirs.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
-    theirs.fuse_lora()
-    theirs.unload_lora()
+    original.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    original.fuse_lora()
+    original.unload_lora()
     add_lora(transformer, lora)
     merge(transformer)
-    merged, expected = theirs.state_dict(), transformer_to_original(transformer.state_dict())
+    merged, expected = original.state_dict(), transformer_to_original(transformer.state_dict())
     assert len(merged) > 40 and merged.keys() <= expected.keys()
     for name, tensor in merged.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)

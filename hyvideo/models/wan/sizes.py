@@ -103,7 +103,7 @@ class Architecture(Sizes):
 
     @property
     def _vae_scale(self) -> float:
-        """Factor for the size of convolutions, which grows with the product of their channels."""
+        """Size of the convolutions relative to the released VAE: proportional to the product of their channels."""
         return (self._vae_channels / self._vae["channels"]) ** 2
 
     @property

@@ -29,7 +29,7 @@ GRADIENT_TOLERANCE = 1e-5
 REFINER_KEY_BIAS = tuple(f"refiner_blocks.{i}.attn.to_k.bias" for i in range(2))
 
 
-def ours(transformer):
+def installed(transformer):
     transformer = copy.deepcopy(transformer)
     install(transformer)
     return transformer
@@ -83,7 +83,7 @@ def assert_same_gradients(actual, expected):
 def test_a_batch_with_texts_of_different_lengths_matches_the_original(transformer, golden_inputs, case):
     expected = load_file(GOLDEN / "transformer.safetensors")[case]
     with torch.no_grad():
-        out = ours(transformer)(**trimmed(golden_inputs(case, *CASES[case])))
+        out = installed(transformer)(**trimmed(golden_inputs(case, *CASES[case])))
     assert_close_relative(out, expected, GOLDEN_TOLERANCE)
 
 
@@ -91,7 +91,7 @@ def test_a_batch_with_texts_of_different_lengths_matches_the_original(transforme
 @pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
 def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs, case, recomputed):
     inputs = golden_inputs(case, *CASES[case])
-    model = ours(transformer)
+    model = installed(transformer)
     if recomputed:
         model.enable_gradient_checkpointing()
     out, expected = model(**trimmed(inputs)), stock_forward(transformer, inputs)
@@ -101,7 +101,7 @@ def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs, case,
 
 def test_text_to_video_and_image_to_video_samples_can_share_a_batch(transformer, golden_inputs):
     t2v, i2v = (trimmed(golden_inputs(case, *CASES[case])) for case in ("t2v_quoted", "i2v_mixed"))
-    model = ours(transformer)
+    model = installed(transformer)
 
     def joined(first, second):
         return torch.cat([first, second]) if isinstance(first, torch.Tensor) else first + second
@@ -121,7 +121,7 @@ def test_attention_uses_no_mask_and_no_padding(transformer, golden_inputs, monke
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recorded)
     with torch.no_grad():
-        ours(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
+        installed(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
     in_blocks = [call for call in seen if call[0][1] >= 60]  # the other calls are in the text refiner
     assert in_blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
 
@@ -149,7 +149,7 @@ def test_a_meanflow_model_uses_the_end_of_the_step(original_transformer, golden_
     inputs = golden_inputs("t2v_plain", *CASES["t2v_plain"])
     end = torch.tensor([800.5, 0.0])
     with torch.no_grad():
-        model = ours(transformer)
+        model = installed(transformer)
         out = model(**trimmed(inputs), ends=end)
         assert_close_relative(out, stock_forward(transformer, inputs | {"timestep_r": end}), OUTPUT_TOLERANCE)
         assert not torch.allclose(out, model(**trimmed(inputs)))
@@ -178,7 +178,7 @@ def test_stock_inputs_are_padded_and_give_the_same_output(transformer, golden_in
     if case.startswith("i2v"):  # diffusers treats empty image slots as tokens unless all of them are empty
         padded["image_embeds"] = padded["image_embeds"][:, :6]
     with torch.no_grad():
-        assert_close_relative(ours(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE)
+        assert_close_relative(installed(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE)
 
 
 # --- the installed forward pass ----------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_a_copy_of_the_model_uses_its_own_weights(transformer, golden_inputs):
 def test_timesteps_in_bf16_raise_an_error(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
     with pytest.raises(ValueError, match="float32"):
-        ours(transformer)(**inputs | {"timestep": inputs["timestep"].bfloat16()})
+        installed(transformer)(**inputs | {"timestep": inputs["timestep"].bfloat16()})
 
 
 def test_the_refiner_keeps_diffusers_attention(transformer):
@@ -222,7 +222,7 @@ def test_the_refiner_keeps_diffusers_attention(transformer):
 def test_the_output_under_autocast_is_close_to_float32(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12)))
     rounded = [Condition(c.text.bfloat16(), c.glyph.bfloat16()) for c in inputs["conditions"]]
-    model = ours(transformer)
+    model = installed(transformer)
     with torch.no_grad():
         reference = model(**inputs)
         model.to(torch.bfloat16)
@@ -235,7 +235,7 @@ def test_rotary_tables_match_diffusers_and_are_cached(transformer):
     grid = (3, 4, 5)
     expected = transformer.rope(torch.zeros(1, 9, *grid))
     tables = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
-    assert all(torch.equal(ours.abs(), theirs.abs()) for ours, theirs in zip(tables, expected))
+    assert all(torch.equal(actual.abs(), table.abs()) for actual, table in zip(tables, expected))
     repeated = rotary_tables(grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu"))
     assert repeated[0] is tables[0]
 
@@ -249,7 +249,7 @@ def test_rotary_tables_from_inference_mode_support_a_backward_pass():
 
 def test_a_compiled_block_is_a_single_graph_with_the_same_output(transformer, golden_inputs):
     inputs = trimmed(golden_inputs("t2v_quoted", (9, 9), (5, 5)))
-    model = ours(transformer)
+    model = installed(transformer)
     with torch.no_grad():
         expected = model(**inputs)
         for module in model.transformer_blocks:
@@ -261,7 +261,7 @@ def test_a_compiled_block_is_a_single_graph_with_the_same_output(transformer, go
 
 
 def test_exactly_the_parameters_without_gradient_are_frozen(transformer, golden_inputs):
-    model = ours(transformer)
+    model = installed(transformer)
     trained = set(gradients(model, model(**trimmed(golden_inputs("i2v_mixed", (20, 11), (0, 7))))))
     freeze_dead_parameters(model)
     dead = {name for name, p in model.named_parameters() if not p.requires_grad}

@@ -74,7 +74,7 @@ def test_a_bf16_model_has_float32_rotary_tables(root):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(**arguments | {"conditions": texts})
     expected = twin.rope(arguments["latents"])
-    assert all(torch.equal(ours.abs(), theirs[0, :, 0].abs()) for ours, theirs in zip(tables, expected))
+    assert all(torch.equal(actual.abs(), table[0, :, 0].abs()) for actual, table in zip(tables, expected))
 
 
 def test_an_image_to_video_model_raises_an_error(root):
@@ -104,13 +104,13 @@ def test_an_image_to_video_model_raises_an_error(root):
     ],
 )
 def test_a_setting_of_the_wrong_type_raises_value_error(tmp_path, file, change):
-    """None removes a key from tokenizer.json."""
+    """For tokenizer.json, None removes a key."""
     path = write_wan(tmp_path) / file
     settings = json.loads(path.read_text()) | change
     if path.parent.name == "tokenizer":
         settings = {name: value for name, value in settings.items() if value is not None}
     path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError):  # and nothing else
+    with pytest.raises(ValueError):  # no other exception
         problems = check_checkpoint(tmp_path, "wan2.1_t2v_1.3b", [Request("a car")])
         problems = problems or size_problems(tmp_path, None, num_frames=5, height=48, width=32)
         read_architecture(tmp_path, "wan2.1_t2v_1.3b")

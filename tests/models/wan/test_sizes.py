@@ -40,15 +40,15 @@ def test_the_released_models_have_the_published_number_of_parameters(version, pa
 
 @pytest.mark.parametrize("sizes", [{}, {"patch_size": (1, 1, 1), "num_layers": 3}])
 def test_parameters_and_flops_of_a_small_model_match_its_class(sizes):
-    model, ours = tiny(**sizes), read(SIZES | sizes | {"_class_name": "WanTransformer3DModel"}, {})
-    assert ours.parameters == sum(p.numel() for p in model.parameters())
-    assert ours.num_layers * ours.block_parameters == sum(p.numel() for p in model.blocks.parameters())
-    assert ours.root_parameters == ours.parameters - ours.num_layers * ours.block_parameters
+    model, arch = tiny(**sizes), read(SIZES | sizes | {"_class_name": "WanTransformer3DModel"}, {})
+    assert arch.parameters == sum(p.numel() for p in model.parameters())
+    assert arch.num_layers * arch.block_parameters == sum(p.numel() for p in model.blocks.parameters())
+    assert arch.root_parameters == arch.parameters - arch.num_layers * arch.block_parameters
     arguments = inputs(1, (3, 6, 4))
     # torch does not count the FLOPs of the CPU's attention kernel.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         stock_twin(model)(**stock_inputs(model, **arguments))
-    assert ours.forward(ours.image_tokens(9, 48, 32), 7).total == counter.get_total_flops()
+    assert arch.forward(arch.image_tokens(9, 48, 32), 7).total == counter.get_total_flops()
 
 
 def test_lora_and_matrix_parameters_match_the_default_targets(tmp_path):
@@ -56,9 +56,9 @@ def test_lora_and_matrix_parameters_match_the_default_targets(tmp_path):
     names = training_config(model, rank=5, alpha=5).target_modules.replace("\\", "").split("|")
     linears = [model.get_submodule(name) for name in names]
     model.save_config(tmp_path / "transformer")
-    ours = read_architecture(tmp_path, "anything")
-    assert ours.lora_parameters(5) == sum(5 * (linear.in_features + linear.out_features) for linear in linears)
-    assert ours.matrix_parameters == sum(linear.weight.numel() for linear in linears)
+    arch = read_architecture(tmp_path, "anything")
+    assert arch.lora_parameters(5) == sum(5 * (linear.in_features + linear.out_features) for linear in linears)
+    assert arch.matrix_parameters == sum(linear.weight.numel() for linear in linears)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_vae_sizes_are_read_from_the_folder(tmp_path):
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", "base_dim": 48}))
     tiny().save_config(tmp_path / "transformer")
-    ours, full = read_architecture(tmp_path, "anything"), released("wan2.1_t2v_1.3b")
-    assert ours.vae_parameters == full.vae_parameters / 4 and ours.decode_flops == full.decode_flops / 4
-    assert ours.decoding_values(2, 81, 480, 832) == full.decoding_values(1, 81, 480, 832)
-    assert not ours.is_released
+    arch, full = read_architecture(tmp_path, "anything"), released("wan2.1_t2v_1.3b")
+    assert arch.vae_parameters == full.vae_parameters / 4 and arch.decode_flops == full.decode_flops / 4
+    assert arch.decoding_values(2, 81, 480, 832) == full.decoding_values(1, 81, 480, 832)
+    assert not arch.is_released
     for version, config in (("wan2.1_t2v_1.3b", {}), ("wan2.2_ti2v_5b", WAN22_VAE)):
         described = read(vars(released(version)) | {"_class_name": "WanTransformer3DModel"}, config)
         assert described == released(version)

@@ -111,7 +111,7 @@ def test_rotary_tables_match_diffusers_and_are_cached():
     grid, device = (3, 4, 5), torch.device("cpu")
     expected = stock_twin(tiny()).rope(torch.zeros(1, 4, 3, 8, 10))
     tables = rotary_tables(grid, 24, 1024, device)
-    assert all(torch.equal(ours.abs(), theirs[0, :, 0].abs()) for ours, theirs in zip(tables, expected))
+    assert all(torch.equal(actual.abs(), table[0, :, 0].abs()) for actual, table in zip(tables, expected))
     assert rotary_tables(grid, 24, 1024, device)[0] is tables[0]
     with torch.inference_mode():
         assert not rotary_tables((1, 2, 7), 24, 1024, device)[0].is_inference()

@@ -77,9 +77,7 @@ def test_an_image_to_video_version_without_any_image_is_rejected_before_loading(
     monkeypatch.setattr("hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded"))
     csv = tmp_path / "no_images.csv"
     csv.write_text("\n".join(["prompt", *CAPTIONS]) + "\n")
-    message = (
-        f"is for image-to-video, got no reference image for the 2 prompts of {without}; add a column.* or use"
-    )
+    message = f"is for image-to-video, got no reference image for the 2 prompts of {without}; add a column.* or use"
     with pytest.raises(ValueError, match=message):
         Trainer(config.with_settings(**{without: str(csv)}), mesh, CPU)
 

@@ -94,8 +94,8 @@ def figure_4(runs: list[Run], folder: Path, *, window: int, measured: Sequence[d
     for sde, sampler in dict.fromkeys(used or [(sde, Sampling()) for sde in METHODS]):
         samplers.setdefault(sde, []).append(sampler)
     figure, panels = _panels(len(samplers))
-    for axes, (sde, of_sde) in zip(panels, samplers.items()):
-        for sampler in of_sde:
+    for axes, (sde, sde_samplers) in zip(panels, samplers.items()):
+        for sampler in sde_samplers:
             sigmas, norms, inverse_std = gradient_scale(sde, sampler)
             middle = len(sigmas) // 2
             (line,) = axes.plot(sigmas, norms, "o-", markersize=3, label=f"|d log p / d v|, {sampler.name}")

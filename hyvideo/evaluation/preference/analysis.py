@@ -108,11 +108,11 @@ def analyse(study: Study, most_failed: float) -> str:
         excluded = f"excluded for failing more than {most_failed:.0%} of their checks: {', '.join(left_out) or 'none'}"
         raise ValueError(f"no answers to {', '.join(questions)} remain; raters {excluded}")
     by_question = {name: [j for j in counted if j.dimension == name] for name in questions}
-    of_each = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
+    by_name = {name: question_results(answers, key["methods"]) for name, answers in by_question.items() if answers}
     general = {"methods": key["methods"], "most_failed": most_failed, "checks": checks, "left_out": left_out}
-    results = general | {"questions": of_each}
+    results = general | {"questions": by_name}
     (study.folder / "analysis.json").write_text(json.dumps(results, indent=1, allow_nan=False), encoding="utf-8")
-    rows = list(zip(*(of["win_rates"] for of in of_each.values())))
+    rows = list(zip(*(result["win_rates"] for result in by_name.values())))
     for name in ("pairs.csv", "table3.md", "table3.csv", "table3.tex", "analysis.md"):
         text = fill(Path(__file__).with_name(f"{name}.jinja"), **results, counted=counted, rows=rows)
         (study.folder / name).write_text(text + "\n", encoding="utf-8")

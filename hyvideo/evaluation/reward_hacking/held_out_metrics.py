@@ -88,9 +88,9 @@ def measure_all(
     scores = scorer.held_out_each(list(decoded.values()), [prompts[row] for row in decoded])
     measured = {
         row: {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
-        | of_video
+        | video_scores
         | _without_weight(rewards[row], scorer.weights)
-        for (row, video), of_video in zip(decoded.items(), scores)
+        for (row, video), video_scores in zip(decoded.items(), scores)
     }
     names = sorted(set().union(*all_objects({name for values in measured.values() for name in values}, mesh)))
     local = {

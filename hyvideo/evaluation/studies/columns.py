@@ -23,7 +23,7 @@ class Column:
     of_set: str = ""  # key among the metrics of the whole set; empty for a score of each video
     higher_is_better: bool = True
 
-    def of_video(self, entry: dict, setting: str) -> float | None:
+    def video_value(self, entry: dict, setting: str) -> float | None:
         if self in (REWARD, TRUE_REWARD):
             return weighted_reward(entry, setting, "true/" if self == TRUE_REWARD else "")
         return entry.get(self.name)
@@ -31,7 +31,7 @@ class Column:
     def by_prompt(self, evaluation: Evaluation, setting: str) -> dict[int, float]:
         """Return the mean of each prompt that has a value; a metric of a whole set counts as one prompt."""
         if not self.of_set:
-            return by_prompt(evaluation.videos, lambda entry: self.of_video(entry, setting))
+            return by_prompt(evaluation.videos, lambda entry: self.video_value(entry, setting))
         value = evaluation.measures.get(self.of_set)
         return {} if value is None else {0: value}
 

@@ -58,10 +58,10 @@ def half_widths(values: np.ndarray) -> np.ndarray:
     if num_seeds == num_prompts == 1:
         return np.full(values.shape[:-2], np.nan)
     centred = values - values.mean((-2, -1), keepdims=True)
-    of_seeds, of_prompts = centred.mean(-1, keepdims=True), centred.mean(-2, keepdims=True)
-    by_seed = _squared_half_width(of_seeds, num_seeds - 1)
-    by_prompt = _squared_half_width(of_prompts, num_prompts - 1)
-    rest = _squared_half_width(centred - of_seeds - of_prompts, (num_seeds - 1) * (num_prompts - 1))
+    seed_effects, prompt_effects = centred.mean(-1, keepdims=True), centred.mean(-2, keepdims=True)
+    by_seed = _squared_half_width(seed_effects, num_seeds - 1)
+    by_prompt = _squared_half_width(prompt_effects, num_prompts - 1)
+    rest = _squared_half_width(centred - seed_effects - prompt_effects, (num_seeds - 1) * (num_prompts - 1))
     return np.sqrt(np.maximum(by_seed + by_prompt - rest, np.minimum(by_seed, by_prompt)))
 
 

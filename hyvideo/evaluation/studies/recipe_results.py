@@ -76,21 +76,21 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
 
 def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
     """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md, curves_<axis>.png and pareto.png."""
-    of_recipe: dict[str, dict[int, Trace]] = {}
+    by_recipe: dict[str, dict[int, Trace]] = {}
     trained = finished(study, runs)
     for run in trained:
-        of_recipe.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
+        by_recipe.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
     if not trained:
         raise ValueError(f"{study.out} contains no finished run yet")
     for axis in AXES:
         end = budget.amount if axis == budget.axis else np.inf
-        curves = {name: curve([*traces.values()], axis, end) for name, traces in of_recipe.items()}
+        curves = {name: curve([*traces.values()], axis, end) for name, traces in by_recipe.items()}
         draw(curves, [(axis, column.name) for column in COMPARED], study.out / f"curves_{axis}.png")
         if axis == budget.axis:
             reward = TRUE_REWARD if all(TRUE_REWARD.name in points[0] for points in curves.values()) else REWARD
             draw(curves, [(c.name, reward.name) for c in COMPARED[2:]], study.out / "pareto.png", compares_ends=True)
-            rows = [_row(name, points[-1], len(of_recipe[name])) for name, points in curves.items()]
-    (against, firsts), *others = of_recipe.items()
+            rows = [_row(name, points[-1], len(by_recipe[name])) for name, points in curves.items()]
+    (against, firsts), *others = by_recipe.items()
     base = curve([*firsts.values()][:1], budget.axis)[0]
     rows = [*([] if base["rollouts"].mean else [_row("Base model", base, 0)]), *rows]
     notes = [
@@ -101,7 +101,7 @@ def write_results(study: Study, runs: list[Run], budget: Budget) -> None:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     columns = columns_of(firsts[min(firsts)])[len(AXES) :]
     write_table(make_table(HEADS, {"": ""}, columns, rows, notes), study.out / "recipes")
-    ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in of_recipe.items()}
+    ends = {n: {s: reading(t, *budget) for s, t in traces.items()} for n, traces in by_recipe.items()}
     verdicts = [compare(f"{name} against {against}", ends[name], ends[against], COMPARED) for name, _ in others]
     note = "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. " + NO_CORRECTION
     write_text(study.out / "verdicts.md", as_markdown(verdicts, COMPARED, [note]))

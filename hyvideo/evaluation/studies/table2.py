@@ -92,18 +92,18 @@ def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluatio
     settings, trained = list(dict.fromkeys(run.recipe.setting for run in runs)), by_row(evaluations)
     equalizer = ["Equalizer"] if any(not row.has_equalizer for row in trained) else []
 
-    def row(labels: list[str], of_row: dict[str, list[Evaluation]], num_seeds: dict[str, int]) -> Row:
-        found = {setting: intervals(of_row.get(setting, []), COLUMNS, setting) for setting in settings}
+    def row(labels: list[str], by_setting: dict[str, list[Evaluation]], num_seeds: dict[str, int]) -> Row:
+        found = {setting: intervals(by_setting.get(setting, []), COLUMNS, setting) for setting in settings}
         values = {(setting, name): value for setting in settings for name, value in found[setting].items()}
         return Row(labels[: 2 + len(equalizer)], values, num_seeds)
 
     rows = [row(["Base model", "", ""], dict.fromkeys(settings, [base]), {})]
-    for cell, of_cell in trained.items():
+    for cell, by_setting in trained.items():
         labels = [sampler_of(cell.method).label, cell.kl.replace("_", " "), "yes" if cell.has_equalizer else "no"]
-        seeds = {setting: len(of_cell.get(setting, ())) for setting in settings}
-        rows.append(row(labels, {setting: list(of_seed.values()) for setting, of_seed in of_cell.items()}, seeds))
+        seeds = {setting: len(by_setting.get(setting, ())) for setting in settings}
+        rows.append(row(labels, {setting: list(by_seed.values()) for setting, by_seed in by_setting.items()}, seeds))
     groups = {setting: f"Setting {setting} ({SETTINGS[setting]})" for setting in settings}
-    counts = {count for of_row in rows for count in of_row.num_seeds.values() if count}
+    counts = {count for each in rows for count in each.num_seeds.values() if count}
     below = notes(settings, len(base.videos), counts, [run.name for run in runs if run not in evaluations])
     return make_table(["Method", "KL", *equalizer], groups, COLUMNS, rows, below)
 
@@ -118,9 +118,9 @@ def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
     """Compare all rows that have evaluations. Raises ValueError if their prompts or noise differ."""
     rows, found = by_row(evaluations), []
     for setting in dict.fromkeys(run.recipe.setting for run in evaluations):
-        there = {row: of_row[setting] for row, of_row in rows.items() if setting in of_row}
-        for question, first, second in questions(list(there)):
-            found.append(compare(question, there[first], there[second], COMPARED, setting))
+        available = {row: by_setting[setting] for row, by_setting in rows.items() if setting in by_setting}
+        for question, first, second in questions(list(available)):
+            found.append(compare(question, available[first], available[second], COMPARED, setting))
     return found
 
 

@@ -123,7 +123,7 @@ def find_undamaged(
 
 def refuse_different(iteration: int, own_hash: str, mesh: Mesh) -> None:
     """Raise ValueError on all ranks unless all resume from the same checkpoint. Collective."""
-    chosen = all_objects(f"that of iteration {iteration} with manifest {own_hash}", mesh)
+    chosen = all_objects(f"iteration {iteration} with manifest {own_hash}", mesh)
     if len(set(chosen)) > 1:
         ranks = {name: name_ranks(rank for rank, other in enumerate(chosen) if other == name) for name in chosen}
         raise ValueError(

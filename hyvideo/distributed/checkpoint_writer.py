@@ -120,7 +120,7 @@ class CheckpointWriter:
                 files(partial)
                 (partial / "state.json").write_text(state)
         hashed: dict[str, dict] = {}
-        with self._failing_together():  # a rank that fails here would miss the next collective
+        with self._failing_together():  # separate, because a rank that fails would miss the next collective
             hashed = manifest.hash_share(partial, self.mesh)
         return all_objects(hashed, self.mesh, self._group)
 

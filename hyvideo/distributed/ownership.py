@@ -51,7 +51,7 @@ class Ownership:
         while waits:
             with failing_together(self.mesh, errors=(NotOwner, ValueError)):
                 waits = self.mesh.is_main and self._take_or_wait()
-            waits = anywhere(waits, self.mesh)  # wait together, as a collective may time out before
+            waits = anywhere(waits, self.mesh)  # together: other ranks could time out in a collective
             time.sleep(self.beat_s / 10 if waits else 0)
         self._is_taken = True
 

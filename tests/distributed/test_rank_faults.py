@@ -344,8 +344,8 @@ def test_a_run_that_lost_a_rank_resumes_and_ends_like_an_uninterrupted_one(resul
 
 def test_ranks_that_resume_different_checkpoints_all_stop_and_report_both(results):
     for rank in results:
-        assert "that of iteration 3 with manifest" in rank["apart"] and "on rank 0" in rank["apart"]
-        assert "that of iteration 1 with manifest" in rank["apart"] and "on rank 1" in rank["apart"]
+        assert "iteration 3 with manifest" in rank["apart"] and "on rank 0" in rank["apart"]
+        assert "iteration 1 with manifest" in rank["apart"] and "on rank 1" in rank["apart"]
 
 
 def test_a_read_error_on_one_rank_stops_all_ranks_with_its_message(results):

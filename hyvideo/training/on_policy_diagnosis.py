@@ -1,4 +1,4 @@
-"""Diagnosis of a failed on-policy check: the worst pass is repeated with one suspected cause switched off at a time.
+"""Diagnosis of a failed on-policy check: the worst pass is repeated with one suspected cause switched at a time.
 
 The module outputs of the update and the rollout are also compared, to find the first module that differs.
 """

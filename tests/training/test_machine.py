@@ -56,9 +56,8 @@ def test_activation_checkpointing_is_selective_if_the_plan_fits_the_gpu_and_full
 
     assert [chosen(config, "cuda", gib) for gib in (80.0, 30.0)] == ["selective", "full"]
     assert chosen(config, "cpu") == "full" == chosen(config.with_settings(activation_checkpointing="full"), "cuda")
-    assert (
-        chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"
-    )  # which is rejected when it is read
+    # The unknown version is rejected later, when the transformer is read.
+    assert chosen(config.with_settings(transformer_version="mine"), "cuda") == "full"
 
 
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):

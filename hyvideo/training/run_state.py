@@ -98,7 +98,7 @@ class RunState:
         return self.checkpoints.save(self.progress.iteration, self.policy.tensors(), state, write_files)
 
     def save_unfinished(self) -> None:
-        """Save the last finished iteration if it is not saved yet, without an unfinished one. All ranks must call this."""
+        """Save the last finished iteration if needed, and discard an unfinished one. All ranks must call this."""
         self.policy.optimizers.drop_gradients()
         self.progress.iteration -= not self.unvalidated
         self.checkpoints.wait()

@@ -18,18 +18,12 @@ from hyvideo.data.outside import Parser, refusals
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument(
-        "--reward_model", required=True, help="scorer to check, as in post_train.py: NAME or FILE.py:CLASS"
-    )
+    parser.add_argument("--reward_model", required=True, help="scorer, as in post_train.py: NAME or FILE.py:CLASS")
     parser.add_argument("--pretrained_model_root", default="ckpts", help="checkpoint folder (default: ckpts)")
     parser.add_argument("--model_path", help="folder of the scorer's files (clip and pickscore: or hub name)")
     parser.add_argument("--options", default="{}", help="""scorer options as JSON: '{"precision": "fp32_math"}'""")
     parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
-    parser.add_argument(
-        "--clip",
-        choices=("miniature", "synthetic"),
-        help="kind of rendered video (default: miniature for the miniature's scorers, else synthetic)",
-    )
+    parser.add_argument("--clip", choices=("miniature", "synthetic"), help="rendered video (default: by scorer)")
     parser.add_argument("--video", type=Path, help="mp4 file to score instead of a rendered video")
     parser.add_argument("--prompt", help="prompt of --video")
     parser.add_argument("--foreign_prompt", help="prompt that does not fit the video")

@@ -20,20 +20,16 @@ def main() -> int:
     parser.add_argument("--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer")
     parser.add_argument("--model", type=Path, required=True, help="VideoReward folder to start from")
     parser.add_argument("--out", type=Path, required=True, help="VideoReward folder to write")
-    parser.add_argument(
-        "--dimensions", nargs="+", metavar="NAME", help="up to three names that replace VQ, MQ and TA, in this order"
-    )
+    parser.add_argument("--dimensions", nargs="+", metavar="NAME", help="up to three names in place of VQ, MQ, TA")
     parser.add_argument("--seed", type=int, default=0, help="seed of split, new LoRA and order of pairs (default: 0)")
     parser.add_argument("--learning_rate", type=float, default=1e-5, help="initial learning rate (default: 1e-5)")
     parser.add_argument("--weight_decay", type=float, default=0.0, help="weight decay of LoRA and head (default: 0)")
     parser.add_argument("--batch_size", type=int, default=8, help="pairs per update (default: 8)")
     parser.add_argument("--lora_rank", type=int, default=64, help="rank of the LoRA if it is new (default: 64)")
-    parser.add_argument("--max_epochs", type=int, default=10, help="limit; stops early if the loss rises (default: 10)")
+    parser.add_argument("--max_epochs", type=int, default=10, help="maximum number of epochs (default: 10)")
     options = parser.parse_args()
     if not (0 < options.learning_rate < 1 and min(options.batch_size, options.lora_rank, options.max_epochs) > 0):
-        raise ValueError(
-            "--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs must be positive"
-        )
+        raise ValueError("--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive")
 
     from hyvideo.models.reward_models.videoalign.checkpoint import check_dimensions, find_checkpoint
     from hyvideo.models.reward_models.videoalign.training import PairTraining, read_pairs, split_by_prompt

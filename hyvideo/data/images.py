@@ -130,8 +130,7 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     assert covering[0] >= width and covering[1] >= height  # w (W / w) equals W up to the last bit
     if covering[0] * covering[1] > MAX_PIXELS:
         raise ValueError(
-            f"an image of {image.height} x {image.width} pixels is too elongated for a frame of {height} x {width}; "
-            "crop it"
+            f"an image of {image.height} x {image.width} pixels is too elongated for {height} x {width}; crop it first"
         )
     left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)
     resized = image.resize(covering, Image.Resampling.LANCZOS)

@@ -27,10 +27,7 @@ _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
-    """Return why a path is not a readable regular file of at most ``max_bytes``, None if it is one.
-
-    Pipes and devices are rejected because they have no end.
-    """
+    """Return why a path is not a readable regular file (pipes are endless) of at most ``max_bytes``, None if it is."""
     status = _status(path)
     if isinstance(status, str):
         return status

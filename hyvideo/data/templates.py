@@ -1,4 +1,4 @@
-"""Rendering of the Jinja templates, which lie beside the code that fills them in."""
+"""Rendering of the Jinja templates, which are stored next to the code that fills them in."""
 
 from pathlib import Path
 

@@ -126,7 +126,7 @@ def _web_data(vae: nn.Module, num_clips: int, seed: int) -> tuple[Tensor, Tensor
     web = world.web_labels(labels, rng)
     strength = world.corruption_strengths(len(labels), rng)
     latents = []
-    for part, corruption in tqdm(list(zip(labels.split(48), strength.split(48))), desc="web clips", disable=None):
+    for part, corruption in tqdm(list(zip(labels.split(48), strength.split(48))), desc="web videos", disable=None):
         videos = world.render(part, rng, corruption)
         latents.append(family_of(vae).latents(vae.config).scaled(vae.encode(videos).latent_dist.mode()))
     return torch.cat(latents), (web[:, 0] * 3 + web[:, 1]) * 4 + web[:, 2]

@@ -36,7 +36,7 @@ class _Object:
 
     cover: Tensor  # (batch, frames, height, width), in [0, 1]
     area: Tensor  # (batch, frames), pixels
-    path: Tensor  # x and y of its centre (batch, frames, 2), pixels
+    path: Tensor  # x and y of its center (batch, frames, 2), pixels
     visible: Tensor  # (batch,), in [0, 1]
 
 

@@ -8,8 +8,7 @@ from tqdm import tqdm, trange
 class MuonAndAdamW:
     """Muon for tensors of two or more dimensions (filters flattened to matrices), AdamW for the rest.
 
-    Both learning rates warm up, stay constant, and then decrease linearly. About a third of the steps of AdamW alone
-    are needed.
+    Both learning rates warm up, stay constant, then decrease linearly. It needs a third of the steps of AdamW alone.
     """
 
     def __init__(self, module: nn.Module, *, num_steps: int, warmup: int, decay_from: float, adamw_lr: float):

@@ -302,5 +302,5 @@ def test_pixels_range_from_minus_one_to_one():
 def test_fit_rejects_images_that_become_too_large(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 16 * 160)
     assert fit(noise(1, 10), 16, 16).size == (16, 16)
-    with pytest.raises(ValueError, match="1 x 11 pixels is too elongated for a frame of 16 x 16"):
+    with pytest.raises(ValueError, match="1 x 11 pixels is too elongated for 16 x 16"):
         fit(noise(1, 11), 16, 16)

@@ -84,10 +84,8 @@ class AsyncScorer:
         return PendingBatch(self._pool.submit(self._score_in_stream, videos, prompts, fps), len(videos))
 
     def collect(self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool) -> list[Reward]:
-        """Return the rewards of several batches, in order.
-
-        ``may_end`` is called every second with whether this process is done, and returns whether to stop waiting.
-        """
+        """Return the rewards of several batches, in order. Every second, ``may_end`` decides whether to stop waiting,
+        given whether this process is done."""
         end, is_over = time.monotonic() + (self.deadline or math.inf), False
         while not may_end(is_over):
             left = max(0.0, end - time.monotonic())

@@ -82,10 +82,7 @@ class FrameTextScorer(Scorer):
 
     @torch.no_grad()
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[Scores]:
-        """Return the mean cosine of each video and its scalings; ``fps`` has no effect.
-
-        Raises ValueError for a tensor that is not a video, and as `check_prompts`.
-        """
+        """Return the mean cosine of each video and its scalings, ignoring ``fps``. ValueError for invalid input."""
         if len(videos) != len(prompts):
             raise ValueError(f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts")
         for video in videos:

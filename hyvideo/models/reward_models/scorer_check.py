@@ -3,9 +3,9 @@
     failed     rewards would be wrong or missing: do not train with this scorer
     warning    the scorer works, but its scores may not mean what the run assumes
 
-``check_scorer`` works with every `Scorer` and reads these optional attributes: ``dimensions``, if they are not VQ, MQ
-and TA; ``reserved``, texts that a prompt must not contain; ``noise``, the largest difference between two scores of the
-same video; and a method ``doubts(num_frames, fps)``, which returns reasons to doubt the scores of such videos.
+A `Scorer` may define ``dimensions`` if they are not VQ, MQ and TA; ``reserved``, texts that a prompt must not contain;
+``noise``, the largest difference between two scores of the same video; and a method ``doubts(num_frames, fps)``, which
+returns reasons to doubt the scores of such videos.
 """
 
 import math
@@ -128,7 +128,9 @@ class ScorerUnderTest:
 
     def dimensions_are_finite(self) -> Outcome:
         if bad := [name for name in self.dimensions if not is_finite(self.clean_scores, name)]:
-            hint = "return Python numbers (.item()), list all dimensions in `dimensions`, check --reward_weights"
+            hint = (
+                "return finite Python numbers (tensor.item()), and check the class's `dimensions` and --reward_weights"
+            )
             return "failed", f"no finite number for {', '.join(bad)}: score returned {_text(self.clean_scores)}; {hint}"
         return "ok", f"finite scores for {', '.join(self.dimensions)}"
 
@@ -136,10 +138,9 @@ class ScorerUnderTest:
         """Check that scoring the same video twice gives the same bits."""
         (again,) = self.score(self.trial.video)
         if repr(sorted(again.items())) != repr(sorted(self.clean_scores.items())):  # repr, so that NaN equals NaN
-            changed = f"the same video scores {_text(again)} the second time"
             if self.difference(again, self.clean_scores) <= getattr(self.scorer, "noise", -1.0):
-                return "warning", f"{changed}: rewards within a group contain this noise"
-            return "failed", f"{changed}: a reward must be deterministic"
+                return "warning", f"the same video scores {_text(again)} the second time; rewards have this noise"
+            return "failed", f"the same video scores {_text(again)} the second time; a reward must be deterministic"
         return "ok", "scoring the same video twice gives the same bits"
 
     def batch_equals_single(self) -> Outcome:
@@ -173,10 +174,8 @@ class ScorerUnderTest:
         return "ok", f"no score for {', '.join(inputs)}"
 
     def has_no_doubts(self) -> Outcome:
-        """Report the reasons that the scorer's optional method ``doubts`` returns."""
         doubts = self.scorer.doubts(len(self.trial.video), self.trial.fps) if hasattr(self.scorer, "doubts") else []
-        clean = "the scorer reports no problem with videos of this length and frame rate"
-        return ("warning", "; ".join(doubts)) if doubts else ("ok", clean)
+        return ("warning", "; ".join(doubts)) if doubts else ("ok", "no problem reported for such videos")
 
     def rounding(self, apart: float, where: str) -> Outcome:
         """Return the outcome for a difference that should only be rounding."""
@@ -184,8 +183,7 @@ class ScorerUnderTest:
             return "ok", f"largest difference {apart:.1g} {where}"
         if apart <= self.tolerance:
             return "warning", f"scores differ by {apart:.3g} {where}: smaller differences within a group are noise"
-        limit = f"more than rounding (at most {self.tolerance:g}); a score must not depend on other videos"
-        return "failed", f"scores differ by {apart:.3g} {where}, {limit}"
+        return "failed", f"scores differ by {apart:.3g} {where}, more than the rounding tolerance {self.tolerance:g}"
 
     def decreases(self, dimension: str, worse: Scores, cause: str) -> Outcome:
         """Return the outcome for scores that should decrease in ``dimension``, or in sum for a scorer without it."""

@@ -129,8 +129,9 @@ class VlmJudge(Scorer):
         text = (message["content"] or "").strip().removeprefix("```json").strip("`\n ")
         stated = parse_json(text) if text[:1] + text[-1:] == "{}" else {}
         if {*stated} != {*self.dimensions} or not all(type(k) is int and 1 <= k <= 5 for k in stated.values()):
-            names = ", ".join(self.dimensions)
-            raise ValueError(f"an answer must have grades from 1 to 5 for {names} and nothing else, got {message!r}")
+            raise ValueError(
+                f"an answer needs grades from 1 to 5 for only {', '.join(self.dimensions)}, got {message!r}"
+            )
         return expected(stated, logprobs.get("content") or [])
 
 

@@ -51,7 +51,6 @@ class GuardedProtocol(H11Protocol):
         self._watch()
 
     def drop(self) -> None:
-        """Close the connection immediately."""
         self.transport.abort()
         self._watch()
 

@@ -53,8 +53,7 @@ def decode_request(body: bytes, limits: Limits) -> ScoreRequest:
         raise TooLarge(f"a request may have at most {limits.videos} videos, got {len(prompts)}")
     names = [f"video.{number}" for number in range(len(prompts))]
     if header.keys() != set(names):
-        problem = f"one tensor video.N for each of {len(names)} prompts, got {list(header)!r:.200}"
-        raise BadRequest(f"a request must have {problem}")
+        raise BadRequest(f"a request needs one tensor video.N per prompt ({len(names)}), got {list(header)!r:.200}")
     for name in names:
         _check_entry(name, header[name], limits)
     try:

@@ -114,10 +114,7 @@ def create_app(
     max_videos: int = 16,
     max_waiting: int = 64,
 ) -> FastAPI:
-    """Create the service for a scorer. All routes except /health require the token.
-
-    At most ``max_waiting`` requests are active at a time.
-    """
+    """Create the service. All routes except /health require the token; ``max_waiting`` limits the active requests."""
     if max_waiting < 1:
         raise ValueError(f"max_waiting must be at least 1, got {max_waiting}")
     limits, decoders = limits or Limits(), anyio.CapacityLimiter(_DECODERS)

@@ -108,9 +108,7 @@ def read_weights(checkpoint: Checkpoint, *, mode: CheckpointMode = "auto") -> We
     is_new = any(".language_model." in f".{name}" for part in parts for name in part)
     if mode != "auto" and is_new != (mode == "v2"):
         names = "v2 (newer transformers)" if is_new else "v1 or v3 (older transformers)"
-        raise ValueError(
-            f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}; its tensor names are {names}"
-        )
+        raise ValueError(f"reward_checkpoint_mode {mode} does not fit {checkpoint.folder}: tensor names are {names}")
     tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
     head, output = tensors.pop("rm_head.weight", None), tensors.pop("lm_head.weight", None)
     if head is None:
@@ -152,9 +150,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     data, model, lora = config["data_config"], config["model_config"], config["peft_lora_config"]
     template = data.get("prompt_template_type")
     if template not in TEMPLATES:
-        raise ValueError(
-            f"{LABEL}: prompt_template_type in {path} must be one of {', '.join(TEMPLATES)}, got {template!r}"
-        )
+        raise ValueError(f"{LABEL}: prompt_template_type in {path} must be one of {[*TEMPLATES]}, got {template!r}")
     needed = {"sample_type": "uniform", "use_special_tokens": True, "reward_token": "special", "output_dim": 1}
     given = {"sample_type": "uniform"} | data | model
     if wrong := [

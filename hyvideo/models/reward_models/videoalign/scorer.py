@@ -136,9 +136,7 @@ class VideoAlignScorer(Scorer):
                 f"than {self.settings.fps:g} per second, which shifts the scores"
             )
         if not self.settings.normalisation:
-            doubts.append(
-                "the checkpoint has no normalization constants: scores are raw and scale differs by dimension"
-            )
+            doubts.append("no normalization constants: scores are raw, and dimensions differ in scale")
         return doubts
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:

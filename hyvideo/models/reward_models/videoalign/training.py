@@ -73,16 +73,12 @@ def split_by_prompt(pairs: Sequence[Pair], needed: Iterable[str], seed: int) -> 
     places = dict(zip(prompts, permutation(len(prompts), seed, "pairs")))
     size = max(1, round(HELD_OUT * len(prompts)))
     split = {part: [p for p in pairs if PARTS[min(2, places[p.prompt] // size)] == part] for part in PARTS}
-    rated = {
-        part: {name for pair in members for name, place in pair.answers if place != TIE}
-        for part, members in split.items()
-    }
+    rated = {part: {name for p in group for name, place in p.answers if place != TIE} for part, group in split.items()}
     for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
         if missing := [part for part in PARTS if name not in rated[part]]:
             raise ValueError(
                 f"a dimension needs preferences in each part of the {len(prompts)} prompts (at least three prompts), "
-                f"{name} has none in {', '.join(missing)}; rate pairs of more prompts, or set --dimensions to the "
-                "dimensions that were rated"
+                f"{name} has none in {', '.join(missing)}; rate more prompts, or set --dimensions to those rated"
             )
     return split
 
@@ -119,10 +115,7 @@ class PairTraining:
     def fit(
         self, *, learning_rate: float, weight_decay: float, lora_rank: int, seed: int, max_epochs: int
     ) -> list[float]:
-        """Train, keep the epoch with the lowest loss on ``stop``, and return those losses, starting before training.
-
-        The learning rate decreases linearly to 0.
-        """
+        """Train with a linearly decreasing learning rate, keep the best epoch, and return the losses on ``stop``."""
         trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         num_updates = max_epochs * math.ceil(len(pairs) / self.batch_size)
@@ -180,9 +173,7 @@ class PairTraining:
         config = read_json(self.root / "model_config.json", "VideoAlign")
         config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = self.names, "base"
         statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
-        constants = {
-            f"{name}_{kind}": value for kind, row in statistics.items() for name, value in zip(self.names, row)
-        }
+        constants = {f"{name}_{kind}": x for kind, row in statistics.items() for name, x in zip(self.names, row)}
         config |= {"peft_lora_config": {"lora_enable": False}, "inference_config": constants}
         (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
         self.scorer = self.load(out)

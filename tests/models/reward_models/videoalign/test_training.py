@@ -193,7 +193,7 @@ def test_a_missing_column_is_named(tmp_path):
         (GOOD, ["--out", SHIPPED / "model_config.json" / "x"], "must be a folder that can be created"),
         (GOOD, ["--model", "configs"], "configs/model_config.json does not exist"),
         (GOOD, ["--learning_rate", "nan"], "--learning_rate must be in"),
-        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs must be positive"),
+        (GOOD, ["--batch_size", "0"], "--batch_size, --lora_rank and --max_epochs positive"),
     ],
 )
 def test_invalid_input_is_one_error_before_a_model_is_loaded(tmp_path, monkeypatch, capsys, rows, options, message):
